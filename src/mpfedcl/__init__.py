@@ -1,0 +1,58 @@
+"""mpfedcl: federated learning for clients whose data differ.
+
+from mpfedcl import Experiment, run
+result = run(Experiment(method="mp-fedcl", rounds=60))
+print(result.accuracy, result.path)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpfedcl.errors import InvalidInput
+    from mpfedcl.experiment import Experiment
+    from mpfedcl.methods import Batch, Context, Method
+    from mpfedcl.prototypes import (
+        PrototypePool,
+        Prototypes,
+        cluster_prototypes,
+        prototype_contrastive_loss,
+    )
+    from mpfedcl.simulation import RunResult, resume, run
+
+__all__ = [
+    "Batch",
+    "Context",
+    "Experiment",
+    "InvalidInput",
+    "Method",
+    "PrototypePool",
+    "Prototypes",
+    "RunResult",
+    "cluster_prototypes",
+    "prototype_contrastive_loss",
+    "resume",
+    "run",
+]
+
+_HOMES = {
+    "Batch": "methods",
+    "Context": "methods",
+    "Experiment": "experiment",
+    "InvalidInput": "errors",
+    "Method": "methods",
+    "PrototypePool": "prototypes",
+    "Prototypes": "prototypes",
+    "RunResult": "simulation",
+    "cluster_prototypes": "prototypes",
+    "prototype_contrastive_loss": "prototypes",
+    "resume": "simulation",
+    "run": "simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Names are fetched when first used: `mpfedcl --help` must not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mpfedcl' has no attribute {name!r}")
+    return getattr(import_module(f"mpfedcl.{_HOMES[name]}"), name)

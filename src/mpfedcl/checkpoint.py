@@ -1,0 +1,96 @@
+"""Checkpoints: the whole state after a round, hashed, with the one before it kept.
+
+A checkpoint is two files: the tensors, and a small JSON manifest with their hash that is written
+last. Without a manifest, or with one that does not match, a checkpoint does not count.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+
+from mpfedcl.experiment import FORMAT
+from mpfedcl.federation import FederationState
+from mpfedcl.methods import Server
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.storage import digest, pack_tensors, write_atomically
+
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a federation and of its clients after a round, and that round's record."""
+
+    state: FederationState
+    clients: Tensors
+    record: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint and drop those older than the one before it."""
+    folder.mkdir(exist_ok=True)
+    state = checkpoint.state
+    content = pack_tensors(
+        {
+            **{f"params/{name}": value for name, value in state.server.params.items()},
+            **{f"extra/{name}": value for name, value in state.server.extra.items()},
+            **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
+            **{
+                f"{part}/{name}": getattr(prototypes, part)
+                for name, (_, prototypes) in state.rows.items()
+                for part in ("vectors", "labels", "counts")
+            },
+        }
+    )
+    stem = f"round-{state.round:06d}"
+    write_atomically(folder / f"{stem}.safetensors", content)
+    manifest = {
+        "format": FORMAT,
+        "round": state.round,
+        "sha256": digest(content),
+        "received": {name: received for name, (received, _) in state.rows.items()},
+        "record": checkpoint.record,
+    }
+    write_atomically(folder / f"{stem}.json", json.dumps(manifest).encode())
+    for old in sorted(folder.glob("round-*.json"))[:-_KEPT]:
+        # The manifest goes first: tensors without one do not count, the reverse would be damage.
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest sound checkpoint, and what is wrong with newer ones."""
+    problems = []
+    for path in sorted(folder.glob("round-*.json"), reverse=True):
+        try:
+            manifest = json.loads(path.read_bytes())
+            content = path.with_suffix(".safetensors").read_bytes()
+            if digest(content) != manifest["sha256"]:
+                raise ValueError("its hash does not match")
+            return _unpack(load(content), manifest), problems
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"{path.with_suffix('').name} is damaged ({error})")
+    return None, problems
+
+
+def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
+    def below(prefix: str) -> Tensors:
+        start = prefix + "/"
+        return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
+
+    rows = {
+        name: (
+            received,
+            Prototypes(
+                tensors[f"vectors/{name}"], tensors[f"labels/{name}"], tensors[f"counts/{name}"]
+            ),
+        )
+        for name, received in manifest["received"].items()
+    }
+    server = Server(below("params"), below("extra"))
+    state = FederationState(manifest["round"], server, rows)
+    return Checkpoint(state, below("clients"), manifest["record"])

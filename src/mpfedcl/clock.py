@@ -1,0 +1,29 @@
+"""Where the time of a round goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
+
+
+class Clock:
+    """Seconds by phase; `with clock.phase("train"):` adds to one."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - began
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds since the last lap and start anew."""
+        seconds = {name: round(value, 6) for name, value in self._seconds.items()}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        return seconds

@@ -1,0 +1,125 @@
+"""`mpfedcl compare`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.cli import Compare
+from mpfedcl.commands.run import describe_partition
+from mpfedcl.comparison import Comparison
+from mpfedcl.errors import InvalidInput
+from mpfedcl.methods import READINGS
+from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.readings import TESTS
+from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
+from mpfedcl.runs import RunDirectory
+from mpfedcl.storage import write_atomically
+
+
+def compare_command(arguments: Compare) -> int:
+    """Run what is missing, then print the table and draw the figures."""
+    if arguments.jobs < 0:
+        raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
+    jobs = arguments.jobs or len(os.sched_getaffinity(0))
+    path = arguments.out or _free_folder()
+    comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
+    total = sum(plan.experiment.rounds for plan in comparison.plans)
+    console = messages()
+    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
+        task = bar.add_task(f"{len(comparison.plans)} runs", total=total, note="")
+        complete = comparison.run(
+            jobs, stop, lambda: bar.update(task, completed=comparison.rounds_done())
+        )
+    if not complete:
+        console.print(f"Stopped. The same command with --out {path} goes on where it stopped.")
+        return 130
+    content = comparison.collect()
+    comparison.write(content)
+    _draw(comparison)
+    grids = _grids(comparison, content, all_readings=arguments.readings == "all")
+    text = "\n".join(f"{grid.title}\n\n{grid.markdown()}" for grid in grids)
+    write_atomically(path / "table.md", text.encode())
+    if arguments.json:
+        print(json.dumps({"path": str(path), **content}, indent=2))
+        return 0
+    for grid in grids:
+        grid.show(results())
+    results().print(f"comparison: {path}   table.md, comparison.json, accuracy.png, partition.png")
+    return 0
+
+
+def _free_folder() -> Path:
+    path, number = Path("runs") / "comparison", 2
+    while path.exists():
+        path, number = Path("runs") / f"comparison-{number}", number + 1
+    return path
+
+
+def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: bool) -> list[Grid]:
+    experiment = comparison.plans[0].experiment
+    setting = (
+        f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
+        f"lr {experiment.train.lr:g}, round {content['rounds']}, "
+        f"accuracy % as mean(std) over {len(content['seeds'])} seeds"
+    )
+    methods: dict[str, Any] = content["methods"]
+    headline = Grid(
+        setting,
+        ["method", "read by", "own test", "union test", "MB sent", "seconds"],
+        [
+            [
+                name,
+                READING_TITLES[entry["reading"]],
+                *(mean_and_deviation(entry["readings"][test][entry["reading"]]) for test in TESTS),
+                f"{sum(entry['bytes']) / len(entry['bytes']) / 1e6:.1f}",
+                f"{sum(entry['seconds']) / len(entry['seconds']):.1f}",
+            ]
+            for name, entry in methods.items()
+        ],
+    )
+    if not all_readings:
+        return [headline]
+    every = [
+        Grid(
+            f"all four readings on the {test} test",
+            ["method", *(READING_TITLES[reading] for reading in READINGS)],
+            [
+                [name, *(mean_and_deviation(entry["readings"][test][r]) for r in READINGS)]
+                for name, entry in methods.items()
+            ],
+        )
+        for test in TESTS
+    ]
+    return [headline, *every]
+
+
+def _draw(comparison: Comparison) -> None:
+    """Draw each method's headline reading per round, and the partition of the first seed."""
+    from mpfedcl.report.figures import Curve, draw_curves, draw_partition
+
+    curves: dict[str, list[Curve]] = {}
+    for plan in comparison.plans:
+        directory = RunDirectory(plan.path)
+        summary = directory.read_summary()
+        assert summary is not None
+        reading = summary["reading"]
+        curve = [
+            (record["round"], record["accuracy"]["own"][reading])
+            for record in directory.read_records()
+            if record["accuracy"]
+        ]
+        curves.setdefault(f"{plan.method} ({READING_TITLES[reading]})", []).append(curve)
+    first = comparison.plans[0]
+    setting = describe_partition(first.experiment, with_seed=False)
+    draw_curves(
+        curves,
+        f"{first.experiment.dataset.name}, {setting}: clients' own tests",
+        comparison.path / "accuracy.png",
+    )
+    content = json.loads((first.path / "partition.json").read_bytes())
+    draw_partition(
+        content,
+        f"training images, {describe_partition(first.experiment)}",
+        comparison.path / "partition.png",
+    )

@@ -1,0 +1,102 @@
+"""`mpfedcl run`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mpfedcl.cli import Run
+from mpfedcl.experiment import Experiment
+from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.simulation import Observer, RunResult, resume, run
+
+
+def run_command(arguments: Run) -> int:
+    """Run or resume an experiment; show progress, then the end table."""
+    console = messages()
+    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
+        task = bar.add_task("starting", total=None, note="")
+
+        def on_start(experiment: Experiment, rounds_done: int) -> None:
+            bar.update(
+                task,
+                description=experiment.method,
+                total=experiment.rounds,
+                completed=rounds_done,
+            )
+
+        def on_round(record: Any) -> None:
+            bar.update(task, advance=1, note=_note(record))
+
+        observer = Observer(on_start, on_round, console.print, stop)
+        if arguments.resume is not None:
+            result = resume(arguments.resume, arguments.settings.rounds, observer)
+        else:
+            result = run(arguments.settings, arguments.out, observer)
+    if result.summary is None:
+        console.print(
+            f"Stopped after round {len(result.history)} of {result.experiment.rounds}. "
+            f"Go on with: mpfedcl run --resume {result.path}"
+        )
+        return 130
+    figures = draw_figures(result)
+    if arguments.json:
+        print(json.dumps({"path": str(result.path), **result.summary}, indent=2))
+    else:
+        _show(results(), result, figures, all_readings=arguments.readings == "all")
+    return 0
+
+
+def draw_figures(result: RunResult) -> list[Path]:
+    """Draw the run's figures into its directory."""
+    from mpfedcl.report.figures import draw_partition, draw_run_curves
+
+    name = f"{result.experiment.method} on {result.experiment.dataset.name}"
+    curves, partition = result.path / "accuracy.png", result.path / "partition.png"
+    draw_run_curves(result.history, f"{name}, clients' own tests", curves)
+    content = json.loads((result.path / "partition.json").read_bytes())
+    draw_partition(content, f"training images, {describe_partition(result.experiment)}", partition)
+    return [curves, partition]
+
+
+def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
+    """Return the partition in a few words."""
+    partition = experiment.partition
+    words = partition.kind
+    if partition.kind in ("label", "quantity"):
+        words = f"{partition.kind} skew Dir({partition.alpha:g})"
+    if partition.kind == "classes":
+        words = f"{partition.classes_per_client} classes a client"
+    return f"{words}, seed {experiment.seed}" if with_seed else words
+
+
+def _note(record: Any) -> str:
+    readings = [v for v in (record["accuracy_per_client"] or {}).values() if v is not None]
+    accuracy = f"accuracy {sum(readings) / len(readings):.1f} %  " if readings else ""
+    loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
+    rejected = (
+        f"  {len(record['clients']['rejected'])} rejected" if record["clients"]["rejected"] else ""
+    )
+    return accuracy + loss + rejected
+
+
+def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
+    from mpfedcl.report.tables import READING_TITLES, clients_grid, percent, readings_grid
+
+    summary = result.summary
+    assert summary is not None
+    experiment = result.experiment
+    title = f"{experiment.method} on {experiment.dataset.name}, {describe_partition(experiment)}"
+    if all_readings:
+        readings_grid(title, summary["readings"]).show(console)
+    clients_grid(
+        f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
+        summary,
+    ).show(console)
+    console.print(
+        f"mean over clients: {percent(summary['accuracy'])} %   "
+        f"sent by a client in a round: {summary['parameters_sent']:,} parameters, "
+        f"{summary['prototype_floats_sent']:,} prototype floats"
+    )
+    console.print(f"run: {result.path}   figures: {', '.join(each.name for each in figures)}")

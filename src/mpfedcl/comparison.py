@@ -1,0 +1,171 @@
+"""Several methods over several seeds: the same experiment, run by run, in one folder."""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS, find_method
+from mpfedcl.readings import TESTS
+from mpfedcl.runs import RunDirectory
+from mpfedcl.simulation import Observer, resume, run
+from mpfedcl.storage import write_atomically
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of a comparison: what and where."""
+
+    method: str
+    experiment: Experiment
+    path: Path
+
+    def rounds_done(self) -> int:
+        """Return how many rounds are on record."""
+        return len(RunDirectory(self.path).read_records())
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the summary if the run is complete."""
+        return RunDirectory(self.path).read_summary()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a comparison, in the order of methods, then seeds."""
+
+    path: Path
+    plans: Sequence[Plan]
+
+    @classmethod
+    def prepare(
+        cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
+    ) -> "Comparison":
+        """Lay a comparison out in a folder, or take one up that was interrupted."""
+        for name, values in (("methods", methods), ("seeds", seeds)):
+            if not values or len(set(values)) < len(values):
+                raise InvalidInput(
+                    f"{name} is {' '.join(map(str, values))!r}; it must name at least one, each once."
+                )
+        plans = []
+        for method in methods:
+            defaults = find_method(method).defaults
+            for seed in seeds:
+                experiment = base.replace(method=method, seed=seed).resolved(defaults)
+                folder = f"{method.rpartition(':')[2]}-seed{seed}"
+                plans.append(Plan(method, experiment, path / folder))
+        for plan in plans:
+            directory = RunDirectory(plan.path)
+            if directory.holds_run() and directory.read_experiment() != plan.experiment:
+                raise InvalidInput(
+                    f"out is {str(path)!r}; {plan.path.name} in it holds a run with other "
+                    "settings: give another folder, or the settings it was begun with."
+                )
+        return cls(path, plans)
+
+    def rounds_done(self) -> int:
+        """Return how many rounds are on record in all runs together."""
+        return sum(plan.rounds_done() for plan in self.plans)
+
+    def run(self, jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+        """Run what is not complete, `jobs` at a time; tell whether everything is now complete."""
+        todo = [plan for plan in self.plans if plan.summary() is None]
+        if jobs <= 1 or len(todo) <= 1:
+            for plan in todo:
+                watch = Observer(on_round=lambda record: on_wait(), should_stop=should_stop)
+                if should_stop() or not _run_plan(plan.experiment, plan.path, watch):
+                    return False
+            return True
+        self.path.mkdir(parents=True, exist_ok=True)
+        return _run_in_processes(todo, jobs, should_stop, on_wait)
+
+    def collect(self) -> dict[str, Any]:
+        """Return all readings by method, test and reading, a number a seed."""
+        methods: dict[str, Any] = {}
+        for plan in self.plans:
+            summary = plan.summary()
+            assert summary is not None
+            entry = methods.setdefault(
+                plan.method,
+                {
+                    "reading": summary["reading"],
+                    "accuracy": [],
+                    "readings": {test: {r: [] for r in READINGS} for test in TESTS},
+                    "bytes": [],
+                    "seconds": [],
+                    "runs": [],
+                },
+            )
+            entry["accuracy"].append(summary["accuracy"])
+            for test in TESTS:
+                for reading in READINGS:
+                    entry["readings"][test][reading].append(summary["readings"][test][reading])
+            entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
+            training = {k: v for k, v in summary["seconds"].items() if k != "evaluate"}
+            entry["seconds"].append(round(sum(training.values()), 3))
+            entry["runs"].append(plan.path.name)
+        seeds = sorted({plan.experiment.seed for plan in self.plans})
+        return {"rounds": self.plans[0].experiment.rounds, "seeds": seeds, "methods": methods}
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Write the collected readings beside the runs."""
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / "comparison.json", text.encode())
+
+
+def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
+    if RunDirectory(path).holds_run():
+        return resume(path, observer=observer).summary is not None
+    return run(experiment, path, observer).summary is not None
+
+
+def _run_in_processes(
+    todo: Sequence[Plan], jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]
+) -> bool:
+    # Fresh processes, not forks: forking a process that has threads can hang it.
+    context = multiprocessing.get_context("spawn")
+    before = os.environ.get("OMP_NUM_THREADS")
+    # Two pools of spinning threads on the same cores are many times slower than one thread each.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
+            waiting: set[Future[str | None]] = set()
+            queue = list(todo)
+            complete = True
+            while queue or waiting:
+                while queue and len(waiting) < jobs and not should_stop():
+                    plan = queue.pop(0)
+                    waiting.add(pool.submit(_work, plan.experiment.to_toml(), str(plan.path)))
+                if not waiting:
+                    return False
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for each in done:
+                    outcome = each.result()
+                    if outcome not in (None, "stopped"):
+                        raise InvalidInput(outcome)
+                    complete = complete and outcome is None
+                on_wait()
+            return complete
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _work(document: str, path: str) -> str | None:
+    """Run one plan in a process of its own; return None, "stopped", or what was wrong."""
+    from mpfedcl.progress import gentle_interrupt, silent
+
+    with gentle_interrupt(silent()) as stop:
+        try:
+            experiment = Experiment.parse_toml(document, Path(path))
+            finished = _run_plan(experiment, Path(path), Observer(should_stop=stop))
+        except InvalidInput as error:
+            return str(error)
+    return None if finished else "stopped"

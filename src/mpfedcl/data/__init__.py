@@ -1,0 +1,1 @@
+"""Data: named sets, readers, partitions."""

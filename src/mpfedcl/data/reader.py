@@ -1,0 +1,237 @@
+"""The reader of all image sets: where they are, how they lie there, and what is wrong with them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy
+
+from mpfedcl.data.archive import read_archive, read_archive_file
+from mpfedcl.data.catalogue import DatasetSpecification, specification
+from mpfedcl.data.imageset import Domain, Images, ImageSet
+from mpfedcl.data.pictures import EXTENSIONS, is_picture, read_pictures
+from mpfedcl.data.resize import choose_size, resize_images
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import DatasetSettings
+
+_LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
+_MOST_NAMES_LISTED = 5
+
+
+def read_image_set(dataset: DatasetSettings) -> ImageSet:
+    """Read the data set that the settings name, whole, in one size and one colour mode."""
+    spec = specification(dataset.name)
+    try:
+        if spec.embedded:
+            return _read_embedded(spec, dataset)
+        return _read_set(locate_set(dataset), spec, dataset)
+    except OSError as error:
+        raise InvalidInput(
+            f"{error.filename or dataset.name} cannot be read ({error.strerror or error}); the "
+            f"folders and files of dataset.name {dataset.name!r} must be readable."
+        ) from None
+
+
+def data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
+    """Return the folder that holds the named sets, and the setting that says so."""
+    if dataset.root is not None:
+        return dataset.root.expanduser(), "dataset.root"
+    if os.environ.get("MPFEDCL_DATA"):
+        return Path(os.environ["MPFEDCL_DATA"]).expanduser(), "$MPFEDCL_DATA"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "mpfedcl", "the cache folder"
+
+
+def locate_set(dataset: DatasetSettings) -> Path:
+    """Return the existing folder of the set that the settings name."""
+    folder, origin = data_folder(dataset)
+    if dataset.name == "folder":
+        if dataset.root is None:
+            raise InvalidInput(
+                "dataset.root is not set; dataset.name 'folder' needs it, the folder that holds "
+                f"{_LAYOUT} (mnist-sample needs no files)."
+            )
+        root = folder
+    else:
+        root = folder / dataset.name
+    if not root.exists():
+        raise InvalidInput(
+            f"dataset.name is {dataset.name!r}, but its folder {root} (from {origin}) does not "
+            f"exist; it must hold {_LAYOUT}, at a place that dataset.root or $MPFEDCL_DATA names "
+            "(mnist-sample needs no files)."
+        )
+    if not root.is_dir():
+        raise InvalidInput(
+            f"{root} (from {origin}) is a file; dataset.name {dataset.name!r} needs a folder with "
+            f"{_LAYOUT}."
+        )
+    return root
+
+
+def _read_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageSet:
+    _choose([spec.name], dataset, f"the embedded {spec.name}")
+    resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
+    with resource.open("rb") as file:
+        domain = read_archive(spec.name, file, spec.name, len(spec.class_names))
+    return _assemble([domain], spec, dataset)
+
+
+def _read_set(root: Path, spec: DatasetSpecification, dataset: DatasetSettings) -> ImageSet:
+    """Read a set from its folder, in whichever layout it has."""
+    archives, folders = _list_domains(root)
+    chosen = _choose(sorted({*archives, *folders}), dataset, str(root))
+    from_archive = [name for name in chosen if name in archives]
+    from_folder = [name for name in chosen if name in folders]
+    if from_archive and from_folder:
+        raise InvalidInput(
+            f"{root} has both npz files ({_enumerate(from_archive)}) and domain folders "
+            f"({_enumerate(from_folder)}); a set must have one of the two layouts, or "
+            "dataset.domains must name domains of one."
+        )
+    if from_archive:
+        num_classes = len(spec.class_names) if spec.class_names else None
+        domains = [read_archive_file(archives[name], num_classes) for name in chosen]
+        return _assemble(domains, spec, dataset)
+    return _read_folders(folders, chosen, spec, dataset)
+
+
+def _list_domains(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the archives and the domain folders of a set by domain."""
+    entries = _list_entries(root)
+    archives = {
+        entry.stem: entry for entry in entries if entry.suffix.lower() == ".npz" and entry.is_file()
+    }
+    folders = {}
+    for entry in entries:
+        if not entry.is_dir():
+            continue
+        within = _list_entries(entry)
+        if any(inner.is_dir() for inner in within):
+            folders[entry.name] = entry
+        elif any(is_picture(inner) for inner in within):
+            raise InvalidInput(
+                f"{entry} holds images but no class folders; images must lie at "
+                f"{root}/<domain>/<class>/*.png|jpg."
+            )
+    if not archives and not folders:
+        raise InvalidInput(f"{root} has neither npz files nor domain folders; it needs {_LAYOUT}.")
+    both = sorted(set(archives) & set(folders))
+    if both:
+        raise InvalidInput(
+            f"{root} has {both[0]}.npz and the folder {both[0]}; a domain must be one of the two."
+        )
+    return archives, folders
+
+
+def _list_entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder in order of name, without hidden ones."""
+    found = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[str]:
+    """Return the domains to read, in order of name."""
+    for name in dataset.domains:
+        if name not in available:
+            raise InvalidInput(
+                f"dataset.domains has {name!r}; {place} has the domains {', '.join(available)}."
+            )
+    return sorted(set(dataset.domains)) or available
+
+
+def _read_folders(
+    folders: dict[str, Path],
+    chosen: list[str],
+    spec: DatasetSpecification,
+    dataset: DatasetSettings,
+) -> ImageSet:
+    """Read domains kept as folders of class folders."""
+    # Classes come from every domain, chosen or not, so that a label means the same in all runs.
+    classes = {
+        name: [entry for entry in _list_entries(folder) if entry.is_dir()]
+        for name, folder in folders.items()
+    }
+    class_names = tuple(sorted({entry.name for entries in classes.values() for entry in entries}))
+    if spec.class_names:
+        unknown = [name for name in class_names if name not in spec.class_names]
+        if unknown:
+            raise InvalidInput(
+                f"{folders[chosen[0]].parent} has the class folder {unknown[0]!r}; the classes of "
+                f"{spec.name} must be among {', '.join(spec.class_names)}."
+            )
+        class_names = spec.class_names
+    paths: list[Path] = []
+    labels: list[int] = []
+    sizes: list[int] = []
+    empty: list[Path] = []
+    for name in chosen:
+        before = len(paths)
+        for entry in classes[name]:
+            pictures = [path for path in _list_entries(entry) if is_picture(path)]
+            paths += pictures
+            labels += [class_names.index(entry.name)] * len(pictures)
+            if not pictures:
+                empty.append(entry)
+        sizes.append(len(paths) - before)
+    if empty:
+        raise InvalidInput(
+            f"{_enumerate([str(entry) for entry in empty])} "
+            f"{'has' if len(empty) == 1 else 'have'} no images; a class folder must hold at least "
+            f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
+        )
+    images = read_pictures(paths, dataset.image_size)
+    ends = numpy.cumsum(sizes)[:-1]
+    domains = tuple(
+        Domain(name, images_of_domain, labels_of_domain)
+        for name, images_of_domain, labels_of_domain in zip(
+            chosen,
+            numpy.split(images, ends),
+            numpy.split(numpy.asarray(labels, dtype=numpy.int64), ends),
+            strict=True,
+        )
+    )
+    return ImageSet(dataset.name, domains, class_names)
+
+
+def _assemble(
+    domains: list[Domain], spec: DatasetSpecification, dataset: DatasetSettings
+) -> ImageSet:
+    """Bring domains from archives to one size and colour mode, and name their classes."""
+    arrays: list[Images] = [
+        images
+        for domain in domains
+        for images in (domain.train_images, domain.test_images)
+        if images is not None
+    ]
+    size = choose_size({images.shape[1:3] for images in arrays}, dataset.image_size)
+    is_colour = any(images.ndim == 4 for images in arrays)
+    alike = tuple(
+        replace(
+            domain,
+            train_images=resize_images(domain.train_images, size, is_colour),
+            test_images=None
+            if domain.test_images is None
+            else resize_images(domain.test_images, size, is_colour),
+        )
+        for domain in domains
+    )
+    return ImageSet(dataset.name, alike, spec.class_names or _name_classes(domains))
+
+
+def _name_classes(domains: list[Domain]) -> tuple[str, ...]:
+    """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
+    largest = max(
+        int(labels.max())
+        for domain in domains
+        for labels in (domain.train_labels, domain.test_labels)
+        if labels is not None
+    )
+    return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES_LISTED])
+    more = len(names) - _MOST_NAMES_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,43 @@
+"""One size and one colour mode for images that are used together."""
+
+import numpy
+from PIL import Image
+
+from mpfedcl.data.imageset import Images
+
+SIZE_WHERE_SIZES_DIFFER = 28
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def choose_size(sizes: set[Size], image_size: int | None) -> Size:
+    """Return the common size: the one asked for, else the one all have, else 28 x 28."""
+    if image_size is not None:
+        return image_size, image_size
+    if len(sizes) == 1:
+        return next(iter(sizes))
+    return SIZE_WHERE_SIZES_DIFFER, SIZE_WHERE_SIZES_DIFFER
+
+
+def resize_picture(picture: Image.Image, size: Size) -> Image.Image:
+    """Return the picture in the given size; its proportions follow the size."""
+    height, width = size
+    if picture.size == (width, height):
+        return picture
+    # Lanczos keeps detail when shrinking; enlarging, it would ring where bicubic hardly does.
+    shrinks = picture.width * picture.height > width * height
+    method = Image.Resampling.LANCZOS if shrinks else Image.Resampling.BICUBIC
+    return picture.resize((width, height), method)
+
+
+def resize_images(images: Images, size: Size, is_colour: bool) -> Images:
+    """Return the images in the given size, grey ones with three equal channels if `is_colour`."""
+    if images.shape[1:3] != size:
+        resized = numpy.empty((len(images), *size, *images.shape[3:]), dtype=numpy.uint8)
+        for position, image in enumerate(images):
+            resized[position] = numpy.asarray(resize_picture(Image.fromarray(image), size))
+        images = resized
+    if is_colour and images.ndim == 3:
+        images = numpy.repeat(images[..., None], 3, axis=3)
+    return images

@@ -1,0 +1,38 @@
+"""The seam between the round loop and where clients live."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.readings import Readings
+
+
+class Engine(Protocol):
+    """Runs clients: in this process, in many, or across a network. It knows no method by name."""
+
+    sizes: Mapping[str, int]
+    """Training samples by client name, in name order."""
+
+    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
+        """Train the named clients and yield their updates in name order."""
+        ...
+
+    def evaluate(
+        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+    ) -> Readings:
+        """Read this round's personal models of the named clients, and the averaged model."""
+        ...
+
+    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield the personal models that the clients hold now."""
+        ...
+
+    def state(self) -> Tensors:
+        """Return what clients keep between rounds, for the checkpoint."""
+        ...
+
+    def load_state(self, state: Tensors) -> None:
+        """Take up what `state` returned."""
+        ...

@@ -1,0 +1,275 @@
+"""An experiment as data: every setting of a run, validated, with TOML in and out.
+
+This module imports no torch, so the command line can check its input and teach before it loads it.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import tomli_w
+import tyro
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mpfedcl.data.catalogue import specification
+from mpfedcl.errors import InvalidInput
+
+FORMAT = 1
+"""The version of the run directory's files; a newer one is refused, an older one is read."""
+
+_Auto = tyro.conf.arg(metavar="AUTO|VALUE")
+
+
+class Settings(BaseModel):
+    """A group of settings: frozen, no unknown names, errors as one sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    section: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidInput(_sentence(self.section, type(self), error)) from None
+
+
+class DatasetSettings(Settings):
+    """Which data, and how much of it."""
+
+    section: ClassVar[str] = "dataset"
+    name: str = "mnist-sample"
+    """Data set; `mpfedcl data list` names them all."""
+    root: Path | None = None
+    """Data folder; else $MPFEDCL_DATA, else the user's cache folder. For `folder`, the set itself."""
+    train_size: Annotated[int | None, Field(ge=1), _Auto] = None
+    """Training images drawn in all [default: the data set's; mnist 2000]."""
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the images kept for testing where a set has no split of its own."""
+    domains: tuple[str, ...] = ()
+    """Only these domains of a set that has several [default: all]."""
+    image_size: Annotated[int | None, Field(ge=1, le=1024), _Auto] = None
+    """Resize images to this many pixels a side [default: as they are; 28 where sizes differ]."""
+
+
+class PartitionSettings(Settings):
+    """How the images are dealt out to the clients."""
+
+    section: ClassVar[str] = "partition"
+    kind: Literal["label", "feature", "iid", "classes", "quantity"] = "label"
+    """label: Dirichlet shares of each class; feature: a domain a client; iid: equal shares at
+    random; classes: a few classes each; quantity: Dirichlet shares of the whole."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """Dirichlet concentration; smaller is more skewed."""
+    balanced: bool = True
+    """Label skew: a client that holds its fair share gets none of the next class."""
+    min_size: Annotated[int | None, Field(ge=1), _Auto] = None
+    """Redraw until each client has this many training images [default: the data set's]."""
+    test: Annotated[Literal["shared", "matched"] | None, _Auto] = None
+    """shared: everyone is tested on the whole test set; matched: each on images dealt out as its
+    training images are [default: the data set's]."""
+    classes_per_client: Annotated[int, Field(ge=1)] = 2
+    """Classes that each client holds under `--partition.kind classes`."""
+
+
+class TrainSettings(Settings):
+    """Local training by stochastic gradient descent."""
+
+    section: ClassVar[str] = "train"
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over a client's data each round."""
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Images a step; the last, smaller batch is kept."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of the first round."""
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """The learning rate is multiplied by this after each round."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Momentum, fresh each round."""
+
+
+class PrototypeSettings(Settings):
+    """What a client's prototypes are."""
+
+    section: ClassVar[str] = "prototypes"
+    per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    """K, prototypes a class (mp-fedcl) [default: the data set's; mnist 2]."""
+    normalize: bool = True
+    """Scale embeddings to length 1 for the loss, for clustering and for distances."""
+    padding: Annotated[Literal["all", "fill"] | None, _Auto] = None
+    """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
+    only the missing ones are filled [default: all; fill for dp-fedcl]."""
+    min_cluster_size: Annotated[int, Field(ge=1)] = 1
+    """Prototypes that stand for fewer images are never sent."""
+    init: Literal["k-means++", "random"] = "k-means++"
+    """How k-means starts."""
+    pool_ttl: Annotated[int, Field(ge=1)] = 1
+    """Broadcasts that a client's prototypes serve; more than 1 matters when clients are sampled."""
+
+
+class ContrastSettings(Settings):
+    """The contrastive loss."""
+
+    section: ClassVar[str] = "contrast"
+    form: Literal["slots", "pooled", "literal"] = "slots"
+    """slots: the paper's text; pooled: free of slot order; literal: the paper's printed formula,
+    here only to show that it hurts."""
+    temperature: Annotated[float, Field(gt=0)] = 0.07
+    """Smaller looks harder at the nearest wrong class."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight beside the cross-entropy."""
+
+
+class FedProxSettings(Settings):
+    """FedProx."""
+
+    section: ClassVar[str] = "fedprox"
+    mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the pull to the global model."""
+
+
+class FedProtoSettings(Settings):
+    """FedProto."""
+
+    section: ClassVar[str] = "fedproto"
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the pull to the global prototypes."""
+
+
+class DbscanSettings(Settings):
+    """Clustering by DBSCAN (dp-fedcl)."""
+
+    section: ClassVar[str] = "dbscan"
+    eps: Annotated[float | None, Field(gt=0), _Auto] = None
+    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
+    min_samples: Annotated[int, Field(ge=1)] = 3
+    """Images that make a dense neighbourhood, the image itself included."""
+
+
+class GuardSettings(Settings):
+    """What an update from a client may look like."""
+
+    section: ClassVar[str] = "guard"
+    max_norm: Annotated[float, Field(gt=0)] = 1e6
+    """Largest length of a client's change to the model, and of a prototype."""
+
+
+class Experiment(Settings):
+    """All settings of a run."""
+
+    method: str = "mp-fedcl"
+    """Method; `mpfedcl methods` names them all, and package.module:Class brings your own."""
+    rounds: Annotated[int, Field(ge=1)] = 60
+    """Rounds of training."""
+    clients: Annotated[int | None, Field(ge=1), _Auto] = None
+    """Clients [default: the data set's; mnist 5; under feature skew one a domain]."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients that train in a round, drawn anew each round."""
+    min_clients: Annotated[int, Field(ge=1)] = 1
+    """At least this many clients train in a round."""
+    share_model: bool = True
+    """FedCL family: average the models (else only prototypes travel)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Fixes data split, initial weights, batches and clustering."""
+    device: str = "cpu"
+    """Where tensors live: cpu, cuda, cuda:1, mps."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of the arithmetic."""
+    engine: Literal["auto", "loop"] = "auto"
+    """How clients are run: loop trains one after the other."""
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    """Rounds between two evaluations; the last round is always evaluated."""
+    dataset: DatasetSettings = DatasetSettings()
+    partition: PartitionSettings = PartitionSettings()
+    train: TrainSettings = TrainSettings()
+    prototypes: PrototypeSettings = PrototypeSettings()
+    contrast: ContrastSettings = ContrastSettings()
+    fedprox: FedProxSettings = FedProxSettings()
+    fedproto: FedProtoSettings = FedProtoSettings()
+    dbscan: DbscanSettings = DbscanSettings()
+    guard: GuardSettings = GuardSettings()
+    options: dict[str, str] = {}
+    """Settings of your own method: `--options beta 0.5` or a table [options]."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with changes; `partition__alpha=0.1` reaches into a section."""
+        values = self.model_dump()
+        for name, value in changes.items():
+            section, _, field = name.rpartition("__")
+            (values[section] if section else values)[field] = value
+        return type(self)(**values)
+
+    def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Return the experiment with what was left open filled in.
+
+        First by the method's own defaults, then by the data set's.
+        """
+        spec = specification(self.dataset.name)
+        by_domain = self.partition.kind == "feature"
+        defaults = {
+            "clients": None if by_domain else spec.clients,
+            "dataset__train_size": spec.train_size,
+            "partition__min_size": spec.min_size,
+            "partition__test": "matched" if by_domain else spec.test,
+            "prototypes__per_class": spec.prototypes_per_class,
+            "prototypes__padding": "all",
+            **method_defaults,
+        }
+        still_open = {n: value for n, value in defaults.items() if self.setting(n) is None}
+        return self.replace(**still_open)
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by name; `partition__alpha` reaches into a section."""
+        section, _, field = name.rpartition("__")
+        return getattr(getattr(self, section) if section else self, field)
+
+    def to_toml(self) -> str:
+        """Return the experiment as a TOML document that `from_toml` reads back."""
+        values = json.loads(self.model_dump_json(exclude_none=True))
+        tables = {name: value for name, value in values.items() if isinstance(value, dict)}
+        plain = {name: value for name, value in values.items() if name not in tables}
+        # An empty table ([options], mostly) says nothing; a complete file need not carry it.
+        return tomli_w.dumps({"format": FORMAT, **plain, **{k: v for k, v in tables.items() if v}})
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read an experiment; unknown names, bad values and newer formats are refused."""
+        try:
+            document = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{path} cannot be read: {error}.") from None
+        return cls.parse_toml(document, path)
+
+    @classmethod
+    def parse_toml(cls, document: str, path: Path) -> Self:
+        """Read an experiment from the text of a TOML document; errors name the path."""
+        try:
+            values = tomllib.loads(document)
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInput(f"{path} is not valid TOML: {error}.") from None
+        found = values.pop("format", FORMAT)
+        if not isinstance(found, int) or found > FORMAT:
+            raise InvalidInput(
+                f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: "
+                "a newer version wrote it."
+            )
+        try:
+            return cls(**values)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error}") from None
+
+
+def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:
+    """Say the first validation error in one sentence: field, value, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in ([section] if section else []) + list(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        allowed = ", ".join(model.model_fields)
+        place = f"[{section}]" if section else "an experiment"
+        return f"{field} is not a setting; {place} has {allowed}."
+    wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
+    return f"{field} is {first['input']!r}; it must be {wanted}."

@@ -1,0 +1,196 @@
+"""The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mpfedcl.aggregate import WeightedMean
+from mpfedcl.clock import Clock
+from mpfedcl.engines.base import Engine
+from mpfedcl.errors import InvalidInput
+from mpfedcl.exchange import Broadcast
+from mpfedcl.experiment import Experiment
+from mpfedcl.guard import Guard
+from mpfedcl.methods import Method, Server
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.readings import Readings, Table
+from mpfedcl.rng import numpy_generator
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who took part in a round."""
+
+    answered: list[str]
+    missing: list[str]
+    rejected: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is written down of a round: one line of rounds.jsonl."""
+
+    round: int
+    loss: float | None
+    accuracy: Table | None
+    accuracy_per_client: dict[str, float | None] | None
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    clients: Attendance
+    sent: dict[str, int]
+    """The largest upload of one client: parameters, and floats of prototypes."""
+    unchanged: bool
+    """True where no client was accepted, so that the state stayed as it was."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FederationState:
+    """All that the next round depends on."""
+
+    round: int
+    server: Server
+    rows: dict[str, tuple[int, Prototypes]]
+    """Each client's latest prototypes and the round they came in."""
+
+
+class Federation:
+    """A server and its clients. It knows neither files nor how the clients are run."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        method: Method,
+        engine: Engine,
+        initial: Tensors,
+        *,
+        dimension: int,
+        clock: Clock,
+    ) -> None:
+        if experiment.min_clients > len(engine.sizes):
+            raise InvalidInput(
+                f"min_clients is {experiment.min_clients}; it must be at most the number of "
+                f"clients, {len(engine.sizes)}."
+            )
+        self.state = FederationState(0, method.init_server(initial), {})
+        self._experiment = experiment
+        self._method = method
+        self._engine = engine
+        self._clock = clock
+        like = next(iter(initial.values()))
+        self._nothing = PrototypePool.empty(
+            method.num_classes,
+            dimension,
+            method.num_prototypes,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        template = method.template(initial)
+        self._guard = Guard(
+            template,
+            engine.sizes,
+            num_classes=method.num_classes,
+            dimension=dimension,
+            num_prototypes=method.num_prototypes,
+            shares_prototypes=method.shares_prototypes,
+            max_norm=experiment.guard.max_norm,
+        )
+
+    @property
+    def averaged_model(self) -> Tensors | None:
+        """The model that clients share, or None where some of it stays at home."""
+        params = self.state.server.params
+        return params if all(self._method.shared(name) for name in params) else None
+
+    @property
+    def pool(self) -> PrototypePool:
+        """The prototypes that the next broadcast carries."""
+        rows = {name: prototypes for name, (_, prototypes) in self.state.rows.items()}
+        if not rows:
+            return self._nothing
+        return PrototypePool.gather(
+            rows,
+            num_classes=self._method.num_classes,
+            num_prototypes=self._method.num_prototypes,
+        )
+
+    def run_round(self, *, evaluate: bool) -> RoundRecord:
+        """Run the next round and move the state on."""
+        with self._clock.phase("broadcast"):
+            broadcast = self._broadcast()
+            chosen = self._choose(broadcast.round)
+        mean, rows, losses = WeightedMean(), dict[str, Prototypes](), dict[str, float]()
+        rejected: dict[str, str] = {}
+        bytes_up, parameters, prototype_floats = 0, 0, 0
+        for update in self._engine.train(broadcast, chosen):
+            with self._clock.phase("aggregate"):
+                bytes_up += update.num_bytes
+                reason = self._guard.judge(update, broadcast)
+                if reason is None and (update.client not in chosen or update.client in rows):
+                    reason = "this client was not asked, or answered twice"
+                if reason is not None:
+                    rejected[update.client] = reason
+                    continue
+                mean.add(update)
+                rows[update.client], losses[update.client] = update.rows, update.loss
+                parameters = max(parameters, sum(v.numel() for v in update.sums.values()))
+                prototype_floats = max(prototype_floats, update.rows.vectors.numel())
+        with self._clock.phase("aggregate"):
+            self._fold(broadcast.round, mean, rows)
+        answered = sorted(rows)
+        readings = self._evaluate(answered) if evaluate else None
+        return RoundRecord(
+            round=broadcast.round,
+            loss=self._mean_loss(losses),
+            accuracy=readings.table() if readings else None,
+            accuracy_per_client=readings.per_client(self._method.reading) if readings else None,
+            seconds=self._clock.lap(),
+            bytes={"up": bytes_up, "down": broadcast.num_bytes * len(chosen)},
+            clients=Attendance(
+                answered,
+                [name for name in chosen if name not in rows and name not in rejected],
+                rejected,
+            ),
+            sent={"parameters": parameters, "prototype_floats": prototype_floats},
+            unchanged=not rows,
+        )
+
+    def _broadcast(self) -> Broadcast:
+        server = self.state.server
+        shared = {n: value for n, value in server.params.items() if self._method.shared(n)}
+        return Broadcast(self.state.round + 1, shared, server.extra, self.pool)
+
+    def _choose(self, round_number: int) -> list[str]:
+        names = sorted(self._engine.sizes)
+        count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
+        if count >= len(names):
+            return names
+        draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
+        return sorted(str(name) for name in draw.choice(names, count, replace=False))
+
+    def _fold(self, number: int, mean: WeightedMean, rows: dict[str, Prototypes]) -> None:
+        """Move the state on; where nobody was accepted only the round's number moves."""
+        if not rows:
+            self.state = FederationState(number, self.state.server, self.state.rows)
+            return
+        oldest = number - self._experiment.prototypes.pool_ttl
+        kept = {name: entry for name, entry in self.state.rows.items() if entry[0] > oldest}
+        fresh = {name: (number, each) for name, each in rows.items() if len(each)}
+        for name in rows.keys() - fresh.keys():
+            kept.pop(name, None)
+        server = self._method.reduce(self.state.server, mean.means())
+        self.state = FederationState(number, server, {**kept, **fresh})
+
+    def _evaluate(self, answered: list[str]) -> Readings:
+        with self._clock.phase("evaluate"):
+            pool = self.pool if self._method.shares_prototypes else None
+            return self._engine.evaluate(self.averaged_model, pool, answered)
+
+    def _mean_loss(self, losses: dict[str, float]) -> float | None:
+        sizes = {name: self._engine.sizes[name] for name in sorted(losses)}
+        if not sizes:
+            return None
+        return sum(losses[name] * size for name, size in sizes.items()) / sum(sizes.values())

@@ -1,0 +1,113 @@
+"""The guard: every update is judged before it touches the server's state.
+
+In federated learning the server computes with what strangers send. One NaN, a forged sample count
+or a tensor of another shape must cost that client its round, never the others their model.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.models import Tensors
+
+
+class Guard:
+    """Judges updates against what an honest client would send."""
+
+    def __init__(
+        self,
+        template: Tensors,
+        sizes: Mapping[str, int],
+        *,
+        num_classes: int,
+        dimension: int,
+        num_prototypes: int | None,
+        shares_prototypes: bool,
+        max_norm: float,
+    ) -> None:
+        self._template = template
+        self._sizes = sizes
+        self._num_classes = num_classes
+        self._dimension = dimension
+        self._num_prototypes = num_prototypes
+        self._shares_prototypes = shares_prototypes
+        self._max_norm = max_norm
+
+    def judge(self, update: Update, broadcast: Broadcast) -> str | None:
+        """Return why the update must be rejected, or None if it is sound."""
+        return (
+            self._judge_numbers(update)
+            or self._judge_sums(update.sums, broadcast)
+            or self._judge_rows(update)
+        )
+
+    def _judge_numbers(self, update: Update) -> str | None:
+        expected = self._sizes.get(update.client)
+        if expected is None:
+            return f"{update.client!r} is not a client of this federation"
+        if type(update.num_samples) is not int or update.num_samples != expected:
+            return f"num_samples is {update.num_samples!r}; this client has {expected}"
+        if type(update.loss) is not float or not math.isfinite(update.loss):
+            return f"loss is {update.loss!r}; it must be finite"
+        return None
+
+    def _judge_sums(self, sums: Tensors, broadcast: Broadcast) -> str | None:
+        if sums.keys() != self._template.keys():
+            odd = sorted(sums.keys() ^ self._template.keys())
+            return f"tensors {odd[:3]} are missing or unknown"
+        squares = 0.0
+        for name, value in sums.items():
+            wanted = self._template[name]
+            if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
+                return problem
+            change = value - broadcast.params[name] if name in broadcast.params else value
+            squares += float(change.square().sum(dtype=torch.float64))
+        # The sum of squares is finite only if every value is: one pass serves both checks.
+        if not math.isfinite(squares):
+            return "a tensor holds values that are not finite"
+        if math.sqrt(squares) > self._max_norm:
+            return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
+        return None
+
+    def _judge_rows(self, update: Update) -> str | None:
+        rows = update.rows
+        count = rows.labels.shape[0] if rows.labels.ndim == 1 else -1
+        if count and not self._shares_prototypes:
+            return "prototypes came although the method shares none"
+        for problem in (
+            _judge_tensor("labels", rows.labels, torch.Size([count]), torch.int64),
+            _judge_tensor("counts", rows.counts, torch.Size([count]), torch.int64),
+            _judge_tensor("vectors", rows.vectors, torch.Size([count, self._dimension])),
+        ):
+            if problem:
+                return f"prototype {problem}"
+        if count == 0:
+            return None
+        if not rows.vectors.isfinite().all():
+            return "prototype vectors hold values that are not finite"
+        longest = float(rows.vectors.norm(dim=1).max())
+        if longest > self._max_norm:
+            return f"a prototype has length {longest:.3g}; at most {self._max_norm:g}"
+        if int(rows.labels.min()) < 0 or int(rows.labels.max()) >= self._num_classes:
+            return f"prototype labels must lie in 0..{self._num_classes - 1}"
+        if int(rows.counts.min()) < 1 or int(rows.counts.double().sum()) > update.num_samples:
+            return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
+        most = int(rows.labels.bincount().max())
+        if self._num_prototypes is not None and most > self._num_prototypes:
+            return f"a class has {most} prototypes; at most {self._num_prototypes}"
+        return None
+
+
+def _judge_tensor(
+    name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype | None = None
+) -> str | None:
+    if value.shape != shape:
+        return f"{name} has shape {list(value.shape)}; expected {list(shape)}"
+    if dtype is not None and value.dtype != dtype:
+        return f"{name} has type {value.dtype}; expected {dtype}"
+    if dtype is None and not value.is_floating_point():
+        return f"{name} has type {value.dtype}; expected floating point"
+    return None

@@ -1,0 +1,61 @@
+"""The methods, found by name. A file in this folder that defines one is all it takes to add one."""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server
+
+__all__ = [
+    "READINGS",
+    "Batch",
+    "Context",
+    "Method",
+    "Reading",
+    "Server",
+    "built_in_methods",
+    "find_method",
+]
+
+
+def built_in_methods() -> dict[str, type[Method]]:
+    """Return the methods of this folder by name, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    found = {cls.name: cls for cls in _subclasses(Method) if cls.__module__.startswith(__name__)}
+    return dict(sorted(found.items()))
+
+
+def find_method(name: str) -> type[Method]:
+    """Return a method by name, or a class of the user's own by `package.module:Class`."""
+    if ":" in name:
+        return _import_method(name)
+    methods = built_in_methods()
+    if name not in methods:
+        raise InvalidInput(
+            f"method is {name!r}; it must be one of {', '.join(methods)}, "
+            "or package.module:Class for your own."
+        )
+    return methods[name]
+
+
+def _import_method(name: str) -> type[Method]:
+    module_name, _, class_name = name.partition(":")
+    # An installed command does not look in the current folder, where a user's own module lives.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"method is {name!r}; it must name an importable package.module:Class ({error})."
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise InvalidInput(f"method is {name!r}; it must name a subclass of mpfedcl.Method.")
+    return found
+
+
+def _subclasses(cls: type[Method]) -> list[type[Method]]:
+    return [each for child in cls.__subclasses__() for each in (child, *_subclasses(child))]

@@ -1,0 +1,164 @@
+"""The one abstraction a federated method is written in.
+
+A method is a few functions; engines differ only in where they run them. The hooks in the order in
+which a round calls them: `prepare`, `loss` and `adjust` (each step), `finish`, `summarize` on the
+clients; `reduce` on the server; `project` and `reference` when prototypes predict.
+
+`loss` and `adjust` run under `torch.func.vmap` in batched engines: no branching on values, masks
+instead. The other hooks are ordinary code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from mpfedcl.exchange import Broadcast
+from mpfedcl.experiment import Experiment
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes, cluster_clients
+
+Reading = Literal[
+    "personal_classifier", "personal_prototype", "averaged_classifier", "averaged_prototype"
+]
+READINGS: tuple[Reading, ...] = (
+    "personal_classifier",
+    "personal_prototype",
+    "averaged_classifier",
+    "averaged_prototype",
+)
+
+
+class Batch(NamedTuple):
+    """Inputs [B, ...], labels [B], and which of them are real (batched engines pad)."""
+
+    inputs: Tensor
+    labels: Tensor
+    mask: Tensor
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Average one number a sample over the real samples."""
+        return (per_sample * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the real samples."""
+        return self.mean(cross_entropy(logits, self.labels, reduction="none"))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a client knows while it trains, apart from the parameters and the batch."""
+
+    apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
+    """The model: `embeddings, logits = context.apply(params, inputs)`."""
+    start: Tensors
+    """The parameters that this client began the round with."""
+    received: Any
+    """What `prepare` made of the broadcast: the same for every client."""
+    state: Tensors
+    """This client's own state, kept between rounds."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server keeps between rounds, apart from the prototype pool."""
+
+    params: Tensors
+    extra: Tensors
+
+
+class Method:
+    """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    reading: ClassVar[Reading] = "averaged_classifier"
+    """The reading that this method is judged by."""
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`."""
+
+    shares_model: bool = True
+    shares_prototypes: bool = False
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        self.experiment = experiment
+        self.num_classes = num_classes
+        self.num_prototypes: int | None = experiment.prototypes.per_class
+        """At most so many prototypes a class and client; None: any number."""
+
+    # What travels, what is kept
+
+    def shared(self, parameter: str) -> bool:
+        """Tell whether a parameter travels; the others stay with each client."""
+        return self.shares_model
+
+    def init_server(self, params: Tensors) -> Server:
+        """Return the server's state before round 1."""
+        return Server(params, {})
+
+    def template(self, params: Tensors) -> Tensors:
+        """Return a tensor of the right shape and type for each name that `finish` sends up."""
+        return {name: value for name, value in params.items() if self.shared(name)}
+
+    def init_client(self, params: Tensors) -> Tensors:
+        """Return a client's own state before its first round."""
+        return {}
+
+    # On the client
+
+    def prepare(self, broadcast: Broadcast) -> Any:
+        """Turn the broadcast into what the loss needs, once a round."""
+        return None
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Return the loss of one batch, a scalar; safe under vmap."""
+        _, logits = context.apply(params, batch.inputs)
+        return batch.cross_entropy(logits)
+
+    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+        """Change the gradients before a step; safe under vmap."""
+        return gradients
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        """Return what is averaged at the server, and the client's new state."""
+        return {name: value for name, value in params.items() if self.shared(name)}, context.state
+
+    def summarize(
+        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]
+    ) -> list[Prototypes]:
+        """Return the prototypes of several clients from their projected embeddings.
+
+        Where `shares_prototypes` is false they never travel: they only serve the reading by
+        nearest prototype, beside the classifier's.
+        """
+        settings = self.experiment.prototypes
+        return cluster_clients(
+            embeddings,
+            labels,
+            seeds,
+            num_classes=self.num_classes,
+            num_prototypes=settings.per_class or 1,
+            init=settings.init,
+            min_cluster_size=settings.min_cluster_size,
+        )
+
+    # On the server
+
+    def reduce(self, server: Server, means: Tensors) -> Server:
+        """Fold the clients' averages into the server's state."""
+        return Server({**server.params, **means}, server.extra)
+
+    # When prototypes predict
+
+    def project(self, embeddings: Tensor) -> Tensor:
+        """Return the embeddings in the space where prototypes are made and compared."""
+        if self.experiment.prototypes.normalize:
+            return normalize(embeddings, dim=-1, eps=1e-12)
+        return embeddings
+
+    def reference(self, pool: PrototypePool) -> PrototypePool:
+        """Return the prototypes that a prediction is compared with."""
+        return pool

@@ -1,0 +1,68 @@
+"""FedProto (Tan et al., 2022)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mpfedcl.exchange import Broadcast
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods.base import Batch, Context, Method
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes, mean_clients
+
+
+class GlobalPrototypes(NamedTuple):
+    """One vector a class [C, d], and which classes have one [C]."""
+
+    vectors: Tensor
+    present: Tensor
+
+
+class FedProto(Method):
+    """Only class means travel; each client's embeddings are drawn to the mean over the owners."""
+
+    name = "fedproto"
+    summary = "shares class means only; pulls embeddings to the clients' average class mean"
+    reading = "personal_prototype"
+    shares_model = False
+    shares_prototypes = True
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        self.num_prototypes = 1
+
+    def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
+        """Average the owners' class means, one vote an owner."""
+        pool = broadcast.pool.collapsed()
+        return GlobalPrototypes(pool.class_means(), pool.present)
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + lambda * MSE(v, global prototype of the class).
+
+        Samples whose class has no prototype yet are left out of the second mean.
+        """
+        embeddings, logits = context.apply(params, batch.inputs)
+        received: GlobalPrototypes = context.received
+        squares = (embeddings - received.vectors[batch.labels]).square().mean(dim=-1)
+        pulled = Batch(batch.inputs, batch.labels, batch.mask & received.present[batch.labels])
+        return batch.cross_entropy(logits) + self.experiment.fedproto.weight * pulled.mean(squares)
+
+    def summarize(
+        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]
+    ) -> list[Prototypes]:
+        """Return each class's mean."""
+        return mean_clients(
+            embeddings,
+            labels,
+            num_classes=self.num_classes,
+            min_cluster_size=self.experiment.prototypes.min_cluster_size,
+        )
+
+    def project(self, embeddings: Tensor) -> Tensor:
+        """FedProto compares raw embeddings."""
+        return embeddings
+
+    def reference(self, pool: PrototypePool) -> PrototypePool:
+        """One global prototype a class."""
+        return pool.collapsed()

@@ -1,0 +1,20 @@
+"""FedProx (Li et al., 2020)."""
+
+from torch import Tensor
+
+from mpfedcl.methods.base import Batch, Context
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.models import Tensors
+
+
+class FedProx(FedAvg):
+    """FedAvg with the proximal term mu/2 |w - w_global|^2, through which the gradient flows."""
+
+    name = "fedprox"
+    summary = "FedAvg with a pull of each client's weights to the global ones"
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + mu/2 |w - w_global|^2."""
+        distances = [(params[name] - context.start[name]).square().sum() for name in params]
+        proximity = self.experiment.fedprox.mu / 2 * sum(distances[1:], distances[0])
+        return super().loss(params, batch, context) + proximity

@@ -1,0 +1,12 @@
+"""Local: every client trains alone."""
+
+from mpfedcl.methods.base import Method
+
+
+class Local(Method):
+    """No exchange at all: what federation has to beat."""
+
+    name = "local"
+    summary = "every client trains alone; nothing is shared"
+    reading = "personal_classifier"
+    shares_model = False

@@ -1,0 +1,23 @@
+"""What every model offers to methods and engines."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Tensors by name: parameters, gradients, states."""
+
+
+class Model(Protocol):
+    """A classifier that shows its embedding. It holds no weights: they are passed in."""
+
+    embedding_size: int
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        """Return fresh parameters."""
+        ...
+
+    def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
+        ...

@@ -1,0 +1,142 @@
+"""From a client's embeddings to its prototypes: k-means, DBSCAN or plain class means."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mpfedcl.prototypes.dbscan import run_dbscan
+from mpfedcl.prototypes.groups import average_clusters, group_samples
+from mpfedcl.prototypes.kmeans import run_kmeans
+from mpfedcl.prototypes.prototypes import Prototypes
+
+Method = Literal["kmeans", "mean", "dbscan"]
+Start = Literal["k-means++", "random"]
+
+
+def cluster_prototypes(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    num_classes: int,
+    num_prototypes: int | None = None,
+    method: Method = "kmeans",
+    seed: int = 0,
+    init: Start = "k-means++",
+    min_cluster_size: int = 1,
+    eps: float | None = None,
+    min_samples: int = 3,
+) -> Prototypes:
+    """Return one client's prototypes.
+
+    kmeans: up to `num_prototypes` centroids a class, u_k = mean of the points nearest to u_k; a
+    class with fewer distinct points gives one for each. mean: one a class, its mean. dbscan: the
+    mean of each dense cluster of a class, as many as there are. Only kmeans needs
+    `num_prototypes`; the others pass it over.
+
+    Embeddings [samples, d] are taken as they are: normalise them first if you want unit vectors.
+    """
+    if num_prototypes is not None and num_prototypes < 1:
+        raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
+    clients, classes = [embeddings], [labels]
+    if method == "kmeans":
+        if num_prototypes is None:
+            raise ValueError("num_prototypes is None; k-means needs a number, at least 1.")
+        return cluster_clients(
+            clients,
+            classes,
+            [seed],
+            num_classes=num_classes,
+            num_prototypes=num_prototypes,
+            init=init,
+            min_cluster_size=min_cluster_size,
+        )[0]
+    if method == "mean":
+        return mean_clients(
+            clients, classes, num_classes=num_classes, min_cluster_size=min_cluster_size
+        )[0]
+    if method == "dbscan":
+        return dbscan_clients(
+            clients,
+            classes,
+            num_classes=num_classes,
+            eps=eps,
+            min_samples=min_samples,
+            min_cluster_size=min_cluster_size,
+        )[0]
+    raise ValueError(f"method is {method!r}; it must be one of {', '.join(get_args(Method))}.")
+
+
+def cluster_clients(
+    embeddings: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    seeds: Sequence[int],
+    *,
+    num_classes: int,
+    num_prototypes: int,
+    init: Start = "k-means++",
+    min_cluster_size: int = 1,
+) -> list[Prototypes]:
+    """Return the k-means prototypes of several clients, all classes of all of them at once.
+
+    A client draws from its own seed alone, so its result does not depend on its company.
+    """
+    if num_prototypes < 1:
+        raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
+    if init not in get_args(Start):
+        raise ValueError(f"init is {init!r}; it must be one of {', '.join(get_args(Start))}.")
+    if len(seeds) != len(embeddings):
+        raise ValueError(
+            f"there are {len(seeds)} seeds for {len(embeddings)} clients; they must be as many."
+        )
+    if not embeddings:
+        return []
+    groups = group_samples(embeddings, labels, num_classes)
+    # float32 draws stay clear enough of 1 that a cumulative sum never runs past its group.
+    draws = torch.stack(
+        [
+            torch.rand(num_classes, num_prototypes, generator=torch.Generator().manual_seed(seed))
+            for seed in seeds
+        ]
+    )[groups.clients.cpu(), groups.labels.cpu()]
+    clusters = run_kmeans(groups, draws, spread=init == "k-means++")
+    return average_clusters(groups, clusters, num_prototypes, min_cluster_size)
+
+
+def mean_clients(
+    embeddings: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    *,
+    num_classes: int,
+    min_cluster_size: int = 1,
+) -> list[Prototypes]:
+    """Return the class means of several clients, one prototype a class and no clustering."""
+    if not embeddings:
+        return []
+    groups = group_samples(embeddings, labels, num_classes)
+    return average_clusters(groups, torch.zeros_like(groups.group), 1, min_cluster_size)
+
+
+def dbscan_clients(
+    embeddings: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    *,
+    num_classes: int,
+    eps: float | None = None,
+    min_samples: int = 3,
+    min_cluster_size: int = 1,
+) -> list[Prototypes]:
+    """Return the means of the DBSCAN clusters of several clients, one group after the other."""
+    if eps is not None and not eps > 0:
+        raise ValueError(f"eps is {eps}; it must be above 0, or None for the knee.")
+    if min_samples < 1:
+        raise ValueError(f"min_samples is {min_samples}; it must be at least 1.")
+    if not embeddings:
+        return []
+    groups = group_samples(embeddings, labels, num_classes)
+    clusters = torch.zeros_like(groups.group)
+    for members in torch.split(groups.order, groups.sizes.tolist()):
+        clusters[members] = run_dbscan(groups.points[members], eps=eps, min_samples=min_samples)
+    num_clusters = int(clusters.max()) + 1 if len(clusters) else 1
+    return average_clusters(groups, clusters, num_clusters, min_cluster_size)

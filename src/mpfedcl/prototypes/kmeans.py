@@ -1,0 +1,208 @@
+"""k-means of every (client, class) group at once.
+
+Groups differ in size, from one sample to thousands. They are cut into blocks of a few rows, so one
+batched product serves them all: the number of operations does not grow with the number of groups,
+and padding never exceeds one block a group. Rows that pad a block repeat a point of its group: they
+always fall to the cluster of the point they repeat, and `mask` keeps them from being counted.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpfedcl.prototypes.groups import Groups
+
+ROWS = 16
+"""Rows of a block."""
+MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    points: Tensor
+    """[B, ROWS, d]"""
+    mask: Tensor
+    """[B, ROWS] True where a row is a sample, False where it pads."""
+    group: Tensor
+    """[B] the group of each block."""
+    num_groups: int
+
+    def sum_groups(self, values: Tensor) -> Tensor:
+        """Add up [B, ...] over the blocks of each group to [G, ...]."""
+        return values.new_zeros(self.num_groups, *values.shape[1:]).index_add_(
+            0, self.group, values
+        )
+
+    def select(self, groups: Tensor) -> tuple["_Blocks", Tensor]:
+        """Return the blocks of the groups marked in [G] bool, and which blocks they are."""
+        kept = groups[self.group].nonzero().squeeze(1)
+        renumbered = (groups.cumsum(0) - 1)[self.group[kept]]
+        return (
+            _Blocks(
+                self.points.index_select(0, kept), self.mask[kept], renumbered, int(groups.sum())
+            ),
+            kept,
+        )
+
+
+def run_kmeans(groups: Groups, draws: Tensor, *, spread: bool) -> Tensor:
+    """Return the cluster [P] of each sample within its group, from 0 to K - 1.
+
+    Minimises Σ_x |x - u_{k(x)}|² in every group by Lloyd's iterations: x joins its nearest centre
+    (ties to the lowest), a centre moves to the mean of its points. `draws` [G, K] in [0, 1) start
+    it: by k-means++ if `spread`, else from points drawn at random. A group with at most K distinct
+    points gets one cluster for each of them.
+    """
+    rows = _lay_out(groups)
+    points = groups.points.index_select(0, rows.sample.flatten())
+    blocks = _Blocks(
+        points.view(*rows.sample.shape, points.shape[1]), rows.mask, rows.group, len(groups)
+    )
+    clusters, unsolved, middle = _choose_centres(blocks, groups.sizes, draws, spread=spread)
+    if bool(unsolved.any()):
+        kept = None
+        if not bool(unsolved.all()):
+            blocks, kept = blocks.select(unsolved)
+            middle = middle[unsolved]
+        # Near the origin the products of Lloyd's iterations lose no digits to a common offset. In
+        # place, because the copy is ours and fresh memory costs more than the subtraction.
+        blocks.points.sub_(middle[blocks.group].unsqueeze(1))
+        moved = _iterate(blocks, clusters if kept is None else clusters[kept], draws.shape[1])
+        clusters = moved if kept is None else clusters.index_copy(0, kept, moved)
+    result = torch.empty_like(groups.group)
+    result[rows.sample.flatten()] = clusters.flatten()
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    sample: Tensor
+    mask: Tensor
+    group: Tensor
+
+
+def _lay_out(groups: Groups) -> _Rows:
+    """Deal the samples of each group out to the rows of its blocks."""
+    device = groups.sizes.device
+    num_blocks = (groups.sizes + (ROWS - 1)) // ROWS
+    group = torch.arange(len(groups), device=device).repeat_interleave(num_blocks)
+    first_block = num_blocks.cumsum(0) - num_blocks
+    block = torch.arange(len(group), device=device) - first_block[group]
+    position = block.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
+    size = groups.sizes[group].unsqueeze(1)
+    sample = groups.order[groups.starts[group].unsqueeze(1) + position.minimum(size - 1)]
+    return _Rows(sample, position < size, group)
+
+
+def _choose_centres(
+    blocks: _Blocks, sizes: Tensor, draws: Tensor, *, spread: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose up to K points of each group as centres; give each row its nearest one.
+
+    k-means++: the first is any point, the next is x with probability D²(x) / Σ D², where D is the
+    distance to the nearest centre so far. Otherwise every point with D > 0 is as likely. Distances
+    come from differences, so that points that are equal are at 0 exactly and never both chosen.
+
+    Returns the nearest centre [B, ROWS]; which groups [G] have points away from every centre; and
+    the mean [G, d] of the centres, a place amid the group.
+    """
+    # Which rows to take is settled on the CPU in float64, so that every device draws alike.
+    mask, group, sizes = blocks.mask.cpu(), blocks.group.cpu(), sizes.cpu()
+    num_blocks = torch.bincount(group, minlength=len(sizes))
+    end = num_blocks.cumsum(0) * ROWS - 1
+    begin = end - num_blocks * ROWS + 1
+    row = begin + (draws[:, 0] * sizes).long().minimum(sizes - 1)
+    flat = blocks.points.flatten(0, 1)
+    middle = flat.new_zeros(len(sizes), flat.shape[1])
+    clusters = torch.zeros_like(blocks.mask, dtype=torch.int64)
+    distance = flat.new_full(clusters.shape, torch.inf)
+    for k in range(draws.shape[1]):
+        centre = flat.index_select(0, row.to(flat.device))
+        middle += centre
+        to_centre = torch.cdist(
+            blocks.points,
+            centre.index_select(0, blocks.group).unsqueeze(1),
+            compute_mode="donot_use_mm_for_euclid_dist",
+        ).squeeze(2)
+        # In a group without points to spare nothing is closer than 0: a centre in vain.
+        clusters.masked_fill_(to_centre < distance, k)
+        distance = distance.minimum(to_centre)
+        weight = distance.cpu().double().square() if spread else (distance > 0).cpu().double()
+        weight *= mask
+        total = weight.new_zeros(len(sizes)).index_add_(0, group, weight.sum(1))
+        if k + 1 < draws.shape[1]:
+            row = _draw_rows(weight, total, draws[:, k + 1], group, begin, end)
+    return clusters, (total > 0).to(flat.device), middle / draws.shape[1]
+
+
+def _draw_rows(
+    weight: Tensor, total: Tensor, draws: Tensor, group: Tensor, begin: Tensor, end: Tensor
+) -> Tensor:
+    """Draw a row of each group with probability weight / total, through cumulative sums.
+
+    Each group's weights are first scaled to sum to 1, lest one client's large embeddings drown
+    another's small ones. A row of weight 0 never comes up where the total is above 0.
+    """
+    share = weight / total.clamp(min=torch.finfo(torch.float64).tiny)[group].unsqueeze(1)
+    reached = share.flatten().cumsum(0)
+    upper = reached[end]
+    lower = torch.cat([upper.new_zeros(1), upper[:-1]])
+    target = lower + draws * (upper - lower)
+    return torch.searchsorted(reached, target, right=True).maximum(begin).minimum(end)
+
+
+def _iterate(blocks: _Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
+    """Run Lloyd's iterations until no row changes its cluster; groups drop out as they settle."""
+    result, place = clusters, None
+    slots = torch.arange(num_clusters, device=clusters.device)
+    for _ in range(MAX_ITERATIONS):
+        member = ((clusters.unsqueeze(2) == slots) & blocks.mask.unsqueeze(2)).to(
+            blocks.points.dtype
+        )
+        counts = blocks.sum_groups(member.sum(1))
+        sums = blocks.sum_groups(member.mT @ blocks.points)
+        centres = sums / counts.clamp(min=1).unsqueeze(2)
+        half_square = centres.square().sum(2) / 2
+        if not bool(counts.all()):
+            half_square = _refill(blocks, clusters, centres, counts)
+        # |x - u|² / 2 without |x|², which is the same for every centre.
+        cost = torch.baddbmm(
+            half_square.index_select(0, blocks.group).unsqueeze(1),
+            blocks.points,
+            centres.index_select(0, blocks.group).mT,
+            alpha=-1,
+        )
+        before, clusters = clusters, cost.argmin(2)
+        changed = (clusters != before).any(1)
+        num_changed = int(changed.sum())
+        if num_changed == 0:
+            break
+        if num_changed * 2 < len(changed):
+            moving = torch.zeros(blocks.num_groups, dtype=torch.bool, device=changed.device)
+            moving[blocks.group[changed]] = True
+            # Copying the rest pays once it is the smaller part.
+            if int(moving[blocks.group].sum()) * 2 < len(changed):
+                result = clusters if place is None else result.index_copy(0, place, clusters)
+                blocks, kept = blocks.select(moving)
+                place = kept if place is None else place[kept]
+                clusters = clusters[kept]
+    return clusters if place is None else result.index_copy(0, place, clusters)
+
+
+def _refill(blocks: _Blocks, clusters: Tensor, centres: Tensor, counts: Tensor) -> Tensor:
+    """Move an empty cluster to the point farthest from its centre, one a group; return |u|² / 2.
+
+    A cluster that stays empty costs infinity, so that nothing joins it. It happens rarely: a loop.
+    """
+    usable = counts > 0
+    for group in (~usable).any(1).nonzero().squeeze(1).tolist():
+        block = (blocks.group == group).nonzero().squeeze(1)
+        points = blocks.points[block].flatten(0, 1)
+        distance = (points - centres[group, clusters[block].flatten()]).norm(dim=1)
+        farthest = distance.argmax()
+        if distance[farthest] > 0:
+            empty = int((~usable[group]).int().argmax())
+            centres[group, empty] = points[farthest]
+            usable[group, empty] = True
+    return (centres.square().sum(2) / 2).masked_fill(~usable, torch.inf)

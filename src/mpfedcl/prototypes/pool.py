@@ -1,0 +1,254 @@
+"""The prototypes of all clients that answered: what the server sends back."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from mpfedcl.prototypes.nearest import find_nearest
+from mpfedcl.prototypes.prototypes import Prototypes
+
+Padding = Literal["all", "fill"]
+
+
+@dataclass(frozen=True, eq=False)
+class PrototypePool:
+    """Real prototypes, each with its class, its count and its owner."""
+
+    vectors: Tensor
+    """[M, d]"""
+    labels: Tensor
+    """[M] int64 classes."""
+    counts: Tensor
+    """[M] int64, the samples each stands for."""
+    owners: Tensor
+    """[M] int64 indices into `names`."""
+    names: tuple[str, ...]
+    """Clients that have prototypes, sorted."""
+    num_classes: int
+    num_prototypes: int | None = None
+    """K, the most that a client may have of a class; None for any number."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def gather(
+        cls,
+        prototypes: Mapping[str, Prototypes],
+        *,
+        num_classes: int,
+        num_prototypes: int | None = None,
+        dimension: int | None = None,
+    ) -> Self:
+        """Join clients' prototypes, ordered by client name whatever the order of the mapping.
+
+        A client without prototypes is left out. `dimension` is needed only without any client.
+        """
+        dimensions = {shared.dimension for shared in prototypes.values()}
+        dimensions |= set() if dimension is None else {dimension}
+        if len(dimensions) > 1:
+            found = ", ".join(str(size) for size in sorted(dimensions))
+            raise ValueError(f"prototypes have dimensions {found}; they must agree.")
+        if not dimensions:
+            raise ValueError("there are no prototypes; an empty pool needs its dimension.")
+        names = tuple(sorted(name for name, shared in prototypes.items() if len(shared)))
+        if not names:
+            like = next((shared.vectors for shared in prototypes.values()), torch.zeros(0))
+            return cls.empty(
+                num_classes, dimensions.pop(), num_prototypes, dtype=like.dtype, device=like.device
+            )
+        chosen = [prototypes[name] for name in names]
+        sizes = torch.tensor([len(shared) for shared in chosen])
+        vectors = torch.cat([shared.vectors.detach() for shared in chosen])
+        return cls(
+            vectors=vectors,
+            labels=torch.cat([shared.labels for shared in chosen]),
+            counts=torch.cat([shared.counts for shared in chosen]),
+            owners=torch.arange(len(names)).repeat_interleave(sizes).to(vectors.device),
+            names=names,
+            num_classes=num_classes,
+            num_prototypes=num_prototypes,
+        )
+
+    @classmethod
+    def empty(
+        cls,
+        num_classes: int,
+        dimension: int,
+        num_prototypes: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a pool without prototypes, as before the first round."""
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        vectors = torch.zeros(0, dimension, dtype=dtype, device=device)
+        return cls(vectors, none, none.clone(), none.clone(), (), num_classes, num_prototypes)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def num_clients(self) -> int:
+        """N, the clients that have prototypes."""
+        return len(self.names)
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of a vector."""
+        return self.vectors.shape[1]
+
+    @property
+    def present(self) -> Tensor:
+        """[C] bool, the classes that somebody holds."""
+        return torch.bincount(self.labels, minlength=self.num_classes) > 0
+
+    def of(self, name: str) -> Prototypes:
+        """Return one client's prototypes; none for a name that is not in the pool."""
+        owner = self.names.index(name) if name in self.names else -1
+        rows = self.owners == owner
+        return Prototypes(self.vectors[rows], self.labels[rows], self.counts[rows])
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Return the pool on another device, or with vectors of another precision."""
+        return replace(
+            self,
+            vectors=self.vectors.to(device=device, dtype=dtype),
+            labels=self.labels.to(device=device),
+            counts=self.counts.to(device=device),
+            owners=self.owners.to(device=device),
+        )
+
+    def class_means(self) -> Tensor:
+        """Return [C, d]: ū_j = mean of all real prototypes of class j, zeros where it is absent."""
+        return _mean_by(self.vectors, self.labels, self.num_classes)
+
+    def slots(self, padding: Padding = "all") -> Tensor:
+        """Return [N, K, C] int64: the row of `vectors` in each place of the grid, -1 for padding.
+
+        "all": a client that has fewer than K prototypes of a class is padded in all K slots;
+        "fill": only in the slots that are missing.
+        """
+        if padding not in get_args(Padding):
+            raise ValueError(f"padding is {padding!r}; it must be one of all, fill.")
+        key = self.owners * self.num_classes + self.labels
+        held = torch.bincount(key, minlength=self.num_clients * self.num_classes)
+        num_slots = self.num_prototypes
+        if num_slots is None:
+            num_slots = int(held.max()) if len(held) else 0
+        order = key.argsort(stable=True)
+        slot = torch.arange(len(key), device=key.device) - (held.cumsum(0) - held)[key[order]]
+        if padding == "all":
+            full = held[key[order]] == num_slots
+            order, slot = order[full], slot[full]
+        grid = torch.full(
+            (self.num_clients, num_slots, self.num_classes), -1, device=self.labels.device
+        )
+        grid[self.owners[order], slot, self.labels[order]] = order
+        return grid
+
+    def padded(self, padding: Padding = "all") -> tuple[Tensor, Tensor]:
+        """Return the grid U [N, K, C, d] of the contrastive loss, and the classes present [C].
+
+        U[i, k, j] is client i's k-th prototype of class j, or where `slots` pads, the class mean
+        ū_j; zeros where nobody holds the class.
+        """
+        slots = self.slots(padding)
+        means = torch.arange(self.num_classes, device=slots.device) + len(self)
+        rows = torch.where(slots < 0, means, slots)
+        return torch.cat([self.vectors, self.class_means()])[rows], self.present
+
+    @torch.no_grad()
+    def nearest(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return for each row of z [B, d] the class of the nearest real prototype, and how far.
+
+        argmin_j min_m |z - u_m|, u_m of class j; ties go to the lowest class. An empty pool gives
+        label -1 and distance infinity; a query that is not finite, label -1 and distance NaN.
+        """
+        if z.dim() != 2 or z.shape[1] != self.dimension or not z.is_floating_point():
+            raise ValueError(
+                f"queries are {z.dtype} of shape {tuple(z.shape)}; "
+                f"they must be floating point of shape [B, {self.dimension}]."
+            )
+        if not len(self):
+            distance = torch.full((len(z),), torch.inf, dtype=z.dtype, device=z.device)
+            return torch.full((len(z),), -1, device=z.device), distance
+        # By class, so that the first of equal distances is the lowest class.
+        labels, order = self.labels.to(z.device).sort(stable=True)
+        vectors = self.vectors.to(z)[order]
+        rows = find_nearest(z, vectors)
+        distance = (z - vectors[rows]).norm(dim=1)
+        usable = z.isfinite().all(dim=1)
+        return labels[rows].where(usable, -1), distance.where(usable, torch.nan)
+
+    def collapsed(self) -> Self:
+        """Return FedProto's global prototypes: a pool with one a class, owned by "global".
+
+        u_j = mean over the owners of class j of (the mean of that owner's prototypes of class j).
+        """
+        if not len(self):
+            return replace(self, num_prototypes=1)
+        key, place = torch.unique(self.owners * self.num_classes + self.labels, return_inverse=True)
+        owner_means = _mean_by(self.vectors, place, len(key))
+        means = _mean_by(owner_means, key % self.num_classes, self.num_classes)
+        labels = self.present.nonzero().squeeze(1)
+        counts = torch.zeros(self.num_classes, dtype=torch.int64, device=labels.device)
+        counts.index_add_(0, self.labels, self.counts)
+        return replace(
+            self,
+            vectors=means[labels],
+            labels=labels,
+            counts=counts[labels],
+            owners=torch.zeros_like(labels),
+            names=("global",),
+            num_prototypes=1,
+        )
+
+
+def _mean_by(vectors: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return [size, d]: the mean of the vectors of each index, zeros where there is none."""
+    sums = vectors.new_zeros(size, vectors.shape[1]).index_add_(0, index, vectors)
+    return sums / torch.bincount(index, minlength=size).clamp(min=1).unsqueeze(1)
+
+
+def _check(pool: PrototypePool) -> None:
+    """Refuse a pool that contradicts itself."""
+    size = len(pool.vectors)
+    columns = (pool.labels, pool.counts, pool.owners)
+    if pool.vectors.dim() != 2 or any(
+        column.shape != (size,) or column.dtype != torch.int64 for column in columns
+    ):
+        raise ValueError(
+            f"a pool of vectors {tuple(pool.vectors.shape)} needs int64 labels, counts and owners "
+            f"of shape [{size}], not {', '.join(str(tuple(column.shape)) for column in columns)}."
+        )
+    if pool.num_classes < 1:
+        raise ValueError(f"num_classes is {pool.num_classes}; it must be at least 1.")
+    if pool.num_prototypes is not None and pool.num_prototypes < 1:
+        raise ValueError(f"num_prototypes is {pool.num_prototypes}; it must be at least 1.")
+    if not size:
+        return
+    for what, column, limit in (
+        ("label", pool.labels, pool.num_classes),
+        ("owner", pool.owners, len(pool.names)),
+    ):
+        lowest, highest = (int(value) for value in column.aminmax())
+        if lowest < 0 or highest >= limit:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"{what} {wrong} is out of range; it must be from 0 to {limit - 1}.")
+    # aminmax passes NaN on.
+    if not all(math.isfinite(float(value)) for value in pool.vectors.aminmax()):
+        raise ValueError("prototype vectors hold NaN or infinity; every number must be finite.")
+    held = torch.bincount(pool.owners * pool.num_classes + pool.labels)
+    most, place = (int(value) for value in held.max(dim=0))
+    if pool.num_prototypes is not None and most > pool.num_prototypes:
+        raise ValueError(
+            f"client {pool.names[place // pool.num_classes]} has {most} prototypes of class "
+            f"{place % pool.num_classes}; at most {pool.num_prototypes} are allowed."
+        )

@@ -1,0 +1,98 @@
+"""Figures for people who would rather look than read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy
+
+matplotlib.use("Agg")  # Files only: no screen is asked for.
+
+from matplotlib import pyplot
+
+from mpfedcl.report.tables import READING_TITLES
+
+# Colour-blind safe (Okabe and Ito), dark enough on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "savefig.dpi": 150,
+    "figure.constrained_layout.use": True,
+}
+
+Curve = Sequence[tuple[int, float]]
+"""(round, accuracy) pairs."""
+
+
+def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Draw the four readings of one run per round, on the clients' own tests."""
+    curves = {
+        label: [[(r["round"], r["accuracy"]["own"][reading]) for r in records if r["accuracy"]]]
+        for reading, label in READING_TITLES.items()
+    }
+    known = {
+        label: several
+        for label, several in curves.items()
+        if several[0] and several[0][0][1] is not None
+    }
+    draw_curves(known, title, path)
+
+
+def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
+    """Draw accuracy per round; several curves of one label become their mean with a band."""
+    with pyplot.rc_context(_STYLE):
+        figure, axes = pyplot.subplots(figsize=(7.2, 4.2))
+        for index, (label, several) in enumerate(curves.items()):
+            rounds = [each[0] for each in several[0]]
+            values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
+            mean, deviation = values.mean(axis=0), values.std(axis=0)
+            colour, marker = _COLOURS[index % 7], _MARKERS[index % 7]
+            every = max(1, len(rounds) // 10)
+            axes.plot(rounds, mean, label=label, color=colour, marker=marker, markevery=every, ms=4)
+            if len(several) > 1:
+                axes.fill_between(
+                    rounds, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0
+                )
+        axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if curves:
+            axes.legend(loc="lower right", ncols=2 if len(curves) > 4 else 1)
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
+    """Draw who holds how many training images of each class, as bubbles."""
+    names, classes = list(partition["clients"]), partition["classes"]
+    counts = numpy.array([partition["clients"][name]["train"] for name in names])
+    height = min(12.0, 1.8 + 0.42 * len(names))
+    width = min(12.0, 2.6 + 0.5 * len(classes))
+    with pyplot.rc_context(_STYLE):
+        figure, axes = pyplot.subplots(figsize=(width, height))
+        client, label = numpy.nonzero(counts)
+        size = counts[client, label] / max(1, counts.max())
+        # The area speaks, so that twice the images look like twice as much.
+        biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
+        axes.scatter(label, client, s=biggest * size, color=_COLOURS[0], alpha=0.65, lw=0)
+        if counts.size <= 120:
+            for i, j in zip(client, label, strict=True):
+                axes.annotate(
+                    str(counts[i, j]), (j, i), ha="center", va="center", fontsize=7, zorder=3
+                )
+        axes.set(xlabel="class", ylabel="client", title=title)
+        axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
+        step = max(1, len(names) // 30)
+        totals = [f"{name}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)]
+        axes.set_yticks(range(0, len(names), step), totals[::step])
+        axes.set_xlim(-0.7, len(classes) - 0.3)
+        axes.set_ylim(len(names) - 0.3, -0.7)
+        figure.savefig(path)
+        pyplot.close(figure)

@@ -1,0 +1,220 @@
+"""The run directory: all that a run leaves behind, in plain files."""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.methods import Reading
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.storage import load_tensors, pack_tensors, write_atomically
+
+
+class RunDirectory:
+    """One run's folder. Open it with `create` or `resume`; it is locked until closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment) -> Self:
+        """Make the folder of a new run; one that holds anything else is refused."""
+        if path.exists() and not path.is_dir():
+            raise InvalidInput(f"out is {str(path)!r}; it must be a folder, and this is a file.")
+        path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path)
+        directory._acquire()
+        try:
+            if directory.holds_run():
+                raise InvalidInput(
+                    f"out is {str(path)!r}; it already holds a run: give another folder, or go on "
+                    f"with it by --resume {path}."
+                )
+            if any(not each.name.startswith(".") for each in path.iterdir()):
+                raise InvalidInput(f"out is {str(path)!r}; it must be a new or an empty folder.")
+            directory.write_experiment(experiment)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    @classmethod
+    def resume(cls, path: Path) -> Self:
+        """Open the folder of a run to go on with it."""
+        directory = cls(path)
+        if not directory.holds_run():
+            raise InvalidInput(f"resume is {str(path)!r}; it must be a folder that holds a run.")
+        directory._acquire()
+        return directory
+
+    def holds_run(self) -> bool:
+        """Tell whether a run was started here."""
+        return (self.path / "experiment.toml").is_file()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Experiment and records
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoint"
+
+    def read_experiment(self) -> Experiment:
+        """Return the experiment of this run."""
+        return Experiment.from_toml(self.path / "experiment.toml")
+
+    def write_experiment(self, experiment: Experiment) -> None:
+        """Write the complete experiment."""
+        write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
+
+    def read_records(self) -> list[dict[str, Any]]:
+        """Return the records of whole lines; a line cut off by a crash is left out."""
+        records = []
+        path = self.path / "rounds.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+    def append_record(self, record: dict[str, Any]) -> None:
+        """Add a round's record."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def rewind_records(self, last: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Make the records end with the checkpoint's own; later rounds will be run again."""
+        keep = last["round"] if last else 0
+        records = [record for record in self.read_records() if record["round"] <= keep]
+        if last and (not records or records[-1]["round"] < keep):
+            records.append(last)
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        write_atomically(self.path / "rounds.jsonl", lines.encode())
+        return records
+
+    # What a finished run leaves
+
+    def write_models(
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        personal: Iterable[tuple[str, Tensors]],
+    ) -> None:
+        """Write the averaged model, the pool and the personal models, as far as there are any."""
+        for name, content in (
+            ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
+            ("pool.safetensors", None if pool is None else _pack_pool(pool)),
+        ):
+            if content is not None:
+                write_atomically(self.path / name, content)
+        models = self.path / "models"
+        if models.exists():
+            shutil.rmtree(models)
+        models.mkdir()
+        for name, params in personal:
+            write_atomically(models / f"{name}.safetensors", pack_tensors(params))
+
+    def read_pool(self) -> dict[str, Any] | None:
+        """Return the tensors of the pool, if there is one."""
+        path = self.path / "pool.safetensors"
+        return load_tensors(path) if path.exists() else None
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file for people and programs."""
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / name, text.encode())
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Return the summary of a finished run, else None."""
+        path = self.path / "summary.json"
+        if not path.exists():
+            return None
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+        return summary
+
+    def remove_summary(self) -> None:
+        """Take back the mark of a finished run before it is run further."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    def _acquire(self) -> None:
+        """Lock the folder; the system lets go when the process ends, however it ends."""
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InvalidInput(
+                f"out is {str(self.path)!r}; another process is writing this run: wait for it, "
+                "or give another folder."
+            ) from None
+        self._lock = handle
+
+
+def summarize_run(
+    experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary of a finished run, drawn from its records alone."""
+    last = records[-1]
+    return {
+        "format": FORMAT,
+        "method": experiment.method,
+        "dataset": experiment.dataset.name,
+        "seed": experiment.seed,
+        "rounds": last["round"],
+        "reading": reading,
+        "accuracy": last["accuracy"]["own"][reading],
+        "accuracy_per_client": last["accuracy_per_client"],
+        "readings": last["accuracy"],
+        "loss": last["loss"],
+        "bytes": _total(record["bytes"] for record in records),
+        "seconds": _total(record["seconds"] for record in records),
+        "parameters_sent": last["sent"]["parameters"],
+        "prototype_floats_sent": last["sent"]["prototype_floats"],
+        "rejected": sum(len(record["clients"]["rejected"]) for record in records),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return {name: round(value, 6) for name, value in totals.items()}
+
+
+def _pack_pool(pool: PrototypePool) -> bytes:
+    tensors = {
+        "vectors": pool.vectors,
+        "labels": pool.labels,
+        "counts": pool.counts,
+        "owners": pool.owners,
+    }
+    return pack_tensors(tensors, note=("names", json.dumps(pool.names)))

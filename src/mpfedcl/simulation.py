@@ -1,0 +1,223 @@
+"""From an experiment to a finished run on this machine."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpfedcl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mpfedcl.clock import Clock
+from mpfedcl.data.federated import FederatedData, load_federated
+from mpfedcl.engines import LoopEngine
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.federation import Federation, FederationState
+from mpfedcl.methods import Method, Server, find_method
+from mpfedcl.models import Mlp
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rng import generator
+from mpfedcl.runs import RunDirectory, summarize_run
+
+_HIDDEN = (512, 512, 256)
+_MOST_THREADS = 4
+"""Batches of 32 gain nothing from more, and idle threads spin."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `run` gives back; everything else is in the run directory at `path`."""
+
+    path: Path
+    experiment: Experiment
+    accuracy: float | None
+    """The headline: the method's reading on the clients' own tests in the last round, in %."""
+    history: list[dict[str, Any]]
+    """The rounds' records."""
+    pool: PrototypePool | None
+    summary: dict[str, Any] | None
+    """None where the run was stopped before its last round."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """How a run is watched and stopped from outside."""
+
+    on_start: Callable[[Experiment, int], None] = lambda experiment, rounds_done: None
+    on_round: Callable[[Record], None] = lambda record: None
+    on_warning: Callable[[str], None] = lambda sentence: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+def run(
+    experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
+) -> RunResult:
+    """Run an experiment into a new run directory and return what came of it."""
+    experiment = experiment.resolved(find_method(experiment.method).defaults)
+    # Everything that can be wrong with the input is found before the folder is made.
+    simulation = _Simulation(experiment)
+    path = Path(out) if out is not None else _free_folder(experiment)
+    with RunDirectory.create(path, experiment) as directory:
+        return simulation.go(directory, observer or Observer())
+
+
+def resume(
+    path: Path | str, rounds: int | None = None, observer: Observer | None = None
+) -> RunResult:
+    """Go on with a run from its newest sound checkpoint, with more rounds if so asked."""
+    with RunDirectory.resume(Path(path)) as directory:
+        experiment = directory.read_experiment()
+        if rounds is not None and rounds != experiment.rounds:
+            experiment = experiment.replace(rounds=rounds)
+        simulation = _Simulation(experiment)
+        return simulation.go(directory, observer or Observer())
+
+
+class _Simulation:
+    """An experiment set up: data loaded, model made, clients in place."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        cap_threads()
+        device = _find_device(experiment.device)
+        dtype = getattr(torch, experiment.dtype)
+        method_class = find_method(experiment.method)
+        self._experiment = experiment
+        self._device = device
+        self.data: FederatedData = load_federated(experiment).to(device, dtype)
+        self._method: Method = method_class(experiment, self.data.num_classes)
+        model = Mlp((self.data.input_size, *_HIDDEN), self.data.num_classes)
+        drawn = model.init(generator(experiment.seed, "weights"), dtype)
+        initial = {name: value.to(device) for name, value in drawn.items()}
+        self._clock = Clock()
+        self._engine = LoopEngine(experiment, self._method, model, self.data, initial, self._clock)
+        self._federation = Federation(
+            experiment,
+            self._method,
+            self._engine,
+            initial,
+            dimension=model.embedding_size,
+            clock=self._clock,
+        )
+
+    def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
+        """Run the rounds that are left and write down what came of them."""
+        records = self._restore(directory, observer)
+        rounds = self._experiment.rounds
+        if self._federation.state.round > rounds:
+            raise InvalidInput(
+                f"rounds is {rounds}; this run has already done "
+                f"{self._federation.state.round}, so it must be at least that."
+            )
+        if self._federation.state.round < rounds:
+            directory.remove_summary()
+        directory.write_experiment(self._experiment)
+        directory.write_json("partition.json", describe_clients(self.data))
+        observer.on_start(self._experiment, self._federation.state.round)
+        while self._federation.state.round < rounds and not observer.should_stop():
+            records.append(self._round(directory))
+            observer.on_round(records[-1])
+            if records[-1]["unchanged"]:
+                observer.on_warning(f"Round {records[-1]['round']}: no client was accepted.")
+        return self._conclude(directory, records)
+
+    def _round(self, directory: RunDirectory) -> dict[str, Any]:
+        number = self._federation.state.round + 1
+        is_last = number == self._experiment.rounds
+        record = self._federation.run_round(
+            evaluate=is_last or number % self._experiment.evaluate_every == 0
+        ).to_json()
+        with self._clock.phase("checkpoint"):
+            if is_last:
+                # Before the checkpoint: a crash in between runs this round again and rewrites them.
+                pool = self._federation.pool if self._method.shares_prototypes else None
+                directory.write_models(
+                    self._federation.averaged_model, pool, self._engine.personal_models()
+                )
+            save_checkpoint(
+                directory.checkpoints,
+                Checkpoint(self._federation.state, self._engine.state(), record),
+            )
+        record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
+        directory.append_record(record)
+        return record
+
+    def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
+        checkpoint, problems = load_checkpoint(directory.checkpoints)
+        for problem in problems:
+            observer.on_warning(f"Checkpoint {problem}; going back to the one before.")
+        if checkpoint is not None:
+            self._federation.state = _moved(checkpoint.state, self._device)
+            self._engine.load_state(checkpoint.clients)
+        return directory.rewind_records(checkpoint.record if checkpoint else None)
+
+    def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
+        summary = None
+        if self._federation.state.round == self._experiment.rounds:
+            summary = summarize_run(self._experiment, self._method.reading, records)
+            directory.write_json("summary.json", summary)
+        return RunResult(
+            path=directory.path,
+            experiment=self._experiment,
+            accuracy=summary["accuracy"] if summary else None,
+            history=records,
+            pool=self._federation.pool if self._method.shares_prototypes else None,
+            summary=summary,
+        )
+
+
+def describe_clients(data: FederatedData) -> dict[str, Any]:
+    """Return who holds how many training images of each class, and how many test images."""
+    counts = data.label_counts().tolist()
+    return {
+        "classes": list(data.class_names),
+        "clients": {
+            client.name: {"train": row, "test": len(client.test)}
+            for client, row in zip(data.clients, counts, strict=True)
+        },
+    }
+
+
+def cap_threads() -> None:
+    """Use the cores there are, but no more threads than small batches can feed."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
+
+
+def _find_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InvalidInput(
+            f"device is {name!r}; it must be a device that this torch can use, such as cpu."
+        ) from None
+    return device
+
+
+def _free_folder(experiment: Experiment) -> Path:
+    """Return runs/<what it is>, numbered if that exists."""
+    method = experiment.method.rpartition(":")[2]
+    stem = f"{method}-{experiment.dataset.name}-{experiment.partition.kind}-seed{experiment.seed}"
+    path, number = Path("runs") / stem, 2
+    while path.exists():
+        path, number = Path("runs") / f"{stem}-{number}", number + 1
+    return path
+
+
+def _moved(state: FederationState, device: torch.device) -> FederationState:
+    """Return a state read from disk on the device of the run."""
+    return FederationState(
+        state.round,
+        Server(
+            {name: value.to(device) for name, value in state.server.params.items()},
+            {name: value.to(device) for name, value in state.server.extra.items()},
+        ),
+        {
+            name: (received, replace(rows, vectors=rows.vectors.to(device)))
+            for name, (received, rows) in state.rows.items()
+        },
+    )

@@ -1,0 +1,60 @@
+"""Files that are whole or not there: written beside, flushed to disk, renamed into place."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.models import Tensors
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that a crash at any moment leaves the old one or the new one."""
+    beside = path.with_name(f".{path.name}.tmp")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable: on POSIX the folder has its own buffer."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes:
+    """Return tensors in the safetensors format, with at most one note in the metadata.
+
+    One, because the library writes several in an order that changes from call to call, and equal
+    runs must give equal bytes.
+    """
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in sorted(tensors.items())}
+    return save(on_cpu, metadata=dict([note]) if note else None)
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Read a safetensors file."""
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of the content in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def same_tensors(left: Tensors, right: Tensors) -> bool:
+    """Tell whether two sets of tensors are equal to the bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
