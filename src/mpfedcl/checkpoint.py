@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest sound checkpoint, and what is wrong with newer ones."""
-    problems = []
+    problems: list[str] = []
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
             manifest = json.loads(path.read_bytes())

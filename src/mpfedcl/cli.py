@@ -5,9 +5,11 @@ Nothing here imports torch, so that help and bad input answer at once.
 
 import contextlib
 import io
+import os
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -102,6 +104,19 @@ class DataShow:
     settings: _Settings = field(default_factory=Experiment)
 
 
+_PLAIN_WORDS = {
+    r"Error parsing --(\S+): invalid literal for int\(\) with base 10: ('.*')": (
+        r"--\1 is \2; it must be a whole number"
+    ),
+    r"Error parsing --(\S+): could not convert string to float: ('.*')": (
+        r"--\1 is \2; it must be a number"
+    ),
+    r"invalid choice ('.*') for argument '--(\S+)'. Expected one of \((.*)\)": (
+        r"--\2 is \1; it must be one of \3"
+    ),
+}
+"""What Python and tyro say of bad values, in the words of the other errors."""
+
 Arguments = Run | Compare | Methods | DataList | DataShow
 
 _COMMANDS: dict[str, type[Any]] = {"run": Run, "compare": Compare, "methods": Methods}
@@ -127,6 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except InvalidInput as error:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # The reader has gone (`| head`). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:
         # Disk full, no permission, a read-only folder: the system's own words name the trouble.
         where = f" {error.filename}" if error.filename else ""
@@ -169,14 +188,14 @@ def _dispatch(words: list[str]) -> int:
 def parse(words: list[str]) -> Arguments:
     """Return the command with its settings: defaults, then the file's, then the flags'."""
     command, rest, program = _find_command(words)
-    parsed = _parse(command, rest, program, command())
+    parsed: Arguments = _parse(command, rest, program, command())
     if isinstance(parsed, Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
     file = parsed.file if isinstance(parsed, Run | Compare) else None
     if file is not None:
         # Flags must win over the file, and only a parse tells which flags there are: parse anew
         # with the file's settings as the defaults.
-        return _parse(command, rest, program, command(settings=Experiment.from_toml(file)))
+        parsed = _parse(command, rest, program, command(settings=Experiment.from_toml(file)))
     return parsed
 
 
@@ -224,7 +243,8 @@ def _parse(command: type[Any], words: list[str], program: str, default: Any) -> 
     except SystemExit as end:
         if end.code in (0, None):
             raise
-        raise InvalidInput(f"{_first_paragraph(said.getvalue())} See {program} --help.") from None
+        sentence = _first_paragraph(said.getvalue())
+        raise InvalidInput(f"{sentence} (see {program} --help).") from None
 
 
 def _first_paragraph(box: str) -> str:
@@ -237,5 +257,7 @@ def _first_paragraph(box: str) -> str:
         if text.startswith("──") or line.startswith("╰"):
             break
         lines.append(text)
-    sentence = " ".join(" ".join(lines).split())
-    return sentence if sentence.endswith(".") else sentence + "."
+    sentence = " ".join(" ".join(lines).split()).rstrip(".")
+    for python, plain in _PLAIN_WORDS.items():
+        sentence = re.sub(python, plain, sentence)
+    return sentence

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
+PHASES = ("broadcast", "train", "embed", "cluster", "aggregate", "evaluate", "checkpoint")
 
 
 class Clock:

@@ -50,7 +50,7 @@ class Comparison:
         for name, values in (("methods", methods), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
                 raise InvalidInput(
-                    f"{name} is {' '.join(map(str, values))!r}; it must name at least one, each once."
+                    f"{name} is {list(values)}; it must name at least one, and each once."
                 )
         plans = []
         for method in methods:
@@ -77,7 +77,7 @@ class Comparison:
         todo = [plan for plan in self.plans if plan.summary() is None]
         if jobs <= 1 or len(todo) <= 1:
             for plan in todo:
-                watch = Observer(on_round=lambda record: on_wait(), should_stop=should_stop)
+                watch = Observer(on_round=lambda _: on_wait(), should_stop=should_stop)
                 if should_stop() or not _run_plan(plan.experiment, plan.path, watch):
                     return False
             return True

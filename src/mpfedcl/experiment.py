@@ -43,7 +43,7 @@ class DatasetSettings(Settings):
     name: str = "mnist-sample"
     """Data set; `mpfedcl data list` names them all."""
     root: Path | None = None
-    """Data folder; else $MPFEDCL_DATA, else the user's cache folder. For `folder`, the set itself."""
+    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
     train_size: Annotated[int | None, Field(ge=1), _Auto] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5

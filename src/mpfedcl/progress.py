@@ -55,7 +55,7 @@ def gentle_interrupt(console: Console) -> Iterator[StopSignal]:
     """Let the first Ctrl-C ask for a stop after the round under way."""
     stop = StopSignal()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(_number: int, _frame: FrameType | None) -> None:
         if stop.given:
             raise KeyboardInterrupt
         stop.given = True

@@ -65,7 +65,7 @@ class Examiner:
         """Return what a model gets right; chunks keep the memory flat."""
         classifier, prototype = [], []
         for inputs, labels in zip(
-            self.inputs.split(_CHUNK), self.labels.split(_CHUNK), strict=True
+            torch.split(self.inputs, _CHUNK), torch.split(self.labels, _CHUNK), strict=True
         ):
             embeddings, logits = self.model.apply(params, inputs)
             classifier.append(logits.argmax(dim=1) == labels)

@@ -145,13 +145,20 @@ class RunDirectory:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
-    def read_summary(self) -> dict[str, Any] | None:
-        """Return the summary of a finished run, else None."""
-        path = self.path / "summary.json"
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return what `write_json` wrote, or None where there is no such file."""
+        path = self.path / name
         if not path.exists():
             return None
-        summary: dict[str, Any] = json.loads(path.read_bytes())
-        return summary
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+        return content
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Return the summary of a finished run, else None."""
+        return self.read_json("summary.json")
 
     def remove_summary(self) -> None:
         """Take back the mark of a finished run before it is run further."""

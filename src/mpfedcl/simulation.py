@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, FederationState
 from mpfedcl.methods import Method, Server, find_method
 from mpfedcl.models import Mlp
-from mpfedcl.prototypes import PrototypePool
+from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 
@@ -47,9 +47,9 @@ class RunResult:
 class Observer:
     """How a run is watched and stopped from outside."""
 
-    on_start: Callable[[Experiment, int], None] = lambda experiment, rounds_done: None
-    on_round: Callable[[Record], None] = lambda record: None
-    on_warning: Callable[[str], None] = lambda sentence: None
+    on_start: Callable[[Experiment, int], None] = lambda *_: None
+    on_round: Callable[[Record], None] = lambda *_: None
+    on_warning: Callable[[str], None] = lambda *_: None
     should_stop: Callable[[], bool] = lambda: False
 
 
@@ -115,7 +115,7 @@ class _Simulation:
         if self._federation.state.round < rounds:
             directory.remove_summary()
         directory.write_experiment(self._experiment)
-        directory.write_json("partition.json", describe_clients(self.data))
+        self._check_data(directory)
         observer.on_start(self._experiment, self._federation.state.round)
         while self._federation.state.round < rounds and not observer.should_stop():
             records.append(self._round(directory))
@@ -123,6 +123,16 @@ class _Simulation:
             if records[-1]["unchanged"]:
                 observer.on_warning(f"Round {records[-1]['round']}: no client was accepted.")
         return self._conclude(directory, records)
+
+    def _check_data(self, directory: RunDirectory) -> None:
+        """Write down who holds what; refuse to go on with a run whose data have changed since."""
+        now, before = describe_clients(self.data), directory.read_json("partition.json")
+        if before is not None and before != now:
+            raise InvalidInput(
+                f"{directory.path} was begun on other data; the images must be the same as then, "
+                "or the run must be begun anew."
+            )
+        directory.write_json("partition.json", now)
 
     def _round(self, directory: RunDirectory) -> dict[str, Any]:
         number = self._federation.state.round + 1
@@ -217,7 +227,10 @@ def _moved(state: FederationState, device: torch.device) -> FederationState:
             {name: value.to(device) for name, value in state.server.extra.items()},
         ),
         {
-            name: (received, replace(rows, vectors=rows.vectors.to(device)))
+            name: (
+                received,
+                Prototypes(rows.vectors.to(device), rows.labels.to(device), rows.counts.to(device)),
+            )
             for name, (received, rows) in state.rows.items()
         },
     )

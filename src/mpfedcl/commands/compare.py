@@ -117,7 +117,8 @@ def _draw(comparison: Comparison) -> None:
         f"{first.experiment.dataset.name}, {setting}: clients' own tests",
         comparison.path / "accuracy.png",
     )
-    content = json.loads((first.path / "partition.json").read_bytes())
+    content = RunDirectory(first.path).read_json("partition.json")
+    assert content is not None
     draw_partition(
         content,
         f"training images, {describe_partition(first.experiment)}",

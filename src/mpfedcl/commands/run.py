@@ -9,6 +9,7 @@ from rich.console import Console
 from mpfedcl.cli import Run
 from mpfedcl.experiment import Experiment
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Observer, RunResult, resume, run
 
 
@@ -55,7 +56,8 @@ def draw_figures(result: RunResult) -> list[Path]:
     name = f"{result.experiment.method} on {result.experiment.dataset.name}"
     curves, partition = result.path / "accuracy.png", result.path / "partition.png"
     draw_run_curves(result.history, f"{name}, clients' own tests", curves)
-    content = json.loads((result.path / "partition.json").read_bytes())
+    content = RunDirectory(result.path).read_json("partition.json")
+    assert content is not None
     draw_partition(content, f"training images, {describe_partition(result.experiment)}", partition)
     return [curves, partition]
 
@@ -63,7 +65,7 @@ def draw_figures(result: RunResult) -> list[Path]:
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
     """Return the partition in a few words."""
     partition = experiment.partition
-    words = partition.kind
+    words: str = partition.kind
     if partition.kind in ("label", "quantity"):
         words = f"{partition.kind} skew Dir({partition.alpha:g})"
     if partition.kind == "classes":

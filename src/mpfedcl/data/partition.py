@@ -234,7 +234,11 @@ def _draw_shares(is_open: NDArray[numpy.bool_], alpha: float, generator: Generat
 
 
 def _cut(shares: Floats, total: int) -> Indices:
-    """Cut `total` images into whole numbers by each row's shares (of any positive sum)."""
+    """Cut `total` images into whole numbers by each row's shares (of any positive sum).
+
+    Ends are rounded down, as the lineage's code does: fractions of an image add up towards the
+    last clients, who thereby hold single images of classes more often than the others.
+    """
     ends = numpy.cumsum(shares, axis=1)
     # Dividing by the last end makes it exactly 1, so that a client without a share gets nothing.
     cuts = numpy.floor(ends / ends[:, -1:] * total).astype(numpy.int64)
@@ -253,7 +257,7 @@ def _deal(labels: Indices, counts: Indices, generator: Generator) -> list[Indice
     """Deal the images of each class out at random by the counts; each hand in ascending order."""
     num_clients = len(counts)
     owners = numpy.full(len(labels), num_clients)
-    for label in range(counts.shape[1]):
+    for label in numpy.flatnonzero(counts.sum(axis=0)):
         members = generator.permutation(numpy.flatnonzero(labels == label))
         hands = numpy.repeat(numpy.arange(num_clients), counts[:, label])
         owners[members[: len(hands)]] = hands

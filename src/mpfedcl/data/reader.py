@@ -80,7 +80,7 @@ def _read_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Imag
 
 def _read_set(root: Path, spec: DatasetSpecification, dataset: DatasetSettings) -> ImageSet:
     """Read a set from its folder, in whichever layout it has."""
-    archives, folders = _list_domains(root)
+    archives, folders = _list_domains(root, dataset)
     chosen = _choose(sorted({*archives, *folders}), dataset, str(root))
     from_archive = [name for name in chosen if name in archives]
     from_folder = [name for name in chosen if name in folders]
@@ -97,7 +97,7 @@ def _read_set(root: Path, spec: DatasetSpecification, dataset: DatasetSettings) 
     return _read_folders(folders, chosen, spec, dataset)
 
 
-def _list_domains(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
     """Return the archives and the domain folders of a set by domain."""
     entries = _list_entries(root)
     archives = {
@@ -110,7 +110,8 @@ def _list_domains(root: Path) -> tuple[dict[str, Path], dict[str, Path]]:
         within = _list_entries(entry)
         if any(inner.is_dir() for inner in within):
             folders[entry.name] = entry
-        elif any(is_picture(inner) for inner in within):
+        # Images that would silently be left out; whoever names the domains may have others lie.
+        elif not dataset.domains and any(is_picture(inner) for inner in within):
             raise InvalidInput(
                 f"{entry} holds images but no class folders; images must lie at "
                 f"{root}/<domain>/<class>/*.png|jpg."

@@ -12,8 +12,10 @@ from mpfedcl.readings import Readings
 class Engine(Protocol):
     """Runs clients: in this process, in many, or across a network. It knows no method by name."""
 
-    sizes: Mapping[str, int]
-    """Training samples by client name, in name order."""
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Training samples by client name, in name order."""
+        ...
 
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
         """Train the named clients and yield their updates in name order."""

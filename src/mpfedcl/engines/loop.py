@@ -52,8 +52,7 @@ class LoopEngine:
             clients = [self._data.client(name) for name in ordered[first:][:_CLIENTS_AT_ONCE]]
             with self._clock.phase("train"):
                 results = [self._train(client, broadcast, received) for client in clients]
-            with self._clock.phase("cluster"):
-                rows = self._summarize(clients, broadcast.round)
+            rows = self._summarize(clients, broadcast.round)
             for client, (sums, loss), prototypes in zip(clients, results, rows, strict=True):
                 yield Update(client.name, len(client.labels), sums, prototypes, loss)
 
@@ -148,7 +147,7 @@ class LoopEngine:
     def _batches(self, client: ClientData, round_number: int, epoch: int) -> Iterator[Batch]:
         key = generator(self._experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.inputs.device)
-        for chosen in order.split(self._experiment.train.batch_size):
+        for chosen in torch.split(order, self._experiment.train.batch_size):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             yield Batch(client.inputs[chosen], client.labels[chosen], everyone)
 
@@ -158,26 +157,30 @@ class LoopEngine:
             like = self._data.test_inputs
             none = Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
             return [none] * len(clients)
-        return self._prototypes(clients, round_number)
+        with self._clock.phase("embed"):
+            embeddings = [self._embed(client) for client in clients]
+        with self._clock.phase("cluster"):
+            return self._cluster(clients, embeddings, round_number)
 
     @torch.no_grad()
-    def _prototypes(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
-        return self._method.summarize(
-            [self._embed(self._trained[client.name], client.inputs) for client in clients],
-            [client.labels for client in clients],
-            [
-                seed_for(self._experiment.seed, round_number, client.name, "clusters")
-                for client in clients
-            ],
-        )
+    def _embed(self, client: ClientData) -> Tensor:
+        embeddings, _ = self._model.apply(self._trained[client.name], client.inputs)
+        return self._method.project(embeddings)
 
-    def _embed(self, params: Tensors, inputs: Tensor) -> Tensor:
-        return self._method.project(self._model.apply(params, inputs)[0])
+    def _cluster(
+        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
+    ) -> list[Prototypes]:
+        seed = self._experiment.seed
+        return self._method.summarize(
+            embeddings,
+            [client.labels for client in clients],
+            [seed_for(seed, round_number, client.name, "clusters") for client in clients],
+        )
 
     def _pool_for_reading(self, names: Sequence[str]) -> PrototypePool | None:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
         clients = [self._data.client(name) for name in names]
-        rows = self._prototypes(clients, 0)
+        rows = self._cluster(clients, [self._embed(client) for client in clients], 0)
         return PrototypePool.gather(
             {client.name: each for client, each in zip(clients, rows, strict=True)},
             num_classes=self._data.num_classes,

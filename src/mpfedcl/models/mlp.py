@@ -11,7 +11,7 @@ from mpfedcl.models.base import Tensors
 
 
 class Mlp:
-    """Fully connected layers with ReLU; the embedding is v = ReLU(W h + b) of the last hidden layer.
+    """Fully connected layers; the embedding is v = ReLU(W h + b) of the last hidden one.
 
     `Mlp((784, 512, 512, 256), 10)` is the MNIST model with its 798,474 parameters.
     """

@@ -10,13 +10,14 @@ import numpy
 matplotlib.use("Agg")  # Files only: no screen is asked for.
 
 from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
 
 from mpfedcl.report.tables import READING_TITLES
 
 # Colour-blind safe (Okabe and Ito), dark enough on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -62,7 +63,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
                     rounds, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0
                 )
         axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if curves:
             axes.legend(loc="lower right", ncols=2 if len(curves) > 4 else 1)
         figure.savefig(path)

@@ -1,5 +1,6 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ READING_TITLES = {
     "averaged_classifier": "averaged, classifier",
     "averaged_prototype": "averaged, prototype",
 }
-WIDTH = 100
+_NUMBER = re.compile(r"[-·]|[\d,]+(\.\d+)?(\([\d.]+\))?")
 
 
 class Grid:
@@ -28,31 +29,38 @@ class Grid:
         self.rows = [list(row) for row in rows]
 
     def show(self, console: Console) -> None:
-        """Print to a terminal or a file; the first column is left-aligned, the rest right."""
-        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if index == 0 else "right")
+        """Print to a terminal or a file, numbers to the right."""
+        # A title of the table's own would be folded to the table's width.
+        console.print(self.title, style="bold")
+        table = Table(box=box.SIMPLE_HEAD)
+        for column, numeric in zip(self.columns, self._numeric(), strict=True):
+            table.add_column(column, justify="right" if numeric else "left")
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
-        rule = ["---"] + ["---:"] * (len(self.columns) - 1)
+        rule = ["---:" if numeric else "---" for numeric in self._numeric()]
         lines = [self.columns, rule, *self.rows]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+    def _numeric(self) -> list[bool]:
+        """Tell for each column whether all its cells are numbers, or marks for none."""
+        cells: list[list[str]] = [[row[i] for row in self.rows] for i in range(len(self.columns))]
+        return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
 
 
 def percent(value: float | None) -> str:
     """Return an accuracy with one decimal, a dash where there is none."""
-    return "–" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{value:.1f}"
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
     """Return mean(std) over seeds, std with ddof = 0 as in the paper's tables."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
-        return "–"
+        return "-"
     mean = sum(known) / len(known)
     deviation = (sum((value - mean) ** 2 for value in known) / len(known)) ** 0.5
     return f"{mean:.1f}({deviation:.1f})"

@@ -1,0 +1,360 @@
+"""Partitions: what holds for every kind, what each kind promises, and what is refused."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from mpfedcl.data import partition
+from mpfedcl.data.partition import (
+    partition_by_classes,
+    partition_by_label,
+    partition_by_quantity,
+    partition_iid,
+)
+from mpfedcl.data.split import Indices, count_training
+from mpfedcl.errors import InvalidInput
+from mpfedcl.rng import numpy_generator
+
+Partition = Callable[..., list[Indices]]
+
+KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
+    "iid": (partition_iid, {}),
+    "label": (partition_by_label, {"alpha": 0.5}),
+    "label, plain": (partition_by_label, {"alpha": 0.5, "balanced": False}),
+    "quantity": (partition_by_quantity, {"alpha": 0.5}),
+    "classes": (partition_by_classes, {"classes_per_client": 1}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def deal(kind: str, labels: Indices, num_clients: int, **options: Any) -> list[Indices]:
+    function, defaults = KINDS[kind]
+    return function(labels, num_clients, **{"seed": 0, **defaults, **options})
+
+
+def make_labels(num_images: int, num_classes: int, seed: int = 0) -> Indices:
+    return numpy.random.default_rng(seed).integers(0, num_classes, num_images)
+
+
+def count(labels: Indices, hands: list[Indices]) -> Indices:
+    num_classes = int(labels.max()) + 1
+    return numpy.stack([numpy.bincount(labels[hand], minlength=num_classes) for hand in hands])
+
+
+def assert_dealt_once(labels: Indices, hands: list[Indices]) -> None:
+    dealt = numpy.concatenate(hands)
+    assert numpy.array_equal(numpy.sort(dealt), numpy.arange(len(labels)))
+
+
+@pytest.fixture
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "MOST_DRAWS", 200)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) -> None:
+    labels = numpy.asarray(
+        data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=80)), dtype=numpy.int64
+    )
+    num_clients = data.draw(st.integers(1, min(8, len(labels))))
+    min_size = data.draw(st.integers(1, 3))
+    fraction = data.draw(st.none() | st.floats(0.05, 0.95))
+    options: dict[str, Any] = {"seed": data.draw(st.integers(0, 2**63 - 1))}
+    if "alpha" in KINDS[kind][1]:
+        options["alpha"] = data.draw(st.sampled_from([1e-6, 0.05, 1.0, 1e6]))
+    if kind == "classes":
+        options["classes_per_client"] = data.draw(st.integers(1, len(set(labels.tolist()))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "MOST_DRAWS", 200)
+        try:
+            hands = deal(
+                kind, labels, num_clients, min_size=min_size, test_fraction=fraction, **options
+            )
+        except InvalidInput:
+            return  # a draw with so many images each is rare or impossible here
+    assert len(hands) == num_clients
+    counts = count(labels, hands)
+    if kind == "classes":
+        held = counts.sum(axis=0) > 0
+        assert set(numpy.unique(numpy.concatenate(hands))) == set(
+            numpy.flatnonzero(held[labels]).tolist()
+        )
+        assert sum(len(hand) for hand in hands) == held[labels].sum()
+    else:
+        assert_dealt_once(labels, hands)
+    assert count_training(counts, fraction).sum(axis=1).min() >= min_size
+    assert all(numpy.all(numpy.diff(hand) > 0) for hand in hands)
+    assert all(hand.dtype == numpy.int64 for hand in hands)
+
+
+@every_kind
+def test_the_seed_decides(kind: str) -> None:
+    labels = make_labels(300, 5)
+    first, again, other = (deal(kind, labels, 4, seed=seed) for seed in (3, 3, 4))
+    assert all(numpy.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not numpy.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@every_kind
+def test_one_client_gets_all(kind: str) -> None:
+    labels = make_labels(50, 3)
+    options = {"classes_per_client": 3} if kind == "classes" else {}
+    (hand,) = deal(kind, labels, 1, **options)
+    assert numpy.array_equal(hand, numpy.arange(50))
+
+
+@every_kind
+def test_one_class(kind: str) -> None:
+    labels = numpy.full(60, 2)
+    hands = deal(kind, labels, 3, min_size=2)
+    assert_dealt_once(labels, hands)
+    assert min(len(hand) for hand in hands) >= 2
+
+
+@pytest.mark.parametrize("kind", ["iid", "classes"])
+def test_as_many_clients_as_images(kind: str) -> None:
+    labels = numpy.zeros(20, dtype=numpy.int64)
+    hands = deal(kind, labels, 20)
+    assert_dealt_once(labels, hands)
+    assert all(len(hand) == 1 for hand in hands)
+
+
+def test_as_many_clients_as_images_by_shares() -> None:
+    labels = numpy.zeros(3, dtype=numpy.int64)
+    for kind in ("label", "quantity"):
+        hands = deal(kind, labels, 3, alpha=1e6)
+        assert all(len(hand) == 1 for hand in hands)
+
+
+@every_kind
+def test_classes_without_images_do_no_harm(kind: str) -> None:
+    labels = make_labels(100, 3) * 4 + 2  # classes 2, 6 and 10 alone
+    options = {"classes_per_client": 3} if kind == "classes" else {}
+    assert_dealt_once(labels, deal(kind, labels, 4, **options))
+
+
+@given(num_images=st.integers(1, 200), num_clients=st.integers(1, 50), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_iid_shares_differ_by_one_at_most(num_images: int, num_clients: int, seed: int) -> None:
+    assume(num_clients <= num_images)
+    labels = make_labels(num_images, 3)
+    sizes = [len(hand) for hand in partition_iid(labels, num_clients, seed=seed)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_gives_everyone_about_the_same_of_each_class() -> None:
+    labels = numpy.repeat(numpy.arange(4), 1000)
+    counts = count(labels, partition_iid(labels, 4, seed=0))
+    assert abs(counts - 250).max() < 60  # about four standard deviations
+
+
+@given(
+    class_sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    num_clients=st.integers(1, 6),
+    alpha=st.sampled_from([1e-6, 0.05, 0.5, 5.0, 1e6]),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=150, deadline=None)
+@example(class_sizes=[7, 7, 7], num_clients=3, alpha=1e-6, seed=0)
+def test_balanced_gives_no_class_to_a_client_with_its_fair_share(
+    class_sizes: list[int], num_clients: int, alpha: float, seed: int
+) -> None:
+    labels = numpy.repeat(numpy.arange(len(class_sizes)), class_sizes)
+    assume(len(labels) >= num_clients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "MOST_DRAWS", 200)
+        try:
+            hands = partition_by_label(labels, num_clients, seed=seed, alpha=alpha)
+        except InvalidInput:
+            return  # a draw with so many images each is rare or impossible here
+    counts = count(labels, hands)
+    before = numpy.cumsum(counts, axis=1) - counts
+    is_full = before >= len(labels) / num_clients
+    assert not numpy.any(is_full & (counts > 0))
+
+
+def deal_slowly(
+    class_sizes: list[int], num_clients: int, alpha: float, generator: numpy.random.Generator
+) -> Indices:
+    """Deal by the balanced rule in plain Python, as METHOD states it."""
+    fair = sum(class_sizes) / num_clients
+    held = [0] * num_clients
+    table = numpy.zeros((num_clients, len(class_sizes)), dtype=numpy.int64)
+    for label, size in enumerate(class_sizes):
+        mass = 0.0
+        while mass == 0:
+            shares = [float(p) for p in generator.dirichlet([alpha] * num_clients)]
+            shares = [0.0 if held[c] >= fair else shares[c] for c in range(num_clients)]
+            mass = sum(shares)
+        ends, reached = [], 0.0
+        for share in shares:
+            reached += share
+            ends.append(reached)
+        cuts = [0, *(int(end / reached * size) for end in ends)]
+        for client, (low, high) in enumerate(pairwise(cuts)):
+            table[client, label] = high - low
+            held[client] += high - low
+    return table
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 0.05, 1.0])
+def test_balanced_agrees_with_a_slow_reimplementation(alpha: float) -> None:
+    class_sizes = [40, 25, 31, 18, 36, 22]
+    labels = numpy.repeat(numpy.arange(6), class_sizes)
+    compared = 0
+    for seed in range(40):
+        # One draw at a time, the two consume the generator alike.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition, "_MOST_DRAWS_AT_ONCE", 1)
+            hands = partition_by_label(labels, 4, seed=seed, alpha=alpha)
+        generator = numpy_generator(seed, "partition", "label")
+        expected = deal_slowly(class_sizes, 4, alpha, generator)
+        if expected.sum(axis=1).min() >= 1:  # else the draw was refused and another one taken
+            assert numpy.array_equal(count(labels, hands), expected)
+            compared += 1
+    assert compared >= 5
+
+
+def test_plain_lets_a_full_client_have_more() -> None:
+    labels = numpy.repeat(numpy.arange(10), 50)
+    beyond = 0
+    for seed in range(30):
+        counts = count(labels, partition_by_label(labels, 4, seed=seed, alpha=0.1, balanced=False))
+        before = numpy.cumsum(counts, axis=1) - counts
+        beyond += int(numpy.any((before >= 125) & (counts > 0)))
+    assert beyond > 20
+
+
+def test_large_alpha_gives_equal_shares() -> None:
+    labels = numpy.repeat(numpy.arange(3), 4000)
+    for balanced in (True, False):
+        hands = partition_by_label(labels, 4, seed=0, alpha=1e6, balanced=balanced)
+        assert abs(count(labels, hands) - 1000).max() <= 12
+    sizes = [len(hand) for hand in partition_by_quantity(labels, 4, seed=0, alpha=1e6)]
+    assert max(abs(size - 3000) for size in sizes) <= 36
+
+
+def test_shares_have_the_dirichlet_mean_and_spread() -> None:
+    num_images, num_clients, alpha = 2000, 4, 2.0
+    labels = numpy.zeros(num_images, dtype=numpy.int64)
+    shares = numpy.array(
+        [
+            [len(hand) / num_images for hand in hands]
+            for hands in (
+                partition_by_label(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
+                for seed in range(400)
+            )
+        ]
+    )
+    variance = (1 / 4) * (3 / 4) / (num_clients * alpha + 1)
+    assert abs(shares.mean(axis=0) - 0.25).max() < 4 * (variance / 400) ** 0.5
+    assert abs(shares.var(axis=0) / variance - 1).max() < 0.35
+
+
+def test_tiny_alpha_gives_a_class_to_one_client() -> None:
+    labels = numpy.repeat(numpy.arange(10), 30)
+    counts = count(labels, partition_by_label(labels, 5, seed=0, alpha=1e-6))
+    assert numpy.all((counts > 0).sum(axis=0) == 1)
+
+
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> None:
+    num_classes = data.draw(st.integers(1, 8))
+    per_client = data.draw(st.integers(1, num_classes))
+    num_clients = data.draw(st.integers(1, 12))
+    labels = numpy.repeat(numpy.arange(num_classes), 37)
+    hands = partition_by_classes(
+        labels, num_clients, seed=data.draw(st.integers(0, 999)), classes_per_client=per_client
+    )
+    counts = count(labels, hands)
+    assert numpy.all((counts > 0).sum(axis=1) == per_client)
+    holders = (counts > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    for label in range(num_classes):
+        shares = counts[counts[:, label] > 0, label]
+        if len(shares):
+            assert shares.sum() == 37
+            assert shares.max() - shares.min() <= 1
+
+
+def test_matched_splits_count_only_what_trains() -> None:
+    labels = make_labels(400, 4)
+    hands = partition_by_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
+    assert count_training(count(labels, hands), 0.5).sum(axis=1).min() >= 20
+
+
+def sentence_of(kind: str, labels: Indices, num_clients: int, **options: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        deal(kind, labels, num_clients, **options)
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    return sentence
+
+
+@every_kind
+def test_refuses_more_clients_than_images(kind: str) -> None:
+    sentence = sentence_of(kind, make_labels(10, 3), 11)
+    assert "clients is 11; it must be at most 10" in sentence
+
+
+@every_kind
+def test_refuses_more_than_there_is_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_redraw", None)  # no draw is even tried
+    sentence = sentence_of(kind, make_labels(100, 3), 5, min_size=21)
+    assert "partition.min_size is 21; it must be at most 20" in sentence
+    assert "clients 5 and 100 images" in sentence
+
+
+def test_refuses_at_once_what_a_test_fraction_makes_impossible() -> None:
+    sentence = sentence_of("iid", make_labels(1000, 2), 5, min_size=150, test_fraction=0.5)
+    assert "partition.min_size is 150" in sentence
+    assert "dataset.test_fraction 0.5" in sentence
+
+
+@pytest.mark.parametrize("kind", ["label", "label, plain", "quantity"])
+def test_gives_up_with_a_way_out(kind: str) -> None:
+    labels = make_labels(2000, 10)
+    begin = time.perf_counter()
+    sentence = sentence_of(kind, labels, 50, alpha=1e-6, min_size=10)
+    assert time.perf_counter() - begin < 10
+    assert "partition.min_size is 10" in sentence
+    assert "20,000 draws" in sentence
+    assert "partition.alpha 1e-06" in sentence
+    assert "clients 50" in sentence
+    assert "raise partition.alpha" in sentence
+
+
+@pytest.mark.usefixtures("_few_draws")
+def test_gives_up_on_classes_too() -> None:
+    labels = numpy.repeat(numpy.arange(2), [99, 1])
+    sentence = sentence_of("classes", labels, 4, min_size=10)
+    assert "partition.kind classes" in sentence
+    assert "lower partition.min_size or clients" in sentence
+
+
+def test_refuses_more_classes_than_there_are() -> None:
+    sentence = sentence_of("classes", make_labels(100, 3), 4, classes_per_client=4)
+    assert "partition.classes_per_client is 4; it must be at most 3" in sentence
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-3, 1e6])
+@pytest.mark.parametrize("num_clients", [1, 2, 300])
+def test_extreme_shares_are_sound(alpha: float, num_clients: int) -> None:
+    generator = numpy.random.default_rng(0)
+    is_open = generator.random((50, num_clients)) < 0.5
+    is_open[:, 0] = True
+    shares = partition._draw_shares(is_open, alpha, generator)
+    assert numpy.isfinite(shares).all()
+    cut = partition._cut(shares, 1000)
+    assert numpy.all(cut.sum(axis=1) == 1000)
+    assert cut.min() >= 0
+    assert not cut[~is_open].any()
