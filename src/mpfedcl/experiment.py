@@ -50,6 +50,8 @@ class DatasetSettings(Settings):
     """Share of the images kept for testing where a set has no split of its own."""
     domains: tuple[str, ...] = ()
     """Only these domains of a set that has several [default: all]."""
+    standardize: bool = True
+    """Bring pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
     image_size: Annotated[int | None, Field(ge=1, le=1024), _Auto] = None
     """Resize images to this many pixels a side [default: as they are; 28 where sizes differ]."""
 

@@ -198,7 +198,7 @@ def deal_slowly(
         for share in shares:
             reached += share
             ends.append(reached)
-        cuts = [0, *(int(end / reached * size) for end in ends)]
+        cuts = [0, *(round(end / reached * size) for end in ends)]
         for client, (low, high) in enumerate(pairwise(cuts)):
             table[client, label] = high - low
             held[client] += high - low

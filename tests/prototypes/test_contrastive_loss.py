@@ -238,7 +238,7 @@ def test_a_sample_of_an_absent_class_is_left_out_of_the_mean(form: Any) -> None:
     z.requires_grad_()
     with_absent = prototype_contrastive_loss(z, torch.tensor([0, 3, 1]), pool, 0.5, form)
     without = prototype_contrastive_loss(z[[0, 2]], torch.tensor([0, 1]), pool, 0.5, form)
-    assert float(with_absent) == pytest.approx(float(without), rel=1e-12)
+    assert with_absent.item() == pytest.approx(without.item(), rel=1e-12)
     (slope,) = torch.autograd.grad(with_absent, z)
     assert slope[1].tolist() == [0, 0, 0]
     assert slope[0].abs().sum() > 0
@@ -258,7 +258,7 @@ def test_nothing_to_contrast_is_a_zero_that_can_be_differentiated(
     z = torch.ones(size, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.full((size,), 3)
     loss = prototype_contrastive_loss(z, labels, pool, 0.07, form, padding)
-    assert float(loss) == 0
+    assert loss.item() == 0
     loss.backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert z.grad.tolist() == torch.zeros(size, 3).tolist()
@@ -272,7 +272,7 @@ def test_one_class_alone_costs_nothing(form: Any) -> None:
     )
     z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = prototype_contrastive_loss(z, torch.zeros(5, dtype=torch.int64), pool, 0.07, form)
-    assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
+    assert loss.item() == pytest.approx(0, abs=1e-6)
     (slope,) = torch.autograd.grad(loss, z)
     assert slope.isfinite().all()
 
@@ -366,7 +366,7 @@ def test_tiny_temperatures_and_long_embeddings_stay_finite(
     double = prototype_contrastive_loss(
         z.detach().double(), labels, pool.to(dtype=torch.float64), temperature, form
     )
-    assert float(loss.detach()) == pytest.approx(float(double), rel=1e-4)
+    assert loss.item() == pytest.approx(float(double), rel=1e-4)
 
 
 def test_a_pool_of_another_precision_follows_the_embeddings() -> None:

@@ -19,6 +19,9 @@ class DatasetSpecification:
     test: Literal["shared", "matched"]
     train_size: int | None = None
     embedded: bool = False
+    pixel_mean: float = 0.5
+    pixel_deviation: float = 0.5
+    """Inputs are (pixel / 255 - mean) / deviation: known constants, nobody's data are asked."""
     class_names: tuple[str, ...] = ()
     """The classes the set must have, in order; empty where the files decide."""
 
@@ -39,6 +42,8 @@ SPECIFICATIONS = {
             test="shared",
             embedded=True,
             class_names=_DIGITS,
+            pixel_mean=0.1307,
+            pixel_deviation=0.3081,
         ),
         DatasetSpecification(
             name="mnist",
@@ -50,6 +55,8 @@ SPECIFICATIONS = {
             test="shared",
             train_size=2000,
             class_names=_DIGITS,
+            pixel_mean=0.1307,
+            pixel_deviation=0.3081,
         ),
         DatasetSpecification(
             name="folder",

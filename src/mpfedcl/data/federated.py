@@ -7,6 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from mpfedcl.data.catalogue import specification
 from mpfedcl.data.imageset import Domain, Images, ImageSet
 from mpfedcl.data.partition import (
     partition_by_classes,
@@ -27,7 +28,7 @@ class ClientData:
 
     name: str
     inputs: Tensor
-    """[images, features], in 0 to 1."""
+    """[images, features], standardized by the set's constants, or in 0 to 1."""
     labels: Tensor
     """[images], int64."""
     test: Tensor
@@ -101,12 +102,11 @@ def load_federated(experiment: Experiment) -> FederatedData:
             f"dataset.test_fraction is {experiment.dataset.test_fraction:g} and leaves no image "
             "to test on; it must be larger, or the set must have more images of a class."
         )
-    dtype = getattr(torch, experiment.dtype)
     clients = tuple(
-        ClientData(name, *training[name].tensors(dtype), torch.from_numpy(own[name]))
+        ClientData(name, *training[name].tensors(experiment), torch.from_numpy(own[name]))
         for name in sorted(training)
     )
-    return FederatedData(image_set.name, image_set.class_names, clients, *test.tensors(dtype))
+    return FederatedData(image_set.name, image_set.class_names, clients, *test.tensors(experiment))
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,13 @@ class _Part:
     def take(self, chosen: Indices) -> "_Part":
         return _Part(self.images[chosen], self.labels[chosen])
 
-    def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def tensors(self, experiment: Experiment) -> tuple[Tensor, Tensor]:
         flat = torch.from_numpy(numpy.ascontiguousarray(self.images)).flatten(start_dim=1)
-        return flat.to(dtype).div_(255), torch.from_numpy(self.labels)
+        inputs = flat.to(getattr(torch, experiment.dtype)).div_(255)
+        if experiment.dataset.standardize:
+            spec = specification(experiment.dataset.name)
+            inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)
+        return inputs, torch.from_numpy(self.labels)
 
 
 _Dealt = tuple[dict[str, _Part], _Part, dict[str, Indices]]

@@ -241,7 +241,8 @@ def _cut(shares: Floats, total: int) -> Indices:
     """
     ends = numpy.cumsum(shares, axis=1)
     # Dividing by the last end makes it exactly 1, so that a client without a share gets nothing.
-    cuts = numpy.floor(ends / ends[:, -1:] * total).astype(numpy.int64)
+    # Rounded, not cut off: cutting off would hand the leftover single images to the last client.
+    cuts = numpy.rint(ends / ends[:, -1:] * total).astype(numpy.int64)
     return numpy.diff(cuts, axis=1, prepend=0)
 
 

@@ -243,7 +243,7 @@ def _check(pool: PrototypePool) -> None:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(f"{what} {wrong} is out of range; it must be from 0 to {limit - 1}.")
     # aminmax passes NaN on.
-    if not all(math.isfinite(float(value)) for value in pool.vectors.aminmax()):
+    if not all(math.isfinite(float(value)) for value in pool.vectors.detach().aminmax()):
         raise ValueError("prototype vectors hold NaN or infinity; every number must be finite.")
     held = torch.bincount(pool.owners * pool.num_classes + pool.labels)
     most, place = (int(value) for value in held.max(dim=0))

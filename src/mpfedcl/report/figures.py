@@ -50,7 +50,7 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
 def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band."""
     with pyplot.rc_context(_STYLE):
-        figure, axes = pyplot.subplots(figsize=(7.2, 4.2))
+        figure, axes = pyplot.subplots(figsize=(7.2, 4.8))
         for index, (label, several) in enumerate(curves.items()):
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
@@ -65,7 +65,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
         axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if curves:
-            axes.legend(loc="lower right", ncols=2 if len(curves) > 4 else 1)
+            figure.legend(loc="outside lower center", ncols=2)
         figure.savefig(path)
         pyplot.close(figure)
 
