@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -129,33 +128,24 @@ def _run_in_processes(
 ) -> bool:
     # Fresh processes, not forks: forking a process that has threads can hang it.
     context = multiprocessing.get_context("spawn")
-    before = os.environ.get("OMP_NUM_THREADS")
-    # Two pools of spinning threads on the same cores are many times slower than one thread each.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
-            waiting: set[Future[str | None]] = set()
-            queue = list(todo)
-            complete = True
-            while queue or waiting:
-                while queue and len(waiting) < jobs and not should_stop():
-                    plan = queue.pop(0)
-                    waiting.add(pool.submit(_work, plan.experiment.to_toml(), str(plan.path)))
-                if not waiting:
-                    return False
-                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                for each in done:
-                    outcome = each.result()
-                    if outcome not in (None, "stopped"):
-                        raise InvalidInput(outcome)
-                    complete = complete and outcome is None
-                on_wait()
-            return complete
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+    with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
+        waiting: set[Future[str | None]] = set()
+        queue = list(todo)
+        complete = True
+        while queue or waiting:
+            while queue and len(waiting) < jobs and not should_stop():
+                plan = queue.pop(0)
+                waiting.add(pool.submit(_work, plan.experiment.to_toml(), str(plan.path)))
+            if not waiting:
+                return False
+            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            for each in done:
+                outcome = each.result()
+                if outcome not in (None, "stopped"):
+                    raise InvalidInput(outcome)
+                complete = complete and outcome is None
+            on_wait()
+        return complete
 
 
 def _work(document: str, path: str) -> str | None:

@@ -22,8 +22,6 @@ from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 
 _HIDDEN = (512, 512, 256)
-_MOST_THREADS = 4
-"""Batches of 32 gain nothing from more, and idle threads spin."""
 
 Record = Mapping[str, Any]
 
@@ -192,9 +190,15 @@ def describe_clients(data: FederatedData) -> dict[str, Any]:
 
 
 def cap_threads() -> None:
-    """Use the cores there are, but no more threads than small batches can feed."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
+    """Use one thread, unless OMP_NUM_THREADS says otherwise.
+
+    Batches of 32 gain little from a second one, two processes that spin on the same cores are tens
+    of times slower, and sums come out differently with every number of threads: with one, the same
+    experiment gives the same bits whatever the number of cores and of runs at the same time.
+    """
+    # Libraries loaded later, such as scikit-learn, read it when they start.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _find_device(name: str) -> torch.device:
