@@ -1,7 +1,7 @@
 """Checkpoints: the whole state after a round, hashed, with the one before it kept.
 
-A checkpoint is two files: the tensors, and a small JSON manifest with their hash that is written
-last. Without a manifest, or with one that does not match, a checkpoint does not count.
+A checkpoint is two files: the tensors, and a small JSON manifest that is written last, with a hash
+over both. Without a manifest, or with one that does not match, a checkpoint does not count.
 """
 
 import json
@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint and drop those older than the one before it."""
+    """Write a checkpoint; keep the one before it and drop the others."""
     folder.mkdir(exist_ok=True)
     state = checkpoint.state
     content = pack_tensors(
@@ -51,15 +51,28 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     manifest = {
         "format": FORMAT,
         "round": state.round,
-        "sha256": digest(content),
         "received": {name: received for name, (received, _) in state.rows.items()},
         "record": checkpoint.record,
     }
-    write_atomically(folder / f"{stem}.json", json.dumps(manifest).encode())
-    for old in sorted(folder.glob("round-*.json"))[:-_KEPT]:
-        # The manifest goes first: tensors without one do not count, the reverse would be damage.
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    signed = {"sha256": _sign(manifest, content), **manifest}
+    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
+    _drop_others(folder, stem)
+
+
+def _drop_others(folder: Path, newest: str) -> None:
+    """Remove all but the newest and the one before: older ones, orphans, and damaged later ones."""
+    # A later one is left from before a return to an earlier round: were it kept, it would outlive
+    # the rounds that are being run anew and count as the newest.
+    stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
+    kept = stems[-_KEPT:]
+    # Manifests go first: tensors without one do not count, the reverse would be damage.
+    for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
+        if path.stem not in kept:
+            path.unlink()
+
+
+def _sign(manifest: dict[str, Any], content: bytes) -> str:
+    return digest(json.dumps(manifest).encode() + content)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -69,10 +82,10 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         try:
             manifest = json.loads(path.read_bytes())
             content = path.with_suffix(".safetensors").read_bytes()
-            if digest(content) != manifest["sha256"]:
+            if manifest.pop("sha256") != _sign(manifest, content):
                 raise ValueError("its hash does not match")
             return _unpack(load(content), manifest), problems
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path.with_suffix('').name} is damaged ({error})")
     return None, problems
 

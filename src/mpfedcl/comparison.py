@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,8 @@ class Comparison:
             defaults = find_method(method).defaults
             for seed in seeds:
                 experiment = base.replace(method=method, seed=seed).resolved(defaults)
-                folder = f"{method.rpartition(':')[2]}-seed{seed}"
+                # The whole name: two modules may each have a class Mine.
+                folder = f"{method.replace(':', '.')}-seed{seed}"
                 plans.append(Plan(method, experiment, path / folder))
         for plan in plans:
             directory = RunDirectory(plan.path)
@@ -81,7 +85,13 @@ class Comparison:
                     return False
             return True
         self.path.mkdir(parents=True, exist_ok=True)
-        return _run_in_processes(todo, jobs, should_stop, on_wait)
+        try:
+            return _run_in_processes(todo, jobs, should_stop, on_wait)
+        except BrokenProcessPool:
+            raise InvalidInput(
+                f"jobs is {jobs}; one of them was ended from outside (out of memory?): the same "
+                "command goes on where it stopped, and fewer jobs need less memory."
+            ) from None
 
     def collect(self) -> dict[str, Any]:
         """Return all readings by method, test and reading, a number a seed."""
@@ -108,7 +118,8 @@ class Comparison:
             training = {k: v for k, v in summary["seconds"].items() if k != "evaluate"}
             entry["seconds"].append(round(sum(training.values()), 3))
             entry["runs"].append(plan.path.name)
-        seeds = sorted({plan.experiment.seed for plan in self.plans})
+        # In the order given, which is also the order of the numbers above.
+        seeds = list(dict.fromkeys(plan.experiment.seed for plan in self.plans))
         return {"rounds": self.plans[0].experiment.rounds, "seeds": seeds, "methods": methods}
 
     def write(self, content: dict[str, Any]) -> None:
@@ -128,7 +139,9 @@ def _run_in_processes(
 ) -> bool:
     # Fresh processes, not forks: forking a process that has threads can hang it.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        min(jobs, len(todo)), mp_context=context, initializer=_end_with_parent
+    ) as pool:
         waiting: set[Future[str | None]] = set()
         queue = list(todo)
         complete = True
@@ -146,6 +159,18 @@ def _run_in_processes(
                 complete = complete and outcome is None
             on_wait()
         return complete
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent does: a pool's process would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(document: str, path: str) -> str | None:

@@ -1,5 +1,7 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -7,7 +9,7 @@ from mpfedcl.aggregate import WeightedMean
 from mpfedcl.clock import Clock
 from mpfedcl.engines.base import Engine
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast
+from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.guard import Guard
 from mpfedcl.methods import Method, Server
@@ -125,7 +127,7 @@ class Federation:
         mean, rows, losses = WeightedMean(), dict[str, Prototypes](), dict[str, float]()
         rejected: dict[str, str] = {}
         bytes_up, parameters, prototype_floats = 0, 0, 0
-        for update in self._engine.train(broadcast, chosen):
+        for update in _in_name_order(self._engine.train(broadcast, chosen), chosen):
             with self._clock.phase("aggregate"):
                 bytes_up += update.num_bytes
                 reason = self._guard.judge(update, broadcast)
@@ -194,3 +196,22 @@ class Federation:
         if not sizes:
             return None
         return sum(losses[name] * size for name, size in sizes.items()) / sum(sizes.values())
+
+
+def _in_name_order(updates: Iterable[Update], chosen: list[str]) -> Iterator[Update]:
+    """Pass updates on in the order of `chosen`, whatever their arrival: sums depend on the order.
+
+    One that comes early waits for those before it; what nobody asked for comes last.
+    """
+    early: dict[str, Update] = {}
+    last: list[Update] = []
+    expected = deque(chosen)
+    for update in updates:
+        if update.client in early or update.client not in expected:
+            last.append(update)
+            continue
+        early[update.client] = update
+        while expected and expected[0] in early:
+            yield early.pop(expected.popleft())
+    yield from (early[name] for name in sorted(early))
+    yield from last

@@ -41,7 +41,7 @@ class Guard:
         return (
             self._judge_numbers(update)
             or self._judge_sums(update.sums, broadcast)
-            or self._judge_rows(update)
+            or self._judge_rows(update, broadcast.pool.vectors.dtype)
         )
 
     def _judge_numbers(self, update: Update) -> str | None:
@@ -72,7 +72,7 @@ class Guard:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
         return None
 
-    def _judge_rows(self, update: Update) -> str | None:
+    def _judge_rows(self, update: Update, dtype: torch.dtype) -> str | None:
         rows = update.rows
         count = rows.labels.shape[0] if rows.labels.ndim == 1 else -1
         if count and not self._shares_prototypes:
@@ -80,7 +80,7 @@ class Guard:
         for problem in (
             _judge_tensor("labels", rows.labels, torch.Size([count]), torch.int64),
             _judge_tensor("counts", rows.counts, torch.Size([count]), torch.int64),
-            _judge_tensor("vectors", rows.vectors, torch.Size([count, self._dimension])),
+            _judge_tensor("vectors", rows.vectors, torch.Size([count, self._dimension]), dtype),
         ):
             if problem:
                 return f"prototype {problem}"
@@ -101,13 +101,9 @@ class Guard:
         return None
 
 
-def _judge_tensor(
-    name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype | None = None
-) -> str | None:
+def _judge_tensor(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> str | None:
     if value.shape != shape:
         return f"{name} has shape {list(value.shape)}; expected {list(shape)}"
-    if dtype is not None and value.dtype != dtype:
+    if value.dtype != dtype:
         return f"{name} has type {value.dtype}; expected {dtype}"
-    if dtype is None and not value.is_floating_point():
-        return f"{name} has type {value.dtype}; expected floating point"
     return None

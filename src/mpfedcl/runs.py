@@ -1,5 +1,6 @@
 """The run directory: all that a run leaves behind, in plain files."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -32,6 +33,8 @@ class RunDirectory:
             raise InvalidInput(f"out is {str(path)!r}; it must be a folder, and this is a file.")
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
+        if not directory.holds_run() and any(not e.name.startswith(".") for e in path.iterdir()):
+            raise InvalidInput(f"out is {str(path)!r}; it must be a new or an empty folder.")
         directory._acquire()
         try:
             if directory.holds_run():
@@ -39,8 +42,6 @@ class RunDirectory:
                     f"out is {str(path)!r}; it already holds a run: give another folder, or go on "
                     f"with it by --resume {path}."
                 )
-            if any(not each.name.startswith(".") for each in path.iterdir()):
-                raise InvalidInput(f"out is {str(path)!r}; it must be a new or an empty folder.")
             directory.write_experiment(experiment)
         except BaseException:
             directory.close()
@@ -88,20 +89,21 @@ class RunDirectory:
         write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
 
     def read_records(self) -> list[dict[str, Any]]:
-        """Return the records of whole lines; a line cut off by a crash is left out."""
+        """Return the records of whole lines; a line cut off by a crash or damaged is left out."""
         records = []
         path = self.path / "rounds.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
-            except ValueError:
-                break
         return records
 
     def append_record(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            # The checkpoint is on disk by now and holds this record alone, not those before it.
+            os.fsync(file.fileno())
 
     def rewind_records(self, last: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Make the records end with the checkpoint's own; later rounds will be run again."""

@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside, flushed to disk, renamed into place."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -15,11 +16,17 @@ from mpfedcl.models import Tensors
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a crash at any moment leaves the old one or the new one."""
     beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        # On a full disk half a file helps nobody.
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpfedcl.prototypes import Prototypes, cluster_clients, cluster_prototypes, mean_clients
 from mpfedcl.prototypes.groups import average_clusters, group_samples
-from mpfedcl.prototypes.kmeans import _Blocks, _draw_rows, _iterate
+from mpfedcl.prototypes.kmeans import _Blocks, _choose_centres, _draw_rows, _iterate
 
 torch.set_num_threads(1)
 quick = settings(deadline=None, max_examples=60)
@@ -259,18 +259,48 @@ def test_a_clients_scale_does_not_disturb_another() -> None:
     assert len(together[1]) == 6
 
 
+def one_block(*values: float) -> _Blocks:
+    """A group of points on a line; the last one pads its block, as `run_kmeans` has it."""
+    line = torch.tensor([*values, *[values[-1]] * (16 - len(values))], dtype=torch.float32)
+    points = line.view(1, 16, 1)
+    mask = torch.arange(16).unsqueeze(0) < len(values)
+    return _Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
+
+
 def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
-    points = torch.zeros(1, 16, 1)
-    points[0, :4, 0] = torch.tensor([0.0, 1.0, 2.0, 50.0])
-    mask = torch.arange(16).unsqueeze(0) < 4
     start = torch.zeros(1, 16, dtype=torch.int64)
-    blocks = _Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
-    found = _iterate(blocks, start, 3)[0, :4]
-    assert found[3] not in found[:3]
-    assert len(set(found.tolist())) == 3
+    assert _iterate(one_block(100, 101, 140, 102), start, 2)[0, :4].tolist() == [0, 0, 1, 0]
+    # Two are empty: they are refilled one after the other.
+    found = _iterate(one_block(100, 101, 140, 102, 170), start, 3)[0, :5]
+    assert found.tolist() == [0, 0, 2, 0, 1]
     # Nothing to move to: the spare clusters stay empty, and nothing becomes NaN.
-    level = _Blocks(torch.zeros(1, 16, 1), mask, blocks.group, 1)
-    assert _iterate(level, start, 3).tolist() == start.tolist()
+    assert _iterate(one_block(7, 7, 7), start, 3).tolist() == start.tolist()
+
+
+@pytest.mark.parametrize(
+    ("spread", "draw", "nearest"),
+    [
+        # The first centre is 0, so D² is 1 and 100: the second is 1 with probability 1/101.
+        (True, 0.0098, [0, 1, 1]),
+        (True, 0.01, [0, 0, 1]),
+        (False, 0.49, [0, 1, 1]),
+        (False, 0.51, [0, 0, 1]),
+    ],
+)
+def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[int]) -> None:
+    blocks = one_block(0, 1, 10)
+    draws = torch.tensor([[0.3, draw]])
+    clusters, unsolved, _ = _choose_centres(blocks, torch.tensor([3]), draws, spread=spread)
+    assert clusters[0, :3].tolist() == nearest
+    assert unsolved.tolist() == [True]
+
+
+def test_between_two_centres_the_first_one_wins() -> None:
+    blocks = one_block(-1, 0, 1)
+    draws = torch.tensor([[0.0, 0.9]])
+    clusters, _, middle = _choose_centres(blocks, torch.tensor([3]), draws, spread=True)
+    assert clusters[0, :3].tolist() == [0, 0, 1]
+    assert middle.tolist() == [[0]]
 
 
 def test_clusters_with_the_same_mean_become_one() -> None:
@@ -284,13 +314,13 @@ def test_clusters_with_the_same_mean_become_one() -> None:
 def test_rows_are_drawn_in_proportion_to_their_weight() -> None:
     weight = torch.zeros(2, 16, dtype=torch.float64)
     weight[0, [3, 5]] = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    weight[1, 15] = 1e-200
+    weight[1, 4] = 1e-200
     group = torch.tensor([0, 1])
     begin, end = torch.tensor([0, 16]), torch.tensor([15, 31])
     for draw, row in ((0.0, 3), (0.2499, 3), (0.25, 5), (1 - 2**-24, 5)):
         draws = torch.tensor([draw, draw])
         drawn = _draw_rows(weight, weight.sum(1), draws, group, begin, end)
-        assert drawn.tolist() == [row, 31]
+        assert drawn.tolist() == [row, 20]
 
 
 def test_embeddings_are_taken_as_constants_and_labels_of_any_integer_type() -> None:
@@ -377,6 +407,18 @@ def test_a_batch_of_clients_is_each_client_alone(
     for found, points, classes, seed in zip(together, embeddings, labels, seeds, strict=True):
         alone = cluster_prototypes(points, classes, seed=seed, **options)
         assert_same(found, alone, tolerance=1e-12)
+
+
+def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 250, (60,), generator=generator).tolist()
+    embeddings = [torch.rand(size, 2, dtype=torch.float64, generator=generator) for size in sizes]
+    labels = [torch.randint(0, 2, (size,), generator=generator) for size in sizes]
+    options: dict[str, Any] = {"num_classes": 2, "num_prototypes": 4}
+    together = cluster_clients(embeddings, labels, list(range(60)), **options)
+    for client in range(60):
+        alone = cluster_prototypes(embeddings[client], labels[client], seed=client, **options)
+        assert_same(together[client], alone, tolerance=1e-12)
 
 
 @quick

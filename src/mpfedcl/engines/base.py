@@ -18,7 +18,7 @@ class Engine(Protocol):
         ...
 
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
-        """Train the named clients and yield their updates in name order."""
+        """Train the named clients and yield their updates in any order; name order is cheapest."""
         ...
 
     def evaluate(

@@ -154,9 +154,7 @@ class LoopEngine:
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
         """Return the clients' prototypes, or none of them where the method shares none."""
         if not self._method.shares_prototypes:
-            like = self._data.test_inputs
-            none = Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
-            return [none] * len(clients)
+            return [self._no_prototypes()] * len(clients)
         with self._clock.phase("embed"):
             embeddings = [self._embed(client) for client in clients]
         with self._clock.phase("cluster"):
@@ -171,11 +169,19 @@ class LoopEngine:
         self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
     ) -> list[Prototypes]:
         seed = self._experiment.seed
-        return self._method.summarize(
-            embeddings,
-            [client.labels for client in clients],
-            [seed_for(seed, round_number, client.name, "clusters") for client in clients],
+        # A client whose training has blown up sends no prototypes; the guard deals with its model.
+        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
+        rows = self._method.summarize(
+            [embeddings[number] for number in sound],
+            [clients[number].labels for number in sound],
+            [seed_for(seed, round_number, clients[n].name, "clusters") for n in sound],
         )
+        found = dict(zip(sound, rows, strict=True))
+        return [found.get(number, self._no_prototypes()) for number in range(len(clients))]
+
+    def _no_prototypes(self) -> Prototypes:
+        like = self._data.test_inputs
+        return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
 
     def _pool_for_reading(self, names: Sequence[str]) -> PrototypePool | None:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
@@ -186,3 +192,8 @@ class LoopEngine:
             num_classes=self._data.num_classes,
             num_prototypes=self._method.num_prototypes,
         )
+
+
+def _is_sound(embeddings: Tensor) -> bool:
+    """Tell whether embeddings can be clustered: all finite, and so are their squares."""
+    return bool(embeddings.square().sum(dtype=torch.float64) < 1e30)

@@ -19,7 +19,13 @@ from torch.nn.functional import cross_entropy, normalize
 from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Tensors
-from mpfedcl.prototypes import PrototypePool, Prototypes, cluster_clients
+from mpfedcl.prototypes import (
+    PrototypePool,
+    Prototypes,
+    cluster_clients,
+    dbscan_clients,
+    mean_clients,
+)
 
 Reading = Literal[
     "personal_classifier", "personal_prototype", "averaged_classifier", "averaged_prototype"
@@ -82,11 +88,14 @@ class Method:
 
     shares_model: bool = True
     shares_prototypes: bool = False
+    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
+    """How `summarize` makes a class's prototypes."""
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         self.experiment = experiment
         self.num_classes = num_classes
-        self.num_prototypes: int | None = experiment.prototypes.per_class
+        limits = {"kmeans": experiment.prototypes.per_class, "mean": 1, "dbscan": None}
+        self.num_prototypes: int | None = limits[self.clustering]
         """At most so many prototypes a class and client; None: any number."""
 
     # What travels, what is kept
@@ -134,15 +143,20 @@ class Method:
         Where `shares_prototypes` is false they never travel: they only serve the reading by
         nearest prototype, beside the classifier's.
         """
-        settings = self.experiment.prototypes
+        settings, dbscan = self.experiment.prototypes, self.experiment.dbscan
+        common = {
+            "num_classes": self.num_classes,
+            "min_cluster_size": settings.min_cluster_size,
+        }
+        if self.clustering == "mean":
+            return mean_clients(embeddings, labels, **common)
+        if self.clustering == "dbscan":
+            return dbscan_clients(
+                embeddings, labels, eps=dbscan.eps, min_samples=dbscan.min_samples, **common
+            )
+        num_prototypes = self.num_prototypes or 1
         return cluster_clients(
-            embeddings,
-            labels,
-            seeds,
-            num_classes=self.num_classes,
-            num_prototypes=settings.per_class or 1,
-            init=settings.init,
-            min_cluster_size=settings.min_cluster_size,
+            embeddings, labels, seeds, num_prototypes=num_prototypes, init=settings.init, **common
         )
 
     # On the server

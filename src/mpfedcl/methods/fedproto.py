@@ -1,15 +1,13 @@
 """FedProto (Tan et al., 2022)."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from mpfedcl.exchange import Broadcast
-from mpfedcl.experiment import Experiment
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.models import Tensors
-from mpfedcl.prototypes import PrototypePool, Prototypes, mean_clients
+from mpfedcl.prototypes import PrototypePool
 
 
 class GlobalPrototypes(NamedTuple):
@@ -27,10 +25,7 @@ class FedProto(Method):
     reading = "personal_prototype"
     shares_model = False
     shares_prototypes = True
-
-    def __init__(self, experiment: Experiment, num_classes: int) -> None:
-        super().__init__(experiment, num_classes)
-        self.num_prototypes = 1
+    clustering = "mean"
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
         """Average the owners' class means, one vote an owner."""
@@ -47,17 +42,6 @@ class FedProto(Method):
         squares = (embeddings - received.vectors[batch.labels]).square().mean(dim=-1)
         pulled = Batch(batch.inputs, batch.labels, batch.mask & received.present[batch.labels])
         return batch.cross_entropy(logits) + self.experiment.fedproto.weight * pulled.mean(squares)
-
-    def summarize(
-        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]
-    ) -> list[Prototypes]:
-        """Return each class's mean."""
-        return mean_clients(
-            embeddings,
-            labels,
-            num_classes=self.num_classes,
-            min_cluster_size=self.experiment.prototypes.min_cluster_size,
-        )
 
     def project(self, embeddings: Tensor) -> Tensor:
         """FedProto compares raw embeddings."""

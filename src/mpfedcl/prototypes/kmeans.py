@@ -52,7 +52,8 @@ def run_kmeans(groups: Groups, draws: Tensor, *, spread: bool) -> Tensor:
     Minimises Σ_x |x - u_{k(x)}|² in every group by Lloyd's iterations: x joins its nearest centre
     (ties to the lowest), a centre moves to the mean of its points. `draws` [G, K] in [0, 1) start
     it: by k-means++ if `spread`, else from points drawn at random. A group with at most K distinct
-    points gets one cluster for each of them.
+    points gets one cluster for each of them. A larger one gets K, or fewer where points lie closer
+    together than the rounding of their products.
     """
     rows = _lay_out(groups)
     points = groups.points.index_select(0, rows.sample.flatten())

@@ -1,0 +1,52 @@
+"""Measure what each open point of the paper is worth: the numbers of docs/fidelity.md.
+
+Each row is MP-FedCL on MNIST under Dir(0.05) with one thing changed. Runs that are complete are not
+run again. Needs the full MNIST in the data folder (MPFEDCL_DATA).
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.comparison import Comparison
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS
+from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "as METHOD says": {},
+    "raw embeddings": {"prototypes__normalize": False},
+    "literal loss": {"contrast__form": "literal"},
+    "pooled loss": {"contrast__form": "pooled"},
+    "no contrastive loss": {"contrast__weight": 0.0},
+    "padding: fill": {"prototypes__padding": "fill"},
+    "models stay at home": {"share_model": False},
+    "K = 1": {"prototypes__per_class": 1},
+    "K = 3": {"prototypes__per_class": 3},
+    "K = 4": {"prototypes__per_class": 4},
+    "random k-means start": {"prototypes__init": "random"},
+    "no singleton prototypes": {"prototypes__min_cluster_size": 2},
+    "pixels in 0 to 1": {"dataset__standardize": False},
+    "plain Dirichlet": {"partition__balanced": False},
+}
+SEEDS = (0, 1, 2)
+
+
+def main(out: Path) -> None:
+    """Run every variation and print a table in Markdown."""
+    base = Experiment().replace(dataset__name="mnist", evaluate_every=60)
+    jobs = len(os.sched_getaffinity(0))
+    rows = []
+    for name, changes in VARIATIONS.items():
+        folder = out / "".join(letter if letter.isalnum() else "-" for letter in name)
+        comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
+        comparison.run(jobs, should_stop=lambda: False, on_wait=lambda: None)
+        readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
+        rows.append([name, *(mean_and_deviation(readings[reading]) for reading in READINGS)])
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(Grid("", ["changed", *(READING_TITLES[r] for r in READINGS)], rows).markdown(), end="")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/fidelity"))

@@ -1,0 +1,168 @@
+"""Small experiments, and what two runs must have in common to be the same."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from mpfedcl.clock import Clock
+from mpfedcl.data.federated import load_federated
+from mpfedcl.engines import Engine, LoopEngine
+from mpfedcl.experiment import Experiment
+from mpfedcl.federation import Federation
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Mlp, Tensors
+from mpfedcl.rng import generator
+from mpfedcl.simulation import Observer
+
+METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
+
+Json = dict[str, Any]
+
+
+def save_images(path: Path, *, num_train: int = 60, num_test: int = 30, num_classes: int = 3) -> None:
+    """Write a domain of 6x6 images, a bright stripe a class on noise."""
+    random = numpy.random.default_rng(7)
+    labels = numpy.arange(num_train + num_test) % num_classes
+    images = random.integers(0, 120, (len(labels), 6, 6), dtype=numpy.uint8)
+    images[numpy.arange(len(labels)), labels % 6] += 120
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numpy.savez(
+        path,
+        x_train=images[:num_train],
+        y_train=labels[:num_train],
+        x_test=images[num_train:],
+        y_test=labels[num_train:],
+    )
+
+
+def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
+    """Return an experiment of two rounds and three clients on the images below `root`."""
+    settings = {
+        "dataset__name": "folder",
+        "dataset__root": root,
+        "partition__alpha": 2.0,
+        "partition__test": "shared",
+        "prototypes__per_class": 2,
+        "train__batch_size": 8,
+    }
+    return Experiment(method=method, rounds=2, clients=3).replace(**settings | changes)
+
+
+def flags(root: Path, **changes: Any) -> list[str]:
+    """Return the same experiment as words of the command line."""
+    settings = {
+        "rounds": 2,
+        "clients": 3,
+        "dataset.name": "folder",
+        "dataset.root": root,
+        "partition.alpha": 2.0,
+        "partition.test": "shared",
+        "prototypes.per-class": 2,
+        "train.batch-size": 8,
+    }
+    given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
+    return [word for name, each in (settings | given).items() for word in (f"--{name}", str(each))]
+
+
+def build_federation(
+    experiment: Experiment,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    *,
+    method_class: type[Method] | None = None,
+) -> Federation:
+    """Return a federation with a model of a few hundred weights, its engine wrapped."""
+    found = method_class or find_method(experiment.method)
+    experiment = experiment.resolved(found.defaults)
+    data = load_federated(experiment)
+    method = found(experiment, data.num_classes)
+    model = Mlp((data.input_size, 8, 4), data.num_classes)
+    initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
+    clock = Clock()
+    engine = wrap(LoopEngine(experiment, method, model, data, initial, clock))
+    return Federation(
+        experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
+    )
+
+
+# What a run left behind
+
+
+def read_records(path: Path) -> list[Json]:
+    return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+
+
+def read_summary(path: Path) -> Json:
+    summary: Json = json.loads((path / "summary.json").read_text())
+    return summary
+
+
+def without_timings(records: list[Json]) -> list[Json]:
+    return [{name: each for name, each in r.items() if name != "seconds"} for r in records]
+
+
+def results_of(path: Path) -> dict[str, bytes]:
+    """Return the bytes of each model and of the pool, by file name."""
+    found = [*path.glob("*.safetensors"), *path.glob("models/*")]
+    return {str(each.relative_to(path)): each.read_bytes() for each in found}
+
+
+def assert_same_results(left: Path, right: Path) -> None:
+    """Hold two runs to the same models and pool, to the bit."""
+    ours, theirs = results_of(left), results_of(right)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    """Hold two runs to the same models, pool, records and summary; timings aside."""
+    assert_same_results(left, right)
+    assert without_timings(read_records(left)) == without_timings(read_records(right))
+    assert without_timings([read_summary(left)]) == without_timings([read_summary(right)])
+    assert (left / "experiment.toml").read_bytes() == (right / "experiment.toml").read_bytes()
+
+
+def assert_same_tensors(left: Tensors, right: Tensors) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+class Warnings(list[str]):
+    """Collects what a run warns of."""
+
+    def observer(self) -> Observer:
+        return Observer(on_warning=self.append)
+
+
+# The command line, as a user has it
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: each for name, each in os.environ.items() if not name.startswith("MPFEDCL")}
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"} | changes
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "mpfedcl", *(str(word) for word in words)]
+
+
+def call(*words: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
