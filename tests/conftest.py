@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from small_runs import save_images
 
 

@@ -28,7 +28,9 @@ PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint"
 Json = dict[str, Any]
 
 
-def save_images(path: Path, *, num_train: int = 60, num_test: int = 30, num_classes: int = 3) -> None:
+def save_images(
+    path: Path, *, num_train: int = 60, num_test: int = 30, num_classes: int = 3
+) -> None:
     """Write a domain of 6x6 images, a bright stripe a class on noise."""
     random = numpy.random.default_rng(7)
     labels = numpy.arange(num_train + num_test) % num_classes

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import METHODS, assert_same_tensors, build_federation, small
 from torch import Tensor
 
 from mpfedcl.engines import Engine
@@ -17,6 +16,7 @@ from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.readings import Readings
+from small_runs import METHODS, assert_same_tensors, build_federation, small
 
 VICTIM = "client-1"
 WEIGHT = "hidden.0.weight"
@@ -127,7 +127,10 @@ BAD_WEIGHTS: dict[str, tuple[Tamper, str]] = {
     "complex": (with_tensor(WEIGHT, lambda w: w.to(torch.complex64)), "type torch.complex64"),
     "missing tensor": (with_sums(lambda s: {n: s[n] for n in s if n != BIAS}), BIAS),
     "no tensors": (with_sums(lambda _: {}), "missing or unknown"),
-    "renamed tensor": (with_sums(lambda s: {f"x.{n}": v for n, v in s.items()}), "x.classifier"),
+    "renamed tensor": (
+        with_sums(lambda s: {n.replace(BIAS, "bias"): v for n, v in s.items()}),
+        "['bias', 'classifier.bias']",
+    ),
     "extra tensor": (with_sums(lambda s: {**s, "backdoor": s[BIAS]}), "backdoor"),
 }
 BAD_NUMBERS: dict[str, tuple[Tamper, str]] = {

@@ -45,8 +45,16 @@ def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes
     One, because the library writes several in an order that changes from call to call, and equal
     runs must give equal bytes.
     """
-    on_cpu = {name: value.detach().cpu().contiguous() for name, value in sorted(tensors.items())}
-    return save(on_cpu, metadata=dict([note]) if note else None)
+    packed: Tensors = {}
+    places: set[int] = set()
+    for name, value in sorted(tensors.items()):
+        packed[name] = value.detach().cpu().contiguous()
+        # Clients may keep one and the same tensor; the format wants each to have its own memory.
+        place = packed[name].untyped_storage().data_ptr()
+        if place in places:
+            packed[name] = packed[name].clone()
+        places.add(place)
+    return save(packed, metadata=dict([note]) if note else None)
 
 
 def load_tensors(path: Path) -> Tensors:
