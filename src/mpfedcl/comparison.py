@@ -105,12 +105,15 @@ class Comparison:
                     "reading": summary["reading"],
                     "accuracy": [],
                     "readings": {test: {r: [] for r in READINGS} for test in TESTS},
+                    "accuracy_per_client": {name: [] for name in summary["accuracy_per_client"]},
                     "bytes": [],
                     "seconds": [],
                     "runs": [],
                 },
             )
             entry["accuracy"].append(summary["accuracy"])
+            for client, accuracy in summary["accuracy_per_client"].items():
+                entry["accuracy_per_client"][client].append(accuracy)
             for test in TESTS:
                 for reading in READINGS:
                     entry["readings"][test][reading].append(summary["readings"][test][reading])

@@ -16,6 +16,9 @@ from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
 from mpfedcl.runs import RunDirectory
 from mpfedcl.storage import write_atomically
 
+_MOST_CLIENTS = 6
+"""More columns do not fit."""
+
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
@@ -80,18 +83,45 @@ def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: boo
     )
     if not all_readings:
         return [headline]
-    every = [
+    return [headline, *_client_grids(methods), *_reading_grids(methods)]
+
+
+def _client_grids(methods: dict[str, Any]) -> list[Grid]:
+    """Return who is left behind: each client by the method's own reading; none if too many."""
+    clients = list(next(iter(methods.values()))["accuracy_per_client"])
+    if len(clients) > _MOST_CLIENTS:
+        return []
+    rows = [
+        [name, *(mean_and_deviation(entry["accuracy_per_client"][each]) for each in clients)]
+        for name, entry in methods.items()
+    ]
+    return [Grid("each client's own test, by the method's own reading", ["method", *clients], rows)]
+
+
+def _reading_grids(methods: dict[str, Any]) -> list[Grid]:
+    """Return a table a test with all four readings, or one where both tests are the same."""
+    same = all(entry["readings"]["own"] == entry["readings"]["union"] for entry in methods.values())
+    titles = {"own": "own test", "union": "union test"}
+    if same:
+        titles = {"own": "own test, which is the union test here"}
+    return [
         Grid(
-            f"all four readings on the {test} test",
+            f"all four readings on the {title} (* the one a method is judged by)",
             ["method", *(READING_TITLES[reading] for reading in READINGS)],
             [
-                [name, *(mean_and_deviation(entry["readings"][test][r]) for r in READINGS)]
+                [
+                    name,
+                    *(
+                        mean_and_deviation(entry["readings"][test][reading])
+                        + ("*" if reading == entry["reading"] else "")
+                        for reading in READINGS
+                    ),
+                ]
                 for name, entry in methods.items()
             ],
         )
-        for test in TESTS
+        for test, title in titles.items()
     ]
-    return [headline, *every]
 
 
 def _draw(comparison: Comparison) -> None:

@@ -17,7 +17,7 @@ READING_TITLES = {
     "averaged_classifier": "averaged, classifier",
     "averaged_prototype": "averaged, prototype",
 }
-_NUMBER = re.compile(r"[-·]|[\d,]+(\.\d+)?(\([\d.]+\))?")
+_NUMBER = re.compile(r"[-·]|[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
 class Grid:
