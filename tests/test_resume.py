@@ -82,7 +82,13 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.mark.usefixtures("own_methods")
+@pytest.fixture
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a model that is written in no time: these tests run hundreds of rounds."""
+    monkeypatch.setattr("mpfedcl.simulation._HIDDEN", (16, 8))
+
+
+@pytest.mark.usefixtures("own_methods", "small_model")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
 def test_a_crash_before_any_file_operation_changes_nothing(
     images: Path, tmp_path: Path, method: str
@@ -92,6 +98,9 @@ def test_a_crash_before_any_file_operation_changes_nothing(
     with OPERATIONS.watch(tmp_path / "whole") as seen:
         run(experiment, tmp_path / "whole")
     assert len(seen) > 30, seen
+    # Half a file is never seen under its own name; records alone are added to.
+    opened = {name for name in seen if name.startswith("open ") and not name.endswith(".tmp")}
+    assert opened == {"open .lock", "open rounds.jsonl"}
     for number in range(len(seen)):
         path = tmp_path / f"crash-{number:03}"
         with OPERATIONS.watch(path, allowed=number), pytest.raises(Crash):
@@ -103,6 +112,7 @@ def test_a_crash_before_any_file_operation_changes_nothing(
         assert_same_run(path, tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("small_model")
 def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedproto", rounds=2)
     run(experiment.replace(rounds=3), tmp_path / "whole")
@@ -196,7 +206,7 @@ def test_no_sound_checkpoint_starts_over(images: Path, tmp_path: Path, whole: Pa
     observer = Observer(on_round=done.append, on_warning=warnings.append)
     resume(path, observer=observer)
     assert [record["round"] for record in done] == [1, 2, 3, 4]
-    assert len(warnings) == 2
+    assert len(warnings) >= 2
     assert_same_run(path, whole)
 
 
@@ -347,8 +357,9 @@ def test_a_run_that_another_process_is_writing(images: Path, tmp_path: Path, who
     stop_after(images, path, 2)
     with (path / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for attempt in (lambda: resume(path), lambda: run(small(images, rounds=4), path)):
-            with pytest.raises(InvalidInput, match="another process is writing this run"):
-                attempt()
+        with pytest.raises(InvalidInput, match="another process is writing this run"):
+            resume(path)
+        with pytest.raises(InvalidInput, match="another process is writing this run"):
+            run(small(images, rounds=4), path)
     resume(path)
     assert_same_run(path, whole)

@@ -103,17 +103,18 @@ class _Simulation:
 
     def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
+        self._check_data(directory)
         records = self._restore(directory, observer)
-        rounds = self._experiment.rounds
-        if self._federation.state.round > rounds:
+        rounds, done = self._experiment.rounds, self._federation.state.round
+        # A round that was not run as the last one has left no models, and perhaps no readings.
+        if done >= rounds and not done == rounds == directory.read_experiment().rounds:
             raise InvalidInput(
-                f"rounds is {rounds}; this run has already done "
-                f"{self._federation.state.round}, so it must be at least that."
+                f"rounds is {rounds}; this run has already done {done}, so it must be at least "
+                f"{done + 1}, or left out."
             )
-        if self._federation.state.round < rounds:
+        if done < rounds:
             directory.remove_summary()
         directory.write_experiment(self._experiment)
-        self._check_data(directory)
         observer.on_start(self._experiment, self._federation.state.round)
         while self._federation.state.round < rounds and not observer.should_stop():
             records.append(self._round(directory))
@@ -204,7 +205,8 @@ def cap_threads() -> None:
 def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        # Some devices exist in name only; a number that comes back shows that this one computes.
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise InvalidInput(
             f"device is {name!r}; it must be a device that this torch can use, such as cpu."

@@ -15,6 +15,8 @@ from mpfedcl.progress import results
 from mpfedcl.report.tables import READING_TITLES, Grid
 from mpfedcl.simulation import describe_clients
 
+_PICTURE_FORMATS = (".png", ".pdf", ".svg")
+
 
 def methods_command(arguments: Methods) -> int:
     """List the methods."""
@@ -55,6 +57,10 @@ def _is_here(name: str, arguments: DataList) -> str:
 
 def data_show_command(arguments: DataShow) -> int:
     """Print and draw who holds what."""
+    if arguments.out.suffix not in _PICTURE_FORMATS:
+        raise InvalidInput(
+            f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
+        )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
     content = describe_clients(load_federated(experiment))
     from mpfedcl.report.figures import draw_partition

@@ -185,6 +185,8 @@ class LoopEngine:
 
     def _pool_for_reading(self, names: Sequence[str]) -> PrototypePool | None:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
+        if not names:
+            return None
         clients = [self._data.client(name) for name in names]
         rows = self._cluster(clients, [self._embed(client) for client in clients], 0)
         return PrototypePool.gather(

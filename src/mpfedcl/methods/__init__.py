@@ -48,7 +48,7 @@ def _import_method(name: str) -> type[Method]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidInput(
             f"method is {name!r}; it must name an importable package.module:Class ({error})."
         ) from None

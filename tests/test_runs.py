@@ -1,0 +1,334 @@
+"""The run directory: every file and every key of the contract, and the same bytes every time."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from mpfedcl import Experiment, InvalidInput, RunResult, run
+from mpfedcl.methods import READINGS
+from mpfedcl.runs import RunDirectory
+from mpfedcl.simulation import Observer
+from small_runs import (
+    METHODS,
+    PHASES,
+    assert_same_results,
+    assert_same_run,
+    read_records,
+    read_summary,
+    results_of,
+    small,
+    without_timings,
+)
+
+CLIENTS = ["client-0", "client-1", "client-2"]
+
+
+@pytest.fixture(scope="module")
+def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+    """A run of each method."""
+    root = tmp_path_factory.mktemp("runs")
+    return {method: run(small(images, method), root / method) for method in METHODS}
+
+
+@pytest.fixture(params=METHODS)
+def result(request: pytest.FixtureRequest, runs: dict[str, RunResult]) -> RunResult:
+    return runs[request.param]
+
+
+def shares_model(result: RunResult) -> bool:
+    return result.experiment.method not in ("local", "fedproto")
+
+
+def shares_prototypes(result: RunResult) -> bool:
+    return result.experiment.method in ("fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
+
+
+# Files
+
+
+def test_the_files(result: RunResult) -> None:
+    found = {each.name for each in result.path.iterdir() if not each.name.startswith(".")}
+    wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
+    wanted |= {"partition.json"}
+    wanted |= {"model.safetensors"} if shares_model(result) else set()
+    wanted |= {"pool.safetensors"} if shares_prototypes(result) else set()
+    assert found == wanted
+
+
+def test_the_personal_models(result: RunResult) -> None:
+    names = sorted(each.name for each in (result.path / "models").iterdir())
+    assert names == [f"{client}.safetensors" for client in CLIENTS]
+    for name in names:
+        params = load_file(result.path / "models" / name)
+        shapes = {parameter: list(value.shape) for parameter, value in params.items()}
+        assert shapes == {
+            "hidden.0.weight": [512, 36],
+            "hidden.0.bias": [512],
+            "hidden.1.weight": [512, 512],
+            "hidden.1.bias": [512],
+            "hidden.2.weight": [256, 512],
+            "hidden.2.bias": [256],
+            "classifier.weight": [3, 256],
+            "classifier.bias": [3],
+        }
+        assert all(value.dtype == torch.float32 for value in params.values())
+        assert all(bool(value.isfinite().all()) for value in params.values())
+
+
+def test_the_averaged_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunResult]) -> None:
+    path = runs["mp-fedcl"].path
+    partition = json.loads((path / "partition.json").read_text())
+    averaged = load_file(path / "model.safetensors")
+    for name, value in averaged.items():
+        wanted = sum(
+            load_file(path / "models" / f"{client}.safetensors")[name].double()
+            * (sum(partition["clients"][client]["train"]) / 60)
+            for client in CLIENTS
+        )
+        torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_the_pool(result: RunResult) -> None:
+    if not shares_prototypes(result):
+        assert result.pool is None
+        return
+    with safe_open(result.path / "pool.safetensors", framework="pt") as file:
+        names = json.loads(file.metadata()["names"])
+        pool = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  -- no mapping
+    assert names == CLIENTS
+    count = len(pool["vectors"])
+    assert pool["vectors"].shape == (count, 256)
+    for column in ("labels", "counts", "owners"):
+        assert pool[column].shape == (count,)
+        assert pool[column].dtype == torch.int64
+    assert sorted(pool) == ["counts", "labels", "owners", "vectors"]
+    assert set(pool["labels"].tolist()) <= {0, 1, 2}
+    # Together a client's prototypes stand for all its images, class by class.
+    partition = json.loads((result.path / "partition.json").read_text())
+    for owner, client in enumerate(names):
+        for label in range(3):
+            rows = (pool["owners"] == owner) & (pool["labels"] == label)
+            held = partition["clients"][client]["train"][label]
+            assert int(pool["counts"][rows].sum()) == held
+            if result.experiment.method in ("fedproto", "sp-fedcl"):
+                assert int(rows.sum()) == (held > 0)
+            if result.experiment.method == "mp-fedcl":
+                assert int(rows.sum()) <= 2
+    assert result.pool is not None
+    assert torch.equal(result.pool.vectors, pool["vectors"])
+    assert list(result.pool.names) == names
+
+
+def test_the_partition(result: RunResult) -> None:
+    partition = json.loads((result.path / "partition.json").read_text())
+    assert partition["classes"] == ["0", "1", "2"]
+    assert list(partition["clients"]) == CLIENTS
+    assert sum(sum(client["train"]) for client in partition["clients"].values()) == 60
+    assert all(client["test"] == 30 for client in partition["clients"].values())
+
+
+# Records
+
+
+def assert_table(table: dict[str, Any]) -> None:
+    assert list(table) == ["own", "union"]
+    for readings in table.values():
+        assert list(readings) == list(READINGS)
+        for value in readings.values():
+            assert value is None or 0 <= value <= 100
+
+
+def test_the_records(result: RunResult) -> None:
+    records = read_records(result.path)
+    assert [record["round"] for record in records] == [1, 2]
+    assert records == result.history
+    for record in records:
+        assert {"round", "loss", "accuracy", "seconds", "bytes", "clients"} <= record.keys()
+        assert math.isfinite(record["loss"])
+        assert record["loss"] > 0
+        assert_table(record["accuracy"])
+        assert set(PHASES) <= record["seconds"].keys()
+        assert all(seconds >= 0 for seconds in record["seconds"].values())
+        assert record["seconds"]["checkpoint"] > 0
+        assert set(record["bytes"]) == {"up", "down"}
+        assert record["clients"] == {"answered": CLIENTS, "missing": [], "rejected": {}}
+        assert list(record["accuracy_per_client"]) == CLIENTS
+        assert record["unchanged"] is False
+
+
+def test_the_summary(result: RunResult) -> None:
+    summary, records = read_summary(result.path), read_records(result.path)
+    last = records[-1]
+    assert summary == result.summary
+    assert summary["method"] == result.experiment.method
+    assert (summary["dataset"], summary["seed"], summary["rounds"]) == ("folder", 0, 2)
+    assert_table(summary["readings"])
+    assert summary["readings"] == last["accuracy"]
+    # The headline is the method's reading of the last round on the clients' own tests.
+    assert summary["accuracy"] == last["accuracy"]["own"][summary["reading"]]
+    assert summary["accuracy"] == result.accuracy
+    each = summary["accuracy_per_client"]
+    assert list(each) == CLIENTS
+    assert summary["accuracy"] == pytest.approx(sum(each.values()) / 3)
+    for way in ("up", "down"):
+        assert summary["bytes"][way] == sum(record["bytes"][way] for record in records)
+    for phase in PHASES:
+        total = sum(record["seconds"][phase] for record in records)
+        assert summary["seconds"][phase] == pytest.approx(total, abs=1e-5)
+    parameters = 37 * 512 + 513 * 512 + 513 * 256 + 257 * 3
+    assert summary["parameters_sent"] == (parameters if shares_model(result) else 0)
+    assert (summary["prototype_floats_sent"] > 0) == shares_prototypes(result)
+    assert summary["rejected"] == 0
+    assert {"mpfedcl", "python", "torch", "numpy"} <= summary["versions"].keys()
+
+
+def test_the_paper_s_table_of_what_is_sent(tmp_path: Path) -> None:
+    experiment = Experiment(method="mp-fedcl", rounds=1).replace(
+        partition__kind="iid", evaluate_every=1
+    )
+    run(experiment, tmp_path / "run")
+    summary = read_summary(tmp_path / "run")
+    assert summary["parameters_sent"] == 798_474
+    assert summary["prototype_floats_sent"] == 5_120
+    assert summary["dataset"] == "mnist-sample"
+    # Five clients: the weights, and 20 prototypes with a label and a count each; down, only the
+    # weights, for there are no prototypes yet.
+    assert summary["bytes"]["up"] == 5 * (4 * 798_474 + 20 * (4 * 256 + 16))
+    assert summary["bytes"]["down"] == 5 * 4 * 798_474
+
+
+@pytest.mark.parametrize(("every", "rounds", "read"), [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5])])
+def test_how_often_is_evaluated(
+    images: Path, tmp_path: Path, every: int, rounds: int, read: list[int]
+) -> None:
+    experiment = small(images, rounds=rounds, evaluate_every=every)
+    run(experiment, tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    assert [record["round"] for record in records if record["accuracy"]] == read
+    assert [record["round"] for record in records if record["accuracy_per_client"]] == read
+    # To look is not to touch.
+    run(experiment.replace(evaluate_every=1), tmp_path / "always")
+    assert_same_results(tmp_path / "run", tmp_path / "always")
+
+
+def test_own_and_union_tests_differ_where_clients_have_tests_of_their_own(
+    images: Path, tmp_path: Path
+) -> None:
+    result = run(
+        small(images, "local", partition__test="matched", partition__kind="classes"),
+        tmp_path / "run",
+    )
+    assert result.summary is not None
+    partition = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
+    readings = result.summary["readings"]
+    assert readings["own"]["personal_classifier"] != readings["union"]["personal_classifier"]
+    assert sum(client["test"] for client in partition.values()) == 30
+    # The mean over clients, each by its own test: not over images.
+    each = result.summary["accuracy_per_client"]
+    assert readings["own"]["personal_classifier"] == pytest.approx(sum(each.values()) / len(each))
+
+
+# The same again
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_experiment_can_be_run_again(
+    runs: dict[str, RunResult], tmp_path: Path, method: str
+) -> None:
+    path = runs[method].path
+    document = tomllib.loads((path / "experiment.toml").read_text())
+    assert document["format"] == 1
+    again = Experiment.from_toml(path / "experiment.toml")
+    assert again == runs[method].experiment
+    run(again, tmp_path / "again")
+    assert_same_run(tmp_path / "again", path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_seeds(images: Path, tmp_path: Path, dtype: str) -> None:
+    experiment = small(images, dtype=dtype)
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        run(experiment.replace(seed=seed), tmp_path / name)
+    assert_same_run(tmp_path / "again", tmp_path / "one")
+    one, two = results_of(tmp_path / "one"), results_of(tmp_path / "two")
+    assert one.keys() == two.keys()
+    assert all(one[name] != two[name] for name in one)
+    records = [without_timings(read_records(tmp_path / name)) for name in ("one", "two")]
+    assert records[0] != records[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_double_precision(
+    images: Path, tmp_path: Path, runs: dict[str, RunResult], method: str
+) -> None:
+    result = run(small(images, method, dtype="float64", rounds=1), tmp_path / "run")
+    assert result.summary is not None
+    for each in [*(tmp_path / "run").rglob("*.safetensors")]:
+        tensors = load_file(each)
+        assert {value.dtype for value in tensors.values()} <= {torch.float64, torch.int64}
+    # Both precisions start from the same numbers and part only by rounding.
+    losses = result.history[0]["loss"], runs[method].history[0]["loss"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != losses[1]
+
+
+# The directory itself
+
+
+def test_a_result_without_a_folder_given(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(small(images, "fedavg", rounds=1))
+    assert result.path == Path("runs/fedavg-folder-label-seed0")
+    assert (tmp_path / result.path / "summary.json").exists()
+
+
+def test_observers_see_each_round(images: Path, tmp_path: Path) -> None:
+    started: list[tuple[str, int]] = []
+    seen: list[int] = []
+    observer = Observer(
+        on_start=lambda experiment, done: started.append((experiment.method, done)),
+        on_round=lambda record: seen.append(record["round"]),
+    )
+    run(small(images), tmp_path / "run", observer)
+    assert started == [("mp-fedcl", 0)]
+    assert seen == [1, 2]
+
+
+def test_stopping_before_the_first_round(images: Path, tmp_path: Path) -> None:
+    result = run(small(images), tmp_path / "run", Observer(should_stop=lambda: True))
+    assert result.summary is None
+    assert result.history == []
+
+
+def test_a_folder_is_locked_until_closed(images: Path, tmp_path: Path) -> None:
+    experiment = small(images)
+    with RunDirectory.create(tmp_path / "run", experiment):
+        for attempt in (RunDirectory.resume, lambda path: RunDirectory.create(path, experiment)):
+            with pytest.raises(InvalidInput, match="another process is writing this run"):
+                attempt(tmp_path / "run")
+    with RunDirectory.resume(tmp_path / "run") as directory:
+        assert directory.read_experiment() == experiment
+
+
+def test_a_refused_folder_is_not_left_locked(images: Path, tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "run", small(images)).close()
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="already holds a run"):
+            RunDirectory.create(tmp_path / "run", small(images))
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(InvalidInput, match=r"summary.json is not valid JSON"):
+        RunDirectory(tmp_path).read_summary()
+    assert RunDirectory(tmp_path / "absent").read_summary() is None
+    assert RunDirectory(tmp_path / "absent").read_records() == []
