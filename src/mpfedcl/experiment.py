@@ -46,10 +46,18 @@ class DatasetSettings(Settings):
     """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
     train_size: Annotated[int | None, Field(ge=1), _Auto] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of the images kept for testing where a set has no split of its own."""
+    test_fraction: Annotated[float | None, Field(gt=0, lt=1), _Auto] = None
+    """Share of the images kept for testing where a test set is not given [default: the data
+    set's, mostly 0.5]."""
     domains: tuple[str, ...] = ()
-    """Only these domains of a set that has several [default: all]."""
+    """Only these domains of a set that has several [default: the data set's; all under feature
+    skew]."""
+    per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    """At most so many images of a class: in all, or under feature skew for training in each
+    domain [default: the data set's]."""
+    test_per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    """Feature skew: at most so many test images of a class in each domain [default: the data
+    set's]."""
     standardize: bool = True
     """Bring pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
     image_size: Annotated[int | None, Field(ge=1, le=1024), _Auto] = None
@@ -150,6 +158,19 @@ class DbscanSettings(Settings):
     """Images that make a dense neighbourhood, the image itself included."""
 
 
+class EncoderSettings(Settings):
+    """The frozen encoder that turns pictures into features."""
+
+    section: ClassVar[str] = "encoder"
+    name: Annotated[str | None, _Auto] = None
+    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
+    [default: the data set's; mnist none, others resnet18]."""
+    weights: Path | None = None
+    """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
+    train: bool = False
+    """Train the encoder too (resnet18): each client runs the full network."""
+
+
 class GuardSettings(Settings):
     """What an update from a client may look like."""
 
@@ -192,6 +213,7 @@ class Experiment(Settings):
     fedproto: FedProtoSettings = FedProtoSettings()
     dbscan: DbscanSettings = DbscanSettings()
     guard: GuardSettings = GuardSettings()
+    encoder: EncoderSettings = EncoderSettings()
     options: dict[str, str] = {}
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
@@ -209,17 +231,13 @@ class Experiment(Settings):
         First by the method's own defaults, then by the data set's.
         """
         spec = specification(self.dataset.name)
-        by_domain = self.partition.kind == "feature"
         defaults = {
-            "clients": None if by_domain else spec.clients,
-            "dataset__train_size": spec.train_size,
-            "partition__min_size": spec.min_size,
-            "partition__test": "matched" if by_domain else spec.test,
-            "prototypes__per_class": spec.prototypes_per_class,
+            "dataset__test_fraction": 0.5,
             "prototypes__padding": "all",
+            **spec.protocol(self.partition.kind),
             **method_defaults,
         }
-        still_open = {n: value for n, value in defaults.items() if self.setting(n) is None}
+        still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
         return self.replace(**still_open)
 
     def setting(self, name: str) -> Any:

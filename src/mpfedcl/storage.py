@@ -1,8 +1,6 @@
-"""Files that are whole or not there: written beside, flushed to disk, renamed into place."""
+"""Tensors on disk: safetensors, and nothing that could run code when it is read."""
 
-import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 import torch
@@ -11,32 +9,6 @@ from safetensors.torch import load, save
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.models import Tensors
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash at any moment leaves the old one or the new one."""
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        # On a full disk half a file helps nobody.
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable: on POSIX the folder has its own buffer."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes:

@@ -1,33 +1,63 @@
 """The data sets by name: what they are, where they come from, and how they are used by default."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from mpfedcl.errors import InvalidInput
+
+Protocol = Mapping[str, Any]
+"""Settings by name (`dataset__per_class` is dataset.per_class) that a data set brings along."""
 
 
 @dataclass(frozen=True)
 class DatasetSpecification:
-    """A named data set and the defaults of an experiment on it."""
+    """A named data set and the protocols of experiments on it."""
 
     name: str
     summary: str
     source: str
-    clients: int
-    prototypes_per_class: int
-    min_size: int
-    test: Literal["shared", "matched"]
-    train_size: int | None = None
+    always: Protocol
+    """Defaults under every partition."""
+    pooled: Protocol = field(default_factory=dict)
+    """Defaults where images are dealt out to the clients: label, iid, classes, quantity."""
+    by_domain: Protocol = field(default_factory=dict)
+    """Defaults under feature skew, where each domain is a client."""
     embedded: bool = False
-    pixel_mean: float = 0.5
-    pixel_deviation: float = 0.5
-    """Inputs are (pixel / 255 - mean) / deviation: known constants, nobody's data are asked."""
     class_names: tuple[str, ...] = ()
     """The classes the set must have, in order; empty where the files decide."""
+    pixel_mean: float = 0.5
+    pixel_deviation: float = 0.5
+    """Without an encoder inputs are (pixel / 255 - mean) / deviation: constants, nobody's data."""
+
+    def protocol(self, partition_kind: str) -> dict[str, Any]:
+        """Return the defaults under a kind of partition."""
+        return {**self.always, **(self.by_domain if partition_kind == "feature" else self.pooled)}
 
 
 _MNIST = "Y. LeCun, C. Cortes, C. J. C. Burges: The MNIST database (CC BY-SA 3.0)"
 _DIGITS = tuple("0123456789")
+_MNIST_ALWAYS = {
+    "prototypes__per_class": 2,
+    "partition__min_size": 10,
+    "encoder__name": "none",
+}
+_MNIST_POOLED = {"clients": 5, "partition__test": "shared"}
+_MNIST_BY_DOMAIN = {"partition__test": "matched"}
+_HALF = {"dataset__per_class": 50, "dataset__test_per_class": 100}
+"""min(50, n // 2) images a class train, at most 100 of the rest test."""
+
+
+def _frozen(test_fraction: float = 0.5, prototypes: int = 4) -> dict[str, Any]:
+    """Return what the sets behind a frozen encoder have in common."""
+    return {
+        "prototypes__per_class": prototypes,
+        "dataset__test_fraction": test_fraction,
+        "partition__min_size": 1,
+        "partition__test": "matched",
+        "encoder__name": "resnet18",
+    }
+
 
 SPECIFICATIONS = {
     spec.name: spec
@@ -36,10 +66,9 @@ SPECIFICATIONS = {
             name="mnist-sample",
             summary="2,000 training and 1,000 test digits of MNIST, inside the package",
             source=_MNIST,
-            clients=5,
-            prototypes_per_class=2,
-            min_size=10,
-            test="shared",
+            always=_MNIST_ALWAYS,
+            pooled=_MNIST_POOLED,
+            by_domain=_MNIST_BY_DOMAIN,
             embedded=True,
             class_names=_DIGITS,
             pixel_mean=0.1307,
@@ -49,23 +78,77 @@ SPECIFICATIONS = {
             name="mnist",
             summary="MNIST, 2,000 of its training digits drawn by seed, all 10,000 test digits",
             source=_MNIST,
-            clients=5,
-            prototypes_per_class=2,
-            min_size=10,
-            test="shared",
-            train_size=2000,
+            always={**_MNIST_ALWAYS, "dataset__train_size": 2000},
+            pooled=_MNIST_POOLED,
+            by_domain=_MNIST_BY_DOMAIN,
             class_names=_DIGITS,
             pixel_mean=0.1307,
             pixel_deviation=0.3081,
         ),
         DatasetSpecification(
+            name="digit5",
+            summary="digits in five domains: MNIST, MNIST-M, SVHN, SynthDigits, USPS",
+            source="MNIST; Ganin et al. 2016 (MNIST-M, SynthDigits); Netzer et al. 2011; Hull 1994",
+            always=_frozen(test_fraction=10 / 11),
+            pooled={"clients": 5, "dataset__domains": ("mnist_m",), "dataset__per_class": 550},
+            by_domain={"dataset__per_class": 10, "dataset__test_per_class": 200},
+            class_names=_DIGITS,
+        ),
+        DatasetSpecification(
+            name="office10",
+            summary="Office-Caltech: ten objects in amazon, caltech, dslr and webcam pictures",
+            source="Gong et al. 2012; Saenko et al. 2010; Griffin et al. 2007",
+            always=_frozen(),
+            pooled={"clients": 5, "dataset__domains": ("caltech",), "dataset__per_class": 150},
+            by_domain=_HALF,
+            class_names=(
+                "backpack",
+                "bike",
+                "calculator",
+                "headphones",
+                "keyboard",
+                "laptop_computer",
+                "monitor",
+                "mouse",
+                "mug",
+                "projector",
+            ),
+        ),
+        DatasetSpecification(
+            name="domainnet",
+            summary="ten classes of DomainNet in six domains",
+            source="Peng et al. 2019, Moment Matching for Multi-Source Domain Adaptation",
+            always=_frozen(test_fraction=0.75, prototypes=3),
+            pooled={"clients": 5, "dataset__domains": ("real",), "dataset__per_class": 200},
+            by_domain={"dataset__train_size": 105},
+            class_names=(
+                "bird",
+                "feather",
+                "headphones",
+                "ice_cream",
+                "teapot",
+                "tiger",
+                "whale",
+                "windmill",
+                "wine_glass",
+                "zebra",
+            ),
+        ),
+        DatasetSpecification(
+            name="sixdomain",
+            summary="six classes in six domains, from photo to quickdraw",
+            source="pictures of PACS (Li et al. 2017) and DomainNet (Peng et al. 2019)",
+            always=_frozen(),
+            pooled={"clients": 5, "dataset__domains": ("photo",)},
+            by_domain=_HALF,
+            class_names=("dog", "elephant", "giraffe", "guitar", "horse", "house"),
+        ),
+        DatasetSpecification(
             name="folder",
             summary="your own images: ROOT/<domain>/<class>/*.png|jpg or ROOT/<domain>.npz",
             source="yours",
-            clients=5,
-            prototypes_per_class=4,
-            min_size=1,
-            test="matched",
+            always=_frozen(),
+            pooled={"clients": 5},
         ),
     )
 }

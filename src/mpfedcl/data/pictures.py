@@ -1,21 +1,19 @@
 """Image files: checked, and decoded in parallel into one array."""
 
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy
 from PIL import ExifTags, Image, ImageOps
-from rich.console import Console
-from rich.progress import Progress
 
-from mpfedcl.data.imageset import Images
-from mpfedcl.data.resize import Size, choose_size, resize_picture
+from mpfedcl.data.resize import Images, Size, choose_size, resize_picture
+from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.waiting import WaitingBar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG")
@@ -23,7 +21,6 @@ _GREY_MODES = ("1", "L", "LA", "La")
 _DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width."""
-_SECONDS_BEFORE_A_BAR = 2.0
 _MOST_FAULTS_NAMED = 3
 
 _Result = TypeVar("_Result")
@@ -34,25 +31,51 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
+@dataclass(frozen=True)
+class PictureStore:
+    """Image files, decoded in parallel when they are asked for."""
+
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def identify(self, rows: Indices) -> list[str]:
+        """Return path, size and time of change of each file."""
+        names = []
+        for row in rows:
+            path = self.paths[row]
+            status = path.stat()
+            names.append(f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")
+        return names
+
+    def look(self) -> tuple[set[Size], bool]:
+        """Read the headers of all files."""
+        headers = _map_files(_read_header, self.paths, "Looking at images")
+        return {size for size, _ in headers}, any(is_colour for _, is_colour in headers)
+
+    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
+        """Decode files into one array; no more than images in their final size stays in memory."""
+        paths = [self.paths[row] for row in rows]
+        shape = (len(paths), *size, *((3,) if is_colour else ()))
+        images = numpy.empty(shape, dtype=numpy.uint8)
+        positions = {path: position for position, path in enumerate(paths)}
+
+        def decode(path: Path) -> None:
+            with _open(path) as picture:
+                upright = ImageOps.exif_transpose(picture)
+                flat = _flatten(upright, "RGB" if is_colour else "L")
+            images[positions[path]] = numpy.asarray(resize_picture(flat, size))
+
+        _map_files(decode, paths, "Decoding images")
+        return images
+
+
 def read_pictures(paths: Sequence[Path], image_size: int | None) -> Images:
-    """Decode files into one array: RGB if any is, in the size that `choose_size` picks.
-
-    Headers are read first, so that no more than the images in their final size stays in memory.
-    """
-    headers = _map_files(_read_header, paths, "Looking at images")
-    size = choose_size({size for size, _ in headers}, image_size)
-    is_colour = any(is_colour for _, is_colour in headers)
-    images = numpy.empty((len(paths), *size, *((3,) if is_colour else ())), dtype=numpy.uint8)
-    positions = {path: position for position, path in enumerate(paths)}
-
-    def decode(path: Path) -> None:
-        with _open(path) as picture:
-            upright = ImageOps.exif_transpose(picture)
-            flat = _flatten(upright, "RGB" if is_colour else "L")
-        images[positions[path]] = numpy.asarray(resize_picture(flat, size))
-
-    _map_files(decode, paths, "Decoding images")
-    return images
+    """Decode files into one array: RGB if any is, in the size that `choose_size` picks."""
+    store = PictureStore(paths)
+    sizes, is_colour = store.look()
+    return store.load(numpy.arange(len(paths)), choose_size(sizes, image_size), is_colour)
 
 
 def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
@@ -69,12 +92,15 @@ def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: st
     results: list[_Result] = []
     faults: list[str] = []
     # Decoders warn of odd but harmless metadata; what matters is checked and raised.
-    with warnings.catch_warnings(), ThreadPoolExecutor() as executor:
+    with (
+        warnings.catch_warnings(),
+        ThreadPoolExecutor() as executor,
+        WaitingBar(title, len(paths)) as bar,
+    ):
         warnings.simplefilter("ignore")
         outcomes = executor.map(attempt, paths)
-        for path, (result, fault) in zip(
-            paths, _show_progress(outcomes, len(paths), title), strict=True
-        ):
+        for path, (result, fault) in zip(paths, outcomes, strict=True):
+            bar.advance(1)
             results.extend(result)
             if fault is not None:
                 faults.append(f"{path} ({fault})")
@@ -93,24 +119,6 @@ def _name_faults(faults: list[str]) -> str:
         f"{len(faults)} files cannot be read as images: {named}{more}; {allowed}, so mend or "
         "remove them."
     )
-
-
-def _show_progress(outcomes: Iterable[_Result], total: int, title: str) -> Iterator[_Result]:
-    """Pass the outcomes on, with a bar on a terminal once it has taken a while."""
-    begin = time.monotonic()
-    bar: Progress | None = None
-    try:
-        for done, outcome in enumerate(outcomes, start=1):
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
-            elif sys.stderr.isatty() and time.monotonic() - begin > _SECONDS_BEFORE_A_BAR:
-                bar = Progress(console=Console(stderr=True), transient=True)
-                bar.add_task(title, total=total, completed=done)
-                bar.start()
-            yield outcome
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def _open(path: Path) -> Image.Image:

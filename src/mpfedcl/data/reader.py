@@ -2,17 +2,25 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.archive import read_archive, read_archive_file
+from mpfedcl.data.archive import Archive, open_archive
 from mpfedcl.data.catalogue import DatasetSpecification, specification
-from mpfedcl.data.imageset import Domain, Images, ImageSet
-from mpfedcl.data.pictures import EXTENSIONS, is_picture, read_pictures
-from mpfedcl.data.resize import choose_size, resize_images
+from mpfedcl.data.imageset import (
+    Domain,
+    ImageSet,
+    ImageStore,
+    JoinedStore,
+    ListedDomain,
+    Listing,
+    Part,
+)
+from mpfedcl.data.pictures import EXTENSIONS, PictureStore, is_picture
+from mpfedcl.data.resize import choose_size
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import DatasetSettings
 
@@ -20,18 +28,96 @@ _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5
 
 
-def read_image_set(dataset: DatasetSettings) -> ImageSet:
-    """Read the data set that the settings name, whole, in one size and one colour mode."""
+def open_image_set(dataset: DatasetSettings) -> Listing:
+    """Find the data set that the settings name and list it; no image is opened."""
     spec = specification(dataset.name)
     try:
-        if spec.embedded:
-            return _read_embedded(spec, dataset)
-        return _read_set(locate_set(dataset), spec, dataset)
+        return _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
     except OSError as error:
         raise InvalidInput(
             f"{error.filename or dataset.name} cannot be read ({error.strerror or error}); the "
             f"folders and files of dataset.name {dataset.name!r} must be readable."
         ) from None
+
+
+def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
+    _choose([spec.name], dataset, f"the embedded {spec.name}")
+    resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
+    archive = open_archive(
+        lambda: resource.open("rb"),
+        spec.name,
+        f"{spec.name} {version('mpfedcl')}",
+        len(spec.class_names),
+    )
+    return _list_archives({spec.name: archive}, spec, dataset)
+
+
+def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
+    root = locate_set(dataset)
+    archives, folders = _list_domains(root, dataset)
+    chosen = _choose(sorted({*archives, *folders}), dataset, str(root))
+    from_archive = [name for name in chosen if name in archives]
+    from_folder = [name for name in chosen if name in folders]
+    if from_archive and from_folder:
+        raise InvalidInput(
+            f"{root} has both npz files ({_enumerate(from_archive)}) and domain folders "
+            f"({_enumerate(from_folder)}); a set must have one of the two layouts, or "
+            "dataset.domains must name domains of one."
+        )
+    if from_archive:
+        num_classes = len(spec.class_names) or None
+        opened = {name: _open_file(archives[name], num_classes) for name in chosen}
+        return _list_archives(opened, spec, dataset)
+    return _list_folders(folders, chosen, spec, dataset)
+
+
+def read_image_set(dataset: DatasetSettings) -> ImageSet:
+    """Read the data set that the settings name, whole, in one size and one colour mode."""
+    listing = open_image_set(dataset)
+    sizes, is_colour = listing.store.look()
+    size = choose_size(sizes, dataset.image_size)
+    # All at once: files are decoded in parallel, and broken ones are all named together.
+    images = listing.store.load(numpy.arange(len(listing.store)), size, is_colour)
+    domains = tuple(
+        Domain(
+            domain.name,
+            images[domain.train.rows],
+            domain.train.labels,
+            None if domain.test is None else images[domain.test.rows],
+            None if domain.test is None else domain.test.labels,
+        )
+        for domain in listing.domains
+    )
+    return ImageSet(listing.name, domains, listing.class_names)
+
+
+def _open_file(path: Path, num_classes: int | None) -> Archive:
+    """Open the archive `<domain>.npz`."""
+    status = path.stat()
+    identity = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+    return open_archive(lambda: path.open("rb"), str(path), identity, num_classes)
+
+
+def _list_archives(
+    archives: dict[str, Archive], spec: DatasetSpecification, dataset: DatasetSettings
+) -> Listing:
+    """List domains kept as archives; the store has each domain's training part, then its test."""
+    domains: list[ListedDomain] = []
+    stores: list[ImageStore] = []
+    begin = 0
+    for name, archive in archives.items():
+        parts: list[Part] = []
+        for store, labels in (
+            (archive.train, archive.train_labels),
+            (archive.test, archive.test_labels),
+        ):
+            if store is not None and labels is not None:
+                parts.append(Part(numpy.arange(begin, begin + len(store)), labels))
+                stores.append(store)
+                begin += len(store)
+        domains.append(ListedDomain(name, *parts))
+    class_names = spec.class_names or _name_classes(domains)
+    return Listing(dataset.name, class_names, tuple(domains), JoinedStore(stores))
 
 
 def data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
@@ -68,33 +154,6 @@ def locate_set(dataset: DatasetSettings) -> Path:
             f"{_LAYOUT}."
         )
     return root
-
-
-def _read_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageSet:
-    _choose([spec.name], dataset, f"the embedded {spec.name}")
-    resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
-    with resource.open("rb") as file:
-        domain = read_archive(spec.name, file, spec.name, len(spec.class_names))
-    return _assemble([domain], spec, dataset)
-
-
-def _read_set(root: Path, spec: DatasetSpecification, dataset: DatasetSettings) -> ImageSet:
-    """Read a set from its folder, in whichever layout it has."""
-    archives, folders = _list_domains(root, dataset)
-    chosen = _choose(sorted({*archives, *folders}), dataset, str(root))
-    from_archive = [name for name in chosen if name in archives]
-    from_folder = [name for name in chosen if name in folders]
-    if from_archive and from_folder:
-        raise InvalidInput(
-            f"{root} has both npz files ({_enumerate(from_archive)}) and domain folders "
-            f"({_enumerate(from_folder)}); a set must have one of the two layouts, or "
-            "dataset.domains must name domains of one."
-        )
-    if from_archive:
-        num_classes = len(spec.class_names) if spec.class_names else None
-        domains = [read_archive_file(archives[name], num_classes) for name in chosen]
-        return _assemble(domains, spec, dataset)
-    return _read_folders(folders, chosen, spec, dataset)
 
 
 def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -142,13 +201,13 @@ def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[
     return sorted(set(dataset.domains)) or available
 
 
-def _read_folders(
+def _list_folders(
     folders: dict[str, Path],
     chosen: list[str],
     spec: DatasetSpecification,
     dataset: DatasetSettings,
-) -> ImageSet:
-    """Read domains kept as folders of class folders."""
+) -> Listing:
+    """List domains kept as folders of class folders."""
     # Classes come from every domain, chosen or not, so that a label means the same in all runs.
     classes = {
         name: [entry for entry in _list_entries(folder) if entry.is_dir()]
@@ -182,52 +241,22 @@ def _read_folders(
             f"{'has' if len(empty) == 1 else 'have'} no images; a class folder must hold at least "
             f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
         )
-    images = read_pictures(paths, dataset.image_size)
     ends = numpy.cumsum(sizes)[:-1]
+    everything = Part(numpy.arange(len(paths)), numpy.asarray(labels, dtype=numpy.int64))
     domains = tuple(
-        Domain(name, images_of_domain, labels_of_domain)
-        for name, images_of_domain, labels_of_domain in zip(
-            chosen,
-            numpy.split(images, ends),
-            numpy.split(numpy.asarray(labels, dtype=numpy.int64), ends),
-            strict=True,
-        )
+        ListedDomain(name, everything.take(rows))
+        for name, rows in zip(chosen, numpy.split(everything.rows, ends), strict=True)
     )
-    return ImageSet(dataset.name, domains, class_names)
+    return Listing(dataset.name, class_names, domains, PictureStore(paths))
 
 
-def _assemble(
-    domains: list[Domain], spec: DatasetSpecification, dataset: DatasetSettings
-) -> ImageSet:
-    """Bring domains from archives to one size and colour mode, and name their classes."""
-    arrays: list[Images] = [
-        images
-        for domain in domains
-        for images in (domain.train_images, domain.test_images)
-        if images is not None
-    ]
-    size = choose_size({images.shape[1:3] for images in arrays}, dataset.image_size)
-    is_colour = any(images.ndim == 4 for images in arrays)
-    alike = tuple(
-        replace(
-            domain,
-            train_images=resize_images(domain.train_images, size, is_colour),
-            test_images=None
-            if domain.test_images is None
-            else resize_images(domain.test_images, size, is_colour),
-        )
-        for domain in domains
-    )
-    return ImageSet(dataset.name, alike, spec.class_names or _name_classes(domains))
-
-
-def _name_classes(domains: list[Domain]) -> tuple[str, ...]:
+def _name_classes(domains: list[ListedDomain]) -> tuple[str, ...]:
     """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
     largest = max(
-        int(labels.max())
+        int(part.labels.max())
         for domain in domains
-        for labels in (domain.train_labels, domain.test_labels)
-        if labels is not None
+        for part in (domain.train, domain.test)
+        if part is not None
     )
     return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
 

@@ -1,9 +1,11 @@
 """One size and one colour mode for images that are used together."""
 
 import numpy
+from numpy.typing import NDArray
 from PIL import Image
 
-from mpfedcl.data.imageset import Images
+Images = NDArray[numpy.uint8]
+"""Grey [images, height, width] or RGB [images, height, width, 3]."""
 
 SIZE_WHERE_SIZES_DIFFER = 28
 

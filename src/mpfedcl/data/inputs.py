@@ -1,0 +1,62 @@
+"""From images to a model's inputs: pixels as they are, or features of a frozen encoder."""
+
+import hashlib
+from collections.abc import Callable
+
+import numpy
+import torch
+from torch import Tensor
+
+from mpfedcl.data.catalogue import specification
+from mpfedcl.data.features import FeatureCache
+from mpfedcl.data.imageset import Listing
+from mpfedcl.data.resize import Images, choose_size
+from mpfedcl.data.split import Indices
+from mpfedcl.experiment import Experiment
+from mpfedcl.models.encoder import Encoder
+
+InputMaker = Callable[[Listing, Indices, Experiment], Tensor]
+"""Turns images of a listing, by number, into inputs [images, ...] in the experiment's precision."""
+
+
+def pixel_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+    """Return pixels [images, features], standardized by the set's constants or in 0 to 1."""
+    # The size comes from all images of the set, so that it does not depend on the draw.
+    sizes, is_colour = listing.store.look()
+    size = choose_size(sizes, experiment.dataset.image_size)
+    images = listing.store.load(rows, size, is_colour)
+    flat = torch.from_numpy(numpy.ascontiguousarray(images)).flatten(start_dim=1)
+    inputs = flat.to(getattr(torch, experiment.dtype)).div_(255)
+    if experiment.dataset.standardize:
+        spec = specification(experiment.dataset.name)
+        inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)
+    return inputs
+
+
+def feature_inputs(encoder: Encoder) -> InputMaker:
+    """Return a maker of features [images, feature_size]; images are opened only if it must be."""
+
+    def make(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+        def load() -> Images:
+            # In the encoder's size at once: less memory, and every image is resized once.
+            size = encoder.preprocessing.image_size
+            return listing.store.load(rows, (size, size), is_colour=True)
+
+        names = "\n".join(listing.store.identify(rows))
+        with FeatureCache() as cache:
+            signature = hashlib.sha256(names.encode()).hexdigest()
+            features = cache.encode_source(encoder, signature, load)
+        return torch.from_numpy(features).to(getattr(torch, experiment.dtype))
+
+    return make
+
+
+def byte_inputs(encoder: Encoder) -> InputMaker:
+    """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
+
+    def make(listing: Listing, rows: Indices, _experiment: Experiment) -> Tensor:
+        size = encoder.preprocessing.image_size
+        images = listing.store.load(rows, (size, size), is_colour=True)
+        return torch.from_numpy(encoder.preprocessing.arrange(images))
+
+    return make

@@ -1,0 +1,55 @@
+"""Files that are whole or not there: written beside, flushed to disk, renamed into place."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpfedcl.errors import InvalidInput
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that a crash at any moment leaves the old one or the new one."""
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        # On a full disk half a file helps nobody.
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename durable: on POSIX the folder has its own buffer."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and keep other mpfedcl processes out of it; a killed one leaves no lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(
+                f"{folder} is in use by another mpfedcl data fetch or prepare; it must end first."
+            ) from None
+        except OSError:
+            # A file system that knows no locks: a rare double start is worth less than working.
+            pass
+        yield
+    finally:
+        os.close(handle)
