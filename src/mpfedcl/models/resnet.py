@@ -1,0 +1,127 @@
+"""ResNet-18 as a pure function of its parameters, which have torchvision's names.
+
+There are two ways to normalise, and the caller chooses one on purpose:
+
+`ResNet18.apply` uses the running statistics among the parameters, always: batch normalisation is
+then a constant affine map. A client's few and skewed images never move it, the result for an image
+does not depend on its neighbours in the batch, nothing is changed in place, and the whole is safe
+under `torch.func.vmap`. The affine weight and bias may be trained; the statistics get no gradient.
+
+`ResNet18.apply_with_batch_statistics` is for central pretraining, where batches are large and
+mixed. It returns the new running statistics beside the features and leaves the old ones alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
+
+from mpfedcl.models.base import Tensors
+
+_EPSILON = 1e-5
+_STATISTICS = ("running_mean", "running_var")
+_WIDTHS = (64, 128, 256, 512)
+_BLOCKS = 2
+
+_Convolution = Callable[[Tensor, str, str, int], Tensor]
+"""Convolve and normalise: input, name of the convolution, name of its norm, stride."""
+
+
+class ResNet18:
+    """The encoder of the paper: images [B, 3, h, w] to features [B, 512], no classifier."""
+
+    feature_size = _WIDTHS[-1]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter and running statistic by its name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, norm, fan_in, fan_out, kernel in _convolutions():
+            shapes[f"{name}.weight"] = (fan_out, fan_in, kernel, kernel)
+            for part in ("weight", "bias", *_STATISTICS):
+                shapes[f"{norm}.{part}"] = (fan_out,)
+        return shapes
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        """Draw convolutions from N(0, 2 / fan-out), as torchvision does; norms do nothing yet."""
+        params: Tensors = {}
+        for name, shape in self.shapes().items():
+            if len(shape) == 4:
+                deviation = math.sqrt(2 / (shape[0] * shape[2] * shape[3]))
+                # Drawn in float64 so that float32 and float64 start from the same numbers.
+                draw = torch.randn(shape, generator=generator, dtype=torch.float64)
+                params[name] = (draw * deviation).to(dtype)
+            else:
+                fill = torch.ones if name.endswith(("weight", "running_var")) else torch.zeros
+                params[name] = fill(shape, dtype=dtype)
+        return params
+
+    def apply(self, params: Tensors, images: Tensor) -> Tensor:
+        """Return the features, normalised by the running statistics."""
+
+        def convolve(inputs: Tensor, name: str, norm: str, stride: int) -> Tensor:
+            # The affine map is folded into the convolution: it then costs no pass of its own.
+            scale = params[f"{norm}.weight"] * (params[f"{norm}.running_var"] + _EPSILON).rsqrt()
+            shift = params[f"{norm}.bias"] - params[f"{norm}.running_mean"] * scale
+            weight = params[f"{name}.weight"] * scale[:, None, None, None]
+            return _convolve(inputs, weight, shift, stride)
+
+        return _forward(images, convolve)
+
+    def apply_with_batch_statistics(
+        self, params: Tensors, images: Tensor, momentum: float = 0.1
+    ) -> tuple[Tensor, Tensors]:
+        """Return the features normalised over the batch, and the new running statistics."""
+        statistics: Tensors = {}
+
+        def convolve(inputs: Tensor, name: str, norm: str, stride: int) -> Tensor:
+            outputs = _convolve(inputs, params[f"{name}.weight"], None, stride)
+            # batch_norm updates in place; the caller's own statistics stay as they were.
+            mean, variance = (params[f"{norm}.{part}"].detach().clone() for part in _STATISTICS)
+            statistics[f"{norm}.running_mean"] = mean
+            statistics[f"{norm}.running_var"] = variance
+            weight, bias = params[f"{norm}.weight"], params[f"{norm}.bias"]
+            return batch_norm(outputs, mean, variance, weight, bias, True, momentum, _EPSILON)
+
+        return _forward(images, convolve), statistics
+
+
+def is_statistic(name: str) -> bool:
+    """Tell whether a name is a running statistic, which is measured and never trained."""
+    return name.endswith(_STATISTICS)
+
+
+def _convolutions() -> Iterator[tuple[str, str, int, int, int]]:
+    """Yield each convolution, its norm, the channels in and out, and the kernel size."""
+    yield "conv1", "bn1", 3, _WIDTHS[0], 7
+    before = _WIDTHS[0]
+    for stage, width in enumerate(_WIDTHS, start=1):
+        for block in range(_BLOCKS):
+            prefix = f"layer{stage}.{block}"
+            yield f"{prefix}.conv1", f"{prefix}.bn1", before, width, 3
+            yield f"{prefix}.conv2", f"{prefix}.bn2", width, width, 3
+            if before != width:
+                yield f"{prefix}.downsample.0", f"{prefix}.downsample.1", before, width, 1
+            before = width
+
+
+def _convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    return conv2d(inputs, weight, bias, stride, padding=weight.shape[-1] // 2)
+
+
+def _forward(images: Tensor, convolve: _Convolution) -> Tensor:
+    hidden = relu(convolve(images, "conv1", "bn1", 2))
+    hidden = max_pool2d(hidden, 3, stride=2, padding=1)
+    for stage in range(1, len(_WIDTHS) + 1):
+        for block in range(_BLOCKS):
+            prefix = f"layer{stage}.{block}"
+            halves = stage > 1 and block == 0
+            stride = 2 if halves else 1
+            inner = relu(convolve(hidden, f"{prefix}.conv1", f"{prefix}.bn1", stride))
+            outer = convolve(inner, f"{prefix}.conv2", f"{prefix}.bn2", 1)
+            if halves:
+                down = f"{prefix}.downsample"
+                hidden = convolve(hidden, f"{down}.0", f"{down}.1", stride)
+            hidden = relu(outer + hidden)
+    return hidden.mean(dim=(2, 3))
