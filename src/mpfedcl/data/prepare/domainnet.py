@@ -1,0 +1,106 @@
+"""DomainNet: zip archives or folders of images, and text files with the official split."""
+
+from pathlib import Path, PurePosixPath
+
+import numpy
+
+from mpfedcl.data.imageset import Domain
+from mpfedcl.data.pictures import read_pictures
+from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
+from mpfedcl.data.resize import Images, resize_images
+from mpfedcl.data.split import Indices
+from mpfedcl.errors import InvalidInput
+
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+CLASSES = (
+    "bird",
+    "feather",
+    "headphones",
+    "ice_cream",
+    "teapot",
+    "tiger",
+    "whale",
+    "windmill",
+    "wine_glass",
+    "zebra",
+)
+SIDE = 64
+"""The encoder's input. Image folders have no place for a split, so that arrays are written, and
+those in the originals' size would take gigabytes."""
+
+
+def read_domainnet_domain(source: Source, domain: str) -> Domain | None:
+    """Read the ten classes of a domain; None without its pictures and its split."""
+    folder = source.find_folder([domain], _holds_classes)
+    archive = source.find_file(f"{domain}.zip")
+    splits = find_both(source, [f"{domain}_train.txt"], [f"{domain}_test.txt"])
+    if splits is None:
+        if folder is None and archive is None:
+            return None
+        raise InvalidInput(
+            f"{source.root} has pictures of {domain} but lacks {domain}_train.txt and "
+            f"{domain}_test.txt; the official split must be there."
+        )
+    if folder is None and archive is not None:
+        # Three files in a hundred are wanted, so that no more is written.
+        folder = source.unpack(archive, _is_wanted).find_folder([domain], _holds_classes)
+    if folder is None:
+        raise InvalidInput(
+            f"{source.root} has {splits[0].name} but lacks {domain}.zip, or a folder {domain}, "
+            "with pictures of the ten classes; they must be there."
+        )
+    train, test = (_read_split(path, domain, folder) for path in splits)
+    images = _read_images([*train, *test])
+    ends = len(train)
+    return Domain(domain, images[:ends], _number(train), images[ends:], _number(test))
+
+
+def _holds_classes(folder: Path) -> bool:
+    return any((folder / name).is_dir() for name in CLASSES)
+
+
+def _is_wanted(path: PurePosixPath) -> bool:
+    return path.parent.name in CLASSES
+
+
+def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
+    """Return the pictures of the ten classes that a split file lists, in its order."""
+    paths = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            name, _, label = line.strip().rpartition(" ")
+            parts = PurePosixPath(name).parts
+            # Three plain names, so that no list can make the program read files elsewhere.
+            is_plain = len(parts) == 3 and parts[0] == domain and ".." not in parts
+            if not is_plain or not label.isdecimal():
+                raise InvalidInput(
+                    f"{path} has {line.strip()[:80]!r} in line {number}; each line must be "
+                    f"{domain}/<class>/<file> and a number."
+                )
+            if parts[1] in CLASSES:
+                paths.append(folder.joinpath(*parts[1:]))
+    held = {picture.parent.name for picture in paths}
+    lacking = [name for name in CLASSES if name not in held]
+    if lacking:
+        raise InvalidInput(f"{path} lists no pictures of {', '.join(lacking)}; it must list some.")
+    missing = [str(picture) for picture in paths if not picture.is_file()]
+    if missing:
+        raise InvalidInput(
+            f"{path} lists {len(missing):,} pictures that are not there "
+            f"({enumerate_names(missing, 3)}); all of them must be."
+        )
+    return paths
+
+
+def _read_images(paths: list[Path]) -> Images:
+    # Each file is decoded once, should a list have it twice.
+    positions = {path: position for position, path in enumerate(dict.fromkeys(paths))}
+    images = resize_images(read_pictures(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
+    chosen: Images = images[[positions[path] for path in paths]]
+    return chosen
+
+
+def _number(paths: list[Path]) -> Indices:
+    return numpy.array([CLASSES.index(path.parent.name) for path in paths], dtype=numpy.int64)

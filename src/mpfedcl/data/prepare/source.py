@@ -1,0 +1,89 @@
+"""The folder with the originals: where a file of a known name lies in it."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpfedcl.data.prepare.unpack import Wanted, unpack
+from mpfedcl.errors import InvalidInput
+
+DEPTH = 2
+"""How many folders down the originals are looked for: DIR/MNIST/raw/, DIR/mnist_m/mnist_m/."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The originals that a user has, and a scratch folder for what their archives hold."""
+
+    root: Path
+    scratch: Path
+    levels: tuple[tuple[Path, ...], ...]
+    """The root, the folders in it, and the folders in those."""
+
+    @classmethod
+    def open(cls, root: Path, scratch: Path) -> "Source":
+        """List the folders of a source."""
+        levels: list[tuple[Path, ...]] = [(root,)]
+        for _ in range(DEPTH):
+            levels.append(tuple(inner for folder in levels[-1] for inner in list_folders(folder)))
+        return cls(root, scratch, tuple(levels))
+
+    def find_file(self, *names: str) -> Path | None:
+        """Return the file that has one of the names: the highest place, then the first name."""
+        for folders in self.levels:
+            for name in names:
+                found = [folder / name for folder in folders if (folder / name).is_file()]
+                if found:
+                    return _only(found)
+        return None
+
+    def find_folder(self, names: Sequence[str], holds: Callable[[Path], bool]) -> Path | None:
+        """Return the highest folder that has one of the names, in any case, and the content."""
+        for folders in self.levels:
+            found = [folder for folder in folders if folder.name.lower() in names and holds(folder)]
+            if found:
+                return _only(found)
+        return None
+
+    def unpack(self, archive: Path, wanted: Wanted) -> "Source":
+        """Return the content of an archive as a source of its own."""
+        folder = self.scratch / archive.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return Source.open(unpack(archive, folder, wanted), self.scratch)
+
+
+def _only(found: list[Path]) -> Path:
+    if len(found) > 1:
+        raise InvalidInput(
+            f"{found[0]} and {found[1]} could both be meant; source must hold one of them, or be "
+            "the folder of one."
+        )
+    return found[0]
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder in order of name, without hidden ones."""
+    # Not Path.is_dir, which would ask the disk about each of 60,000 images.
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    return [folder / name for name in sorted(names) if not name.startswith(".")]
+
+
+def find_both(source: Source, train: Sequence[str], test: Sequence[str]) -> list[Path] | None:
+    """Return the training and the test file, None if neither is there; one is not enough."""
+    files = [source.find_file(*train), source.find_file(*test)]
+    there = [path for path in files if path is not None]
+    if len(there) == 1:
+        lacking = (train if files[0] is None else test)[0]
+        raise InvalidInput(
+            f"{source.root} has {there[0].name} but lacks {lacking}; both must be there."
+        )
+    return there or None
+
+
+def enumerate_names(names: Iterable[str], most: int = 5) -> str:
+    """Return names with commas, at most so many."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
