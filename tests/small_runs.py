@@ -51,6 +51,7 @@ def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
     settings = {
         "dataset__name": "folder",
         "dataset__root": root,
+        "encoder__name": "none",
         "partition__alpha": 2.0,
         "partition__test": "shared",
         "prototypes__per_class": 2,
@@ -66,6 +67,7 @@ def flags(root: Path, **changes: Any) -> list[str]:
         "clients": 3,
         "dataset.name": "folder",
         "dataset.root": root,
+        "encoder.name": "none",
         "partition.alpha": 2.0,
         "partition.test": "shared",
         "prototypes.per-class": 2,

@@ -17,6 +17,8 @@ from mpfedcl import run
 from mpfedcl.cli import main
 from small_runs import call, environment, flags, read_summary, save_images, small
 
+PIXELS = ("--dataset.name", "folder", "--encoder.name", "none")
+
 
 class Said(NamedTuple):
     """What a command answered."""
@@ -88,7 +90,7 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--method fedprox --no-share-model", "share_model is False"),
     ("--dataset.name nope", "dataset.name is 'nope'; it must be one of mnist-sample, mnist,"),
     ("--dataset.name mnist", "dataset.name is 'mnist'"),
-    ("--dataset.name folder", "dataset.root"),
+    ("--dataset.name folder --encoder.name none", "dataset.root"),
     ("--dataset.train-size 0", "dataset.train_size is 0"),
     ("--dataset.train-size 2001", "dataset.train_size is 2,001; it must be at most 2,000"),
     ("--dataset.domains nope", "dataset.domains has 'nope'"),
@@ -150,7 +152,7 @@ def test_bad_settings(refused: Refused, words: str, expected: str) -> None:
 
 BAD_COMMANDS: list[tuple[str, str]] = [
     ("nope", "'nope' is not a command; it must be one of run, compare, methods, data"),
-    ("data nope", "'data nope' is not a command; it must be one of list, show"),
+    ("data nope", "'data nope' is not a command; it must be one of run, compare"),
     ("data show nope", "dataset.name is 'nope'"),
     ("data show mnist", "dataset.name is 'mnist'"),
     ("data show --partition.alpha 0", "partition.alpha is 0"),
@@ -246,7 +248,7 @@ def test_bad_archives(tmp_path: Path, refused: Refused, kind: str) -> None:
     arrays, expected = BAD_ARCHIVES[kind]
     (tmp_path / "data").mkdir()
     numpy.savez(tmp_path / "data" / "bad.npz", **arrays)
-    sentence = refused("run", "--dataset.name", "folder", "--dataset.root", tmp_path / "data")
+    sentence = refused("run", *PIXELS, "--dataset.root", tmp_path / "data")
     assert expected in sentence
     assert "bad.npz" in sentence
 
@@ -270,7 +272,7 @@ def save_pictures(root: Path) -> Path:
 def test_an_image_folder_with_an_empty_class(tmp_path: Path, refused: Refused) -> None:
     root = save_pictures(tmp_path / "data")
     (root / "photo" / "emu").mkdir()
-    sentence = refused("run", "--dataset.name", "folder", "--dataset.root", root)
+    sentence = refused("run", *PIXELS, "--dataset.root", root)
     assert "photo/emu has no images" in sentence
 
 
@@ -280,13 +282,13 @@ def test_an_image_folder_with_a_broken_file(
 ) -> None:
     root = save_pictures(tmp_path / "data")
     (root / "photo" / "cat" / "2.png").write_bytes(content)
-    sentence = refused("run", "--dataset.name", "folder", "--dataset.root", root)
+    sentence = refused("run", *PIXELS, "--dataset.root", root)
     assert "cat/2.png" in sentence
 
 
 def test_a_file_for_a_folder_of_data(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "data").write_text("nothing")
-    sentence = refused("run", "--dataset.name", "folder", "--dataset.root", tmp_path / "data")
+    sentence = refused("run", *PIXELS, "--dataset.root", tmp_path / "data")
     assert "is a file" in sentence
 
 
@@ -481,7 +483,8 @@ def test_a_folder_is_found_if_none_is_given(images: Path, cli: Cli) -> None:
 def test_flags_win_over_the_file(images: Path, tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(
-        f'method = "fedprox"\nrounds = 3\nclients = 2\n[dataset]\nname = "folder"\n'
+        'method = "fedprox"\nrounds = 3\nclients = 2\n[encoder]\nname = "none"\n'
+        '[dataset]\nname = "folder"\n'
         f'root = "{images}"\n[fedprox]\nmu = 0.5\n[partition]\nkind = "iid"\n'
     )
     words = ("--rounds", 1, "--fedprox.mu", 0.25, "--out", tmp_path / "run")

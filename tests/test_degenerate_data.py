@@ -105,6 +105,7 @@ def make_experiment(case: Callable[[Path], dict[str, Any]], root: Path, method: 
     settings = {
         "clients": None if by_domain else 3,
         "dataset__name": "folder",
+        "encoder__name": "none",
         "dataset__root": root,
         "partition__test": "shared",
         "partition__alpha": 1.0,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mpfedcl import Experiment, InvalidInput
-from mpfedcl.cli import Run, parse
+from mpfedcl.arguments import Run
+from mpfedcl.cli import parse
 from mpfedcl.experiment import FORMAT, DatasetSettings, PartitionSettings
 
 NOWHERE = Path("nowhere.toml")

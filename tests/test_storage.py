@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.storage import digest, load_tensors, pack_tensors, same_tensors, write_atomically
+from mpfedcl.files import write_atomically
+from mpfedcl.storage import digest, load_tensors, pack_tensors, same_tensors
 from small_runs import assert_same_tensors
 
 

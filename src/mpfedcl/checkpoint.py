@@ -13,10 +13,11 @@ from safetensors.torch import load
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.federation import FederationState
+from mpfedcl.files import write_atomically
 from mpfedcl.methods import Server
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.storage import digest, pack_tensors, write_atomically
+from mpfedcl.storage import digest, pack_tensors
 
 _KEPT = 2
 

@@ -1,7 +1,4 @@
-"""The command line: parse, hand over, and turn what goes wrong into one sentence.
-
-Nothing here imports torch, so that help and bad input answer at once.
-"""
+"""The command line: parse, hand over, and turn what goes wrong into one sentence."""
 
 import contextlib
 import io
@@ -9,99 +6,62 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NoReturn
 
 import tyro
 
+from mpfedcl.arguments import (
+    Compare,
+    DataCache,
+    DataFetch,
+    DataList,
+    DataPrepare,
+    DataShow,
+    Methods,
+    Pretrain,
+    Run,
+)
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
-_Settings = Annotated[Experiment, tyro.conf.arg(name="")]
-_File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[EXPERIMENT.TOML]")]
-_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+_HELP = """\
+mpfedcl: federated learning for clients whose data differ
+
+  mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
+  mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
+  mpfedcl methods                                              the methods, one line each
+  mpfedcl data     list | show NAME                            data sets, and who holds what
+  mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
+  mpfedcl data     cache                                       encoded images that are kept
+  mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
+
+Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
+"""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Run one experiment, or go on with one.
+class Command:
+    """What a command takes, and who does it: a function of a module in `mpfedcl.commands`."""
 
-    Settings come from the file if one is given, and flags win over it. Examples:
-    `mpfedcl run`, `mpfedcl run --method fedavg --partition.alpha 0.5 --out runs/mine`,
-    `mpfedcl run --resume runs/mine --rounds 120`.
-    """
-
-    file: _File = None
-    """A TOML file of settings, such as the experiment.toml of another run."""
-    out: _Folder = None
-    """Folder for the run [default: a new one below runs/]."""
-    resume: _Folder = None
-    """Go on with the run in this folder; only --rounds may be given too."""
-    readings: Literal["headline", "all"] = "headline"
-    """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the summary as JSON and nothing else."""
-    settings: _Settings = field(default_factory=Experiment)
+    arguments: type[Any]
+    module: str
+    function: str
 
 
-@dataclass(frozen=True)
-class Compare:
-    """Run several methods over several seeds and print mean(std) of the last round.
-
-    What is already there is not run again: the same command goes on after an interruption. Example:
-    `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
-    """
-
-    file: _File = None
-    """A TOML file of settings that all runs have in common."""
-    methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
-    """The methods, by name."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """The seeds; each fixes data split, initial weights, batches and clustering."""
-    out: _Folder = None
-    """Folder for the comparison [default: a new one below runs/]."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
-    """Runs at the same time, a process each [default: 0, one a core]."""
-    readings: Literal["headline", "all"] = "headline"
-    """all: every method by all four readings on both tests."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the comparison as JSON and nothing else."""
-    settings: _Settings = field(default_factory=Experiment)
-
-
-@dataclass(frozen=True)
-class Methods:
-    """List the methods, one line each."""
-
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON."""
-
-
-@dataclass(frozen=True)
-class DataList:
-    """List the data sets and tell which are here."""
-
-    root: _Folder = None
-    """Data folder to look in [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON."""
-
-
-@dataclass(frozen=True)
-class DataShow:
-    """Show how a data set is dealt out to clients, and draw it.
-
-    Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
-    """
-
-    name: Annotated[str, tyro.conf.Positional] = "mnist-sample"
-    """Data set."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
-    """Where the picture goes."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON."""
-    settings: _Settings = field(default_factory=Experiment)
+_COMMANDS = {
+    "run": Command(Run, "run", "run_command"),
+    "compare": Command(Compare, "compare", "compare_command"),
+    "methods": Command(Methods, "catalogues", "methods_command"),
+    "data list": Command(DataList, "catalogues", "data_list_command"),
+    "data show": Command(DataShow, "catalogues", "data_show_command"),
+    "data fetch": Command(DataFetch, "fetch", "data_fetch_command"),
+    "data prepare": Command(DataPrepare, "fetch", "data_prepare_command"),
+    "data cache": Command(DataCache, "cache", "data_cache_command"),
+    "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
+}
 
 
 _PLAIN_WORDS = {
@@ -116,22 +76,6 @@ _PLAIN_WORDS = {
     ),
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
-
-Arguments = Run | Compare | Methods | DataList | DataShow
-
-_COMMANDS: dict[str, type[Any]] = {"run": Run, "compare": Compare, "methods": Methods}
-_DATA_COMMANDS: dict[str, type[Any]] = {"list": DataList, "show": DataShow}
-
-_HELP = """\
-mpfedcl: federated learning for clients whose data differ
-
-  mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
-  mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
-  mpfedcl methods                                              the methods, one line each
-  mpfedcl data     list | show NAME                            data sets, and who holds what
-
-Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -149,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         # Disk full, no permission, a read-only folder: the system's own words name the trouble.
         where = f" {error.filename}" if error.filename else ""
-        print(f"mpfedcl: cannot use{where or ' a file'}: {error.strerror}.", file=sys.stderr)
+        why = error.strerror or error
+        print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("mpfedcl: stopped at once; what was done is kept.", file=sys.stderr)
@@ -157,49 +102,46 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help", "help") or words in (["data"], ["data", "--help"]):
         print(_HELP, end="")
         return 0
     if words[0] == "--version":
-        from importlib.metadata import version
-
         print(version("mpfedcl"))
         return 0
     arguments = parse(words)
-    if isinstance(arguments, Run):
-        from mpfedcl.commands.run import run_command
-
-        return run_command(arguments)
-    if isinstance(arguments, Compare):
-        from mpfedcl.commands.compare import compare_command
-
-        return compare_command(arguments)
-    if isinstance(arguments, Methods):
-        from mpfedcl.commands.catalogues import methods_command
-
-        return methods_command(arguments)
-    from mpfedcl.commands.catalogues import data_list_command, data_show_command
-
-    if isinstance(arguments, DataList):
-        return data_list_command(arguments)
-    return data_show_command(arguments)
+    command = _COMMANDS[_find_command(words)[0]]
+    # Only now: what a command needs, torch above all, takes seconds to load.
+    module = import_module(f"mpfedcl.commands.{command.module}")
+    code: int = getattr(module, command.function)(arguments)
+    return code
 
 
-def parse(words: list[str]) -> Arguments:
-    """Return the command with its settings: defaults, then the file's, then the flags'."""
-    command, rest, program = _find_command(words)
-    parsed: Arguments = _parse(command, rest, program, command())
+def _find_command(words: list[str]) -> tuple[str, list[str]]:
+    """Return the command's name, of one word or two, and the words after it."""
+    length = 2 if words[0] == "data" else 1
+    name = " ".join(words[:length])
+    if name not in _COMMANDS:
+        raise InvalidInput(f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}.")
+    return name, words[length:]
+
+
+def parse(words: list[str]) -> Any:
+    """Return a command's arguments: defaults, then the file's, then the flags'."""
+    name, rest = _find_command(words)
+    command, program = _COMMANDS[name].arguments, f"mpfedcl {name}"
+    parsed = _parse(command, rest, program)
     if isinstance(parsed, Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
     file = parsed.file if isinstance(parsed, Run | Compare) else None
     if file is not None:
         # Flags must win over the file, and only a parse tells which flags there are: parse anew
         # with the file's settings as the defaults.
-        parsed = _parse(command, rest, program, command(settings=Experiment.from_toml(file)))
+        default = command(settings=Experiment.from_toml(file))
+        return _parse(command, rest, program, default)
     return parsed
 
 
-def _parse_resume(first: Run, rest: list[str], program: str) -> Run:
+def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
         raise InvalidInput("resume goes with --rounds alone; a file or --out must not be given.")
     assert first.resume is not None
@@ -207,39 +149,18 @@ def _parse_resume(first: Run, rest: list[str], program: str) -> Run:
     if not path.is_file():
         raise InvalidInput(f"resume is {str(first.resume)!r}; it must be a folder holding a run.")
     kept = Experiment.from_toml(path)
-    parsed: Run = _parse(Run, rest, program, Run(settings=kept))
+    parsed: Run = _parse(Run, words, program, Run(settings=kept))
     if parsed.settings.replace(rounds=kept.rounds) != kept:
         raise InvalidInput("resume goes with --rounds alone; other settings stay as they were.")
     return parsed
 
 
-def _find_command(words: list[str]) -> tuple[type[Any], list[str], str]:
-    name, rest = words[0], words[1:]
-    if name == "data":
-        if not rest or rest[0] in ("-h", "--help"):
-            print("mpfedcl data list          which data sets there are, and which are here")
-            print("mpfedcl data show NAME     who holds what under a partition, with a picture")
-            sys.exit(0)
-        return (
-            _look_up("data " + rest[0], rest[0], _DATA_COMMANDS),
-            rest[1:],
-            f"mpfedcl data {rest[0]}",
-        )
-    return _look_up(name, name, _COMMANDS), rest, f"mpfedcl {name}"
-
-
-def _look_up(shown: str, name: str, commands: dict[str, type[Any]]) -> type[Any]:
-    if name not in commands:
-        allowed = ", ".join([*commands, "data"] if commands is _COMMANDS else commands)
-        raise InvalidInput(f"{shown!r} is not a command; it must be one of {allowed}.")
-    return commands[name]
-
-
-def _parse(command: type[Any], words: list[str], program: str, default: Any) -> Any:
+def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(command, prog=program, args=words, default=default)
+            given = {} if default is None else {"default": default}
+            return tyro.cli(command, prog=program, args=words, **given)
     except SystemExit as end:
         if end.code in (0, None):
             raise

@@ -13,11 +13,11 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS, find_method
 from mpfedcl.readings import TESTS
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Observer, resume, run
-from mpfedcl.storage import write_atomically
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from typing import Any, Self
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.storage import load_tensors, pack_tensors, write_atomically
+from mpfedcl.storage import load_tensors, pack_tensors
 
 
 class RunDirectory:

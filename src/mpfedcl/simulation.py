@@ -11,12 +11,16 @@ import torch
 from mpfedcl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import FederatedData, load_federated
+from mpfedcl.data.inputs import byte_inputs, feature_inputs
+from mpfedcl.data.reader import data_folder
 from mpfedcl.engines import LoopEngine
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, FederationState
 from mpfedcl.methods import Method, Server, find_method
-from mpfedcl.models import Mlp
+from mpfedcl.models import Mlp, Model
+from mpfedcl.models.encoder import find_encoder
+from mpfedcl.models.trainable import make_trainable
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
@@ -75,6 +79,26 @@ def resume(
         return simulation.go(directory, observer or Observer())
 
 
+def _load(experiment: Experiment, device: torch.device) -> tuple[FederatedData, Model]:
+    """Return the clients' data and the model that fits them: pixels, features, or both trained."""
+    settings = experiment.encoder
+    if settings.name in (None, "none"):
+        if settings.train or settings.weights is not None:
+            raise InvalidInput(
+                "encoder.name is none; encoder.train and encoder.weights need an encoder: "
+                "resnet18, or another for encoder.weights."
+            )
+        data = load_federated(experiment).to(device)
+        return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
+    folder, _ = data_folder(experiment.dataset)
+    encoder = find_encoder(settings.name, settings.weights, folder, device)
+    if not settings.train:
+        data = load_federated(experiment, feature_inputs(encoder)).to(device)
+        return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
+    data = load_federated(experiment, byte_inputs(encoder)).to(device)
+    return data, make_trainable(encoder, data.num_classes)
+
+
 class _Simulation:
     """An experiment set up: data loaded, model made, clients in place."""
 
@@ -85,9 +109,8 @@ class _Simulation:
         method_class = find_method(experiment.method)
         self._experiment = experiment
         self._device = device
-        self.data: FederatedData = load_federated(experiment).to(device, dtype)
+        self.data, model = _load(experiment, device)
         self._method: Method = method_class(experiment, self.data.num_classes)
-        model = Mlp((self.data.input_size, *_HIDDEN), self.data.num_classes)
         drawn = model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
         self._clock = Clock()
@@ -125,7 +148,7 @@ class _Simulation:
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
-        now, before = describe_clients(self.data), directory.read_json("partition.json")
+        now, before = self.data.partition, directory.read_json("partition.json")
         if before is not None and before != now:
             raise InvalidInput(
                 f"{directory.path} was begun on other data; the images must be the same as then, "
@@ -158,6 +181,8 @@ class _Simulation:
         checkpoint, problems = load_checkpoint(directory.checkpoints)
         for problem in problems:
             observer.on_warning(f"Checkpoint {problem}; going back to the one before.")
+        if problems and checkpoint is None:
+            observer.on_warning("No sound checkpoint is left; starting over from round 1.")
         if checkpoint is not None:
             self._federation.state = _moved(checkpoint.state, self._device)
             self._engine.load_state(checkpoint.clients)
@@ -176,18 +201,6 @@ class _Simulation:
             pool=self._federation.pool if self._method.shares_prototypes else None,
             summary=summary,
         )
-
-
-def describe_clients(data: FederatedData) -> dict[str, Any]:
-    """Return who holds how many training images of each class, and how many test images."""
-    counts = data.label_counts().tolist()
-    return {
-        "classes": list(data.class_names),
-        "clients": {
-            client.name: {"train": row, "test": len(client.test)}
-            for client, row in zip(data.clients, counts, strict=True)
-        },
-    }
 
 
 def cap_threads() -> None:

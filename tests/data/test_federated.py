@@ -296,13 +296,6 @@ def test_colour_and_size_decide_the_input_size() -> None:
     assert load(dataset__image_size=7, clients=2).input_size == 49
 
 
-def test_moves_between_precisions() -> None:
-    data = load(clients=2).to("cpu", torch.float64)
-    assert data.test_inputs.dtype == data.clients[0].inputs.dtype == torch.float64
-    assert data.test_labels.dtype == data.clients[0].test.dtype == torch.int64
-    assert data.to("cpu").test_inputs.dtype == torch.float64
-
-
 def test_tensors_are_the_data_own() -> None:
     # Changing what one load returned must not leak into another.
     load(clients=1).clients[0].inputs.zero_()

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpfedcl.data.imageset import Domain, Images
+from mpfedcl.data.imageset import Domain
 from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
 from mpfedcl.experiment import DatasetSettings
 

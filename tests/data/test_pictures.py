@@ -1,19 +1,15 @@
 """Domains as folders of image files: every kind of file, and the sentence for each fault."""
 
 import io
-import itertools
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 from PIL import Image
 
-from mpfedcl.data import pictures
 from mpfedcl.data.imageset import ImageSet
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
@@ -319,25 +315,3 @@ def test_reads_a_named_set_from_folders(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "pen" / "7" / "1.png", plain())
     image_set = read_image_set(DatasetSettings(name="mnist", root=tmp_path))
     assert image_set.domains[0].train_labels.tolist() == [7]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("is_terminal", "seconds", "shown"),
-    [(True, 1.5, True), (True, 0.01, False), (False, 1.5, False)],
-)
-def test_progress_only_on_a_terminal_and_only_when_slow(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, seconds: float, shown: bool
-) -> None:
-    stream = Terminal() if is_terminal else io.StringIO()
-    ticks: Iterator[float] = itertools.count(0, seconds)
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("mpfedcl.data.pictures.time", SimpleNamespace(monotonic=ticks.__next__))
-    assert list(pictures._show_progress(range(5), 5, "Decoding images")) == [0, 1, 2, 3, 4]
-    assert ("Decoding images" in stream.getvalue()) == shown
-    assert bool(stream.getvalue()) == shown

@@ -3,17 +3,21 @@
 import json
 from typing import Any
 
-from mpfedcl.cli import DataList, DataShow, Methods
+from mpfedcl.arguments import DataList, DataShow, Methods
 from mpfedcl.commands.run import describe_partition
 from mpfedcl.data.catalogue import SPECIFICATIONS
-from mpfedcl.data.federated import load_federated
-from mpfedcl.data.reader import locate_set
+from mpfedcl.data.deal import deal_images
+from mpfedcl.data.imageset import Listing
+from mpfedcl.data.reader import locate_set, open_image_set
+from mpfedcl.data.resize import Images
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import DatasetSettings
 from mpfedcl.methods import built_in_methods
 from mpfedcl.progress import results
 from mpfedcl.report.tables import READING_TITLES, Grid
-from mpfedcl.simulation import describe_clients
+
+_MOST_CLASSES_SHOWN = 12
+_PICTURE_SIZE = 96
 
 _PICTURE_FORMATS = (".png", ".pdf", ".svg")
 
@@ -62,22 +66,39 @@ def data_show_command(arguments: DataShow) -> int:
             f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
         )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
-    content = describe_clients(load_federated(experiment))
-    from mpfedcl.report.figures import draw_partition
+    listing = open_image_set(experiment.dataset)
+    content = deal_images(listing, experiment).describe(listing.class_names)
+    from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
+    sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
     draw_partition(content, f"training images, {describe_partition(experiment)}", arguments.out)
+    draw_contact_sheet(*_pick_images(listing), arguments.name, sheet)
     if arguments.json:
-        print(json.dumps({"picture": str(arguments.out), **content}, indent=2))
+        pictures = [str(arguments.out), str(sheet)]
+        print(json.dumps({"pictures": pictures, **content}, indent=2))
         return 0
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(results())
-    results().print(f"picture: {arguments.out}")
+    results().print(f"pictures: {arguments.out}, {sheet}")
     return 0
+
+
+def _pick_images(listing: Listing) -> tuple[dict[str, list[Images | None]], list[str]]:
+    """Return the first training image of each class by domain, and the classes, at most twelve."""
+    classes = list(listing.class_names[:_MOST_CLASSES_SHOWN])
+    picked: dict[str, list[Images | None]] = {}
+    for domain in listing.domains:
+        picked[domain.name] = []
+        for label in range(len(classes)):
+            rows = domain.train.rows[domain.train.labels == label][:1]
+            images = listing.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
+            picked[domain.name].append(images[0] if len(rows) else None)
+    return picked, classes
 
 
 def _clients_grid(title: str, content: dict[str, Any]) -> Grid:
     classes: list[str] = content["classes"]
-    # More classes than fit 100 columns are only counted; the picture shows them all.
-    listed = len(classes) <= 12
+    # What does not fit 100 columns is only counted; the picture shows all classes.
+    listed = sum(max(3, len(name)) + 3 for name in classes) <= 66
     columns = [*classes] if listed else ["classes held"]
     rows = []
     for name, client in content["clients"].items():

@@ -5,16 +5,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli import Compare
+from mpfedcl.arguments import Compare
 from mpfedcl.commands.run import describe_partition
 from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.readings import TESTS
 from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
 from mpfedcl.runs import RunDirectory
-from mpfedcl.storage import write_atomically
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""

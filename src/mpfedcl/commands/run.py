@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mpfedcl.cli import Run
+from mpfedcl.arguments import Run
 from mpfedcl.experiment import Experiment
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.runs import RunDirectory
@@ -65,11 +65,13 @@ def draw_figures(result: RunResult) -> list[Path]:
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
     """Return the partition in a few words."""
     partition = experiment.partition
-    words: str = partition.kind
-    if partition.kind in ("label", "quantity"):
-        words = f"{partition.kind} skew Dir({partition.alpha:g})"
-    if partition.kind == "classes":
-        words = f"{partition.classes_per_client} classes a client"
+    words = {
+        "label": f"label skew Dir({partition.alpha:g})",
+        "quantity": f"quantity skew Dir({partition.alpha:g})",
+        "classes": f"{partition.classes_per_client} classes a client",
+        "feature": "feature skew",
+        "iid": "iid",
+    }[partition.kind]
     return f"{words}, seed {experiment.seed}" if with_seed else words
 
 

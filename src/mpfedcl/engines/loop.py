@@ -180,7 +180,7 @@ class LoopEngine:
         return [found.get(number, self._no_prototypes()) for number in range(len(clients))]
 
     def _no_prototypes(self) -> Prototypes:
-        like = self._data.test_inputs
+        like = next(iter(self._initial.values()))
         return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
 
     def _pool_for_reading(self, names: Sequence[str]) -> PrototypePool | None:

@@ -11,6 +11,7 @@ matplotlib.use("Agg")  # Files only: no screen is asked for.
 
 from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from mpfedcl.report.tables import READING_TITLES
 
@@ -95,5 +96,33 @@ def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None
         axes.set_yticks(range(0, len(names), step), totals[::step])
         axes.set_xlim(-0.7, len(classes) - 0.3)
         axes.set_ylim(len(names) - 0.3, -0.7)
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def draw_contact_sheet(
+    images: Mapping[str, Sequence[NDArray[numpy.uint8] | None]],
+    classes: Sequence[str],
+    title: str,
+    path: Path,
+) -> None:
+    """Draw an image of each class (columns) in each domain (rows): what feature skew looks like."""
+    with pyplot.rc_context({**_STYLE, "axes.grid": False}):
+        figure, axes = pyplot.subplots(
+            len(images),
+            len(classes),
+            figsize=(0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7),
+            squeeze=False,
+        )
+        for row, (domain, pictures) in zip(axes, images.items(), strict=True):
+            for axis, picture in zip(row, pictures, strict=True):
+                axis.set(xticks=[], yticks=[])
+                axis.spines[:].set_visible(False)
+                if picture is not None:
+                    axis.imshow(picture)
+            row[0].set_ylabel(domain, rotation=0, ha="right", va="center")
+        for axis, name in zip(axes[0], classes, strict=True):
+            axis.set_title(name.replace("_", "\n"), fontsize=8)
+        figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)

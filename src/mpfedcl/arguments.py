@@ -1,0 +1,162 @@
+"""What each command takes: the flags and their help, as plain data.
+
+Nothing here imports torch, so that help and bad input answer at once.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.pretrain.settings import PretrainSettings
+
+_Settings = Annotated[Experiment, tyro.conf.arg(name="")]
+_File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[EXPERIMENT.TOML]")]
+_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one experiment, or go on with one.
+
+    Settings come from the file if one is given, and flags win over it. Examples:
+    `mpfedcl run`, `mpfedcl run --method fedavg --partition.alpha 0.5 --out runs/mine`,
+    `mpfedcl run --resume runs/mine --rounds 120`.
+    """
+
+    file: _File = None
+    """A TOML file of settings, such as the experiment.toml of another run."""
+    out: _Folder = None
+    """Folder for the run [default: a new one below runs/]."""
+    resume: _Folder = None
+    """Go on with the run in this folder; only --rounds may be given too."""
+    readings: Literal["headline", "all"] = "headline"
+    """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the summary as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Run several methods over several seeds and print mean(std) of the last round.
+
+    What is already there is not run again: the same command goes on after an interruption. Example:
+    `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
+    """
+
+    file: _File = None
+    """A TOML file of settings that all runs have in common."""
+    methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
+    """The methods, by name."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """The seeds; each fixes data split, initial weights, batches and clustering."""
+    out: _Folder = None
+    """Folder for the comparison [default: a new one below runs/]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    """Runs at the same time, a process each [default: 0, one a core]."""
+    readings: Literal["headline", "all"] = "headline"
+    """all: every method by all four readings on both tests."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the comparison as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods, one line each."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class DataList:
+    """List the data sets and tell which are here."""
+
+    root: _Folder = None
+    """Data folder to look in [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class DataShow:
+    """Show how a data set is dealt out to clients, and draw it.
+
+    Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
+    """
+
+    name: Annotated[str, tyro.conf.Positional] = "mnist-sample"
+    """Data set."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
+    """Where the picture goes."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+_Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+
+
+@dataclass(frozen=True)
+class DataFetch:
+    """Download the public originals of a data set and prepare them.
+
+    Interrupted, the same command goes on where it was. Examples: `mpfedcl data fetch mnist`,
+    `mpfedcl data fetch digit5 --root data`.
+    """
+
+    name: _Name
+    """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
+    root: _Folder = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Prepare domains anew that are there already."""
+
+
+@dataclass(frozen=True)
+class DataPrepare:
+    """Turn originals that you have downloaded into the layout of the data folder.
+
+    Example: `mpfedcl data prepare digit5 --source downloads`.
+    """
+
+    name: _Name
+    """Data set: mnist, digit5, office10 or domainnet."""
+    source: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder with the originals, as their publishers offer them."""
+    root: _Folder = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Prepare domains anew that are there already."""
+
+
+@dataclass(frozen=True)
+class DataCache:
+    """Show what the cache of encoded images holds, or empty it."""
+
+    clear: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Drop everything; features are computed anew when next needed."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Train a ResNet-18 encoder centrally on any images, for runs to freeze.
+
+    Example: `mpfedcl pretrain --dataset.name folder --dataset.root pictures --out my.safetensors`.
+    """
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
+    """Where the encoder goes; a checkpoint after each epoch is kept beside it."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on from the last whole epoch."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+    settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
+        default_factory=PretrainSettings
+    )

@@ -1,0 +1,258 @@
+"""`data fetch` and `data prepare` as commands: what they download, write and say."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import tyro
+from broken_server import BrokenServer, free_port, run_server, send, serve
+from original_files import write_mnist, write_mnist_m, write_office, write_svhn, write_usps
+
+from mpfedcl.arguments import DataFetch, DataPrepare
+from mpfedcl.commands.fetch import fetch_command, prepare_command
+from mpfedcl.data import originals
+from mpfedcl.data.fetch import Patience
+from mpfedcl.data.originals import FETCH_PLANS, Collection, FetchPlan, Original
+from mpfedcl.data.prepare import set_domains
+from mpfedcl.data.reader import read_image_set
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import DatasetSettings
+
+QUICK = Patience(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
+
+
+@pytest.fixture(autouse=True)
+def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.delenv("MPFEDCL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def server() -> Iterator[BrokenServer]:
+    with run_server() as running:
+        yield running
+
+
+def publish(
+    server: BrokenServer, name: str, write: Callable[[Path], Any], folder: Path
+) -> Collection:
+    """Write the originals of a collection and put them on the server."""
+    write(folder / name)
+    files = tuple(
+        Original(
+            path.name,
+            (server.answer(f"/{name}/{path.name}", serve(path.read_bytes())),),
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in sorted((folder / name).iterdir())
+    )
+    return Collection(name, f"http://example.org/{name}", (name,), files)
+
+
+@pytest.fixture
+def _published(server: BrokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the public addresses by the server's; all else stays as it is."""
+    web = tmp_path / "web"
+    mnist = publish(server, "mnist", write_mnist, web)
+    usps = publish(server, "usps", write_usps, web)
+    svhn = publish(server, "svhn", write_svhn, web)
+    by_hand = FETCH_PLANS["digit5"].by_hand
+    monkeypatch.setitem(FETCH_PLANS, "mnist", FetchPlan("mnist", (mnist,)))
+    monkeypatch.setitem(FETCH_PLANS, "usps", FetchPlan("digit5", (usps,)))
+    monkeypatch.setitem(FETCH_PLANS, "digit5", FetchPlan("digit5", (mnist, svhn, usps), by_hand))
+
+
+@pytest.mark.usefixtures("_published")
+def test_fetched_data_can_be_used(
+    tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert fetch_command("mnist", data, patience=QUICK) == 0
+    assert len(server.requests) == 4
+    (domain,) = read_image_set(DatasetSettings(name="mnist", root=data)).domains
+    assert len(domain.train_images) == 12
+    said = capsys.readouterr()
+    assert "prepared mnist: 12 training and 11 test images" in said.out
+    assert str(data / "originals" / "mnist") in said.out
+    # No bar where nobody looks.
+    assert said.err == ""
+    assert fetch_command("mnist", data, patience=QUICK) == 0
+    assert len(server.requests) == 4
+    assert "kept mnist" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_published")
+def test_digit5_tells_what_to_bring_by_hand_and_takes_it(
+    tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert fetch_command("digit5", data, patience=QUICK) == 0
+    said = capsys.readouterr().out
+    assert "SynthDigits (SynthDigits.zip) and MNIST-M (mnist_m.tar.gz) have no stable" in said
+    assert f"put them into {data / 'originals'} and run" in said
+    written = sorted(path.name for path in (data / "digit5").iterdir())
+    assert written == ["mnist.npz", "svhn.npz", "usps.npz"]
+    asked = len(server.requests)
+    write_mnist_m(data / "originals" / "mnist_m")
+    write_svhn(data / "originals" / "synth", "synth_", labels=range(10))
+    assert fetch_command("digit5", data, patience=QUICK) == 0
+    assert len(server.requests) == asked
+    said = capsys.readouterr().out
+    assert "prepared mnist_m" in said
+    assert "prepared synth" in said
+    assert "by hand" not in said
+    assert len(list((data / "digit5").iterdir())) == 5
+
+
+@pytest.mark.usefixtures("_published")
+def test_a_part_of_digit5_comes_alone(tmp_path: Path, server: BrokenServer) -> None:
+    write_mnist(tmp_path / "data" / "originals" / "mnist")
+    assert fetch_command("usps", tmp_path / "data", patience=QUICK) == 0
+    assert [path.name for path in (tmp_path / "data" / "digit5").iterdir()] == ["usps.npz"]
+    assert [path for path, _ in server.requests] == ["/usps/usps.bz2", "/usps/usps.t.bz2"]
+
+
+@pytest.mark.usefixtures("_published")
+def test_a_fetch_that_fails_goes_on_later(tmp_path: Path, server: BrokenServer) -> None:
+    path = "/mnist/train-images-idx3-ubyte.gz"
+    good = server.answers[path]
+    server.answer(path, send(500, Content_Length=0))
+    with pytest.raises(InvalidInput, match=r"train-images-idx3-ubyte\.gz answered 500"):
+        fetch_command("mnist", tmp_path / "data", patience=QUICK)
+    assert not (tmp_path / "data" / "mnist").exists()
+    server.requests.clear()
+    server.answers[path] = good
+    assert fetch_command("mnist", tmp_path / "data", patience=QUICK) == 0
+    # Files come in order of name: two were there already.
+    assert [asked for asked, _ in server.requests] == [path, "/mnist/train-labels-idx1-ubyte.gz"]
+
+
+@pytest.mark.usefixtures("_published")
+def test_replace_prepares_anew_from_the_originals(tmp_path: Path, server: BrokenServer) -> None:
+    data = tmp_path / "data"
+    fetch_command("mnist", data, patience=QUICK)
+    (data / "mnist" / "mnist.npz").write_bytes(b"spoilt")
+    fetch_command("mnist", data, replace=True, patience=QUICK)
+    assert len(read_image_set(DatasetSettings(name="mnist", root=data)).domains) == 1
+    assert len(server.requests) == 4
+    shutil.rmtree(data / "originals")
+    fetch_command("mnist", data, replace=True, patience=QUICK)
+    assert len(server.requests) == 8
+
+
+def test_offline_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"http://127.0.0.1:{free_port()}/usps.bz2"
+    lonely = Collection(
+        "usps", "http://example.org", ("usps",), (Original("usps.bz2", (address,)),)
+    )
+    monkeypatch.setitem(FETCH_PLANS, "usps", FetchPlan("digit5", (lonely,)))
+    with pytest.raises(InvalidInput, match="this computer may be offline") as caught:
+        fetch_command("usps", tmp_path, patience=QUICK)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cifar", "sixdomain", "folder", "../mnist"])
+def test_refuses_names_without_a_plan(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot be fetched; it must be one of mnist, digit5"):
+        fetch_command(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_tells_what_it_found_and_what_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "my [bold] downloads"
+    write_usps(source)
+    write_svhn(source)
+    assert prepare_command("digit5", source, tmp_path / "data [red]") == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == f"digit5: {tmp_path / 'data [red]' / 'digit5'}"
+    assert "prepared usps: 10 training and 3 test images, 16 x 16 grey" in said
+    assert "prepared svhn: 10 training and 4 test images, 32 x 32 RGB" in said
+    assert "missing mnist_m: mnist_m_train_labels.txt" in said
+    assert "missing synth: synth_train_32x32.mat, synth_test_32x32.mat, or SynthDigits.zip" in said
+
+
+def test_prepare_goes_to_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_usps(tmp_path / "source")
+    prepare_command("digit5", tmp_path / "source", None)
+    assert (tmp_path / "cache" / "mpfedcl" / "digit5" / "usps.npz").is_file()
+    monkeypatch.setenv("MPFEDCL_DATA", str(tmp_path / "named"))
+    prepare_command("digit5", tmp_path / "source", None)
+    assert (tmp_path / "named" / "digit5" / "usps.npz").is_file()
+
+
+def test_prepare_refuses_an_empty_source(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with pytest.raises(InvalidInput) as caught:
+        prepare_command("digit5", tmp_path / "source", tmp_path / "data")
+    sentence = str(caught.value)
+    assert "which holds no originals of digit5; it must hold at least one of: mnist:" in sentence
+    for name in ("train-images-idx3-ubyte", "train_32x32.mat", "usps.h5", "SynthDigits.zip"):
+        assert name in sentence
+    assert not (tmp_path / "data" / "digit5").exists()
+
+
+def test_prepare_does_not_overwrite_unless_told(tmp_path: Path) -> None:
+    write_office(tmp_path / "source" / "amazon")
+    source, data = tmp_path / "source", tmp_path / "data"
+    prepare_command("office10", source, data)
+    with pytest.raises(InvalidInput, match=r"has amazon already .* --replace must be given"):
+        prepare_command("office10", source, data)
+    assert prepare_command("office10", source, data, replace=True) == 0
+
+
+def test_arguments_are_read_from_the_command_line() -> None:
+    fetch = tyro.cli(DataFetch, args=["digit5", "--root", "d", "--replace"])
+    assert fetch == DataFetch("digit5", Path("d"), True)
+    prepare = tyro.cli(DataPrepare, args=["mnist", "--source", "s"])
+    assert prepare == DataPrepare("mnist", Path("s"), None, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [(DataFetch, []), (DataPrepare, ["mnist"]), (DataPrepare, [])]
+)
+def test_what_must_be_given_must_be_given(
+    command: type[Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tyro.cli(command, args=words)
+    assert ended.value.code == 2
+    assert "required" in capsys.readouterr().err.lower()
+
+
+def test_the_list_of_originals_is_sound() -> None:
+    names = set()
+    for name, plan in FETCH_PLANS.items():
+        for collection in plan.collections:
+            assert set(collection.domains) <= set(set_domains(plan.set_name)), name
+            assert urlsplit(collection.page).scheme in ("http", "https")
+            for original in collection.files:
+                names.add((collection.name, original.name))
+                assert Path(original.name).name == original.name
+                assert original.sha256 is not None
+                assert len(bytes.fromhex(original.sha256)) == 32
+                assert original.md5 is None or len(bytes.fromhex(original.md5)) == 16
+                assert original.addresses
+                for address in original.addresses:
+                    assert urlsplit(address).scheme in ("http", "https")
+                    assert address.endswith(f"/{original.name}")
+    assert len(names) == 4 + 2 + 2 + 18 + 1
+    digests = [
+        original.sha256
+        for collection in (
+            originals.MNIST,
+            originals.USPS,
+            originals.SVHN,
+            originals.DOMAINNET,
+            originals.CALTECH,
+        )
+        for original in collection.files
+    ]
+    assert len(set(digests)) == len(digests)

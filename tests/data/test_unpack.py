@@ -1,0 +1,164 @@
+"""Archives that attack: each is refused with a sentence, and nothing lands outside."""
+
+import gzip
+import io
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections import namedtuple
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from mpfedcl.data.prepare import unpack as unpacking
+from mpfedcl.data.prepare.unpack import unpack
+from mpfedcl.errors import InvalidInput
+
+ESCAPES = ["../evil.txt", "ROOT/evil.txt", "a/../../evil.txt", "a\\..\\evil.txt", "C:evil.txt"]
+
+
+def make_zip(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            # A ZipInfo keeps names that a plain string would be cleaned of.
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return path
+
+
+def make_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def everything(_path: PurePosixPath) -> bool:
+    return True
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def refusal(archive: Path, folder: Path) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        unpack(archive, folder, everything)
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert str(archive) in sentence
+    return sentence
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inner = tmp_path / "deep" / "folder"
+    inner.mkdir(parents=True)
+    return inner
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar", "a.tar.gz"])
+def test_only_what_is_wanted_is_written(tmp_path: Path, folder: Path, kind: str) -> None:
+    make = make_zip if kind.endswith("zip") else make_tar
+    archive = make(tmp_path / kind, {"x/one.png": b"one", "x/two.txt": b"two", "three.png": b""})
+    assert unpack(archive, folder, lambda path: path.suffix == ".png") == folder
+    assert listing(folder) == ["three.png", "x/one.png"]
+    assert (folder / "x" / "one.png").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
+def test_names_that_lead_out_are_refused(
+    tmp_path: Path, folder: Path, kind: str, name: str
+) -> None:
+    make = make_zip if kind.endswith("zip") else make_tar
+    before = listing(tmp_path)
+    archive = make(tmp_path / kind, {name.replace("ROOT", str(tmp_path)): b"evil"})
+    assert "leads out of the folder" in refusal(archive, folder)
+    assert listing(tmp_path) == sorted([*before, kind])
+
+
+def test_links_are_passed_over(tmp_path: Path, folder: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            member = tarfile.TarInfo(f"link-{kind!r}")
+            member.type, member.linkname = kind, str(secret)
+            archive.addfile(member)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as zipped:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        zipped.writestr(info, str(secret))
+    for name in ("a.tar", "a.zip"):
+        unpack(tmp_path / name, folder, everything)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar.gz"])
+def test_bombs_are_refused_by_their_declared_size(
+    tmp_path: Path, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = make_zip if kind.endswith("zip") else make_tar
+    archive = make(tmp_path / kind, {f"{n}.png": bytes(10**6) for n in range(5)})
+    assert archive.stat().st_size < 50_000
+    monkeypatch.setattr(unpacking, "MOST_BYTES_UNPACKED", 3 * 10**6)
+    assert "declares more than" in refusal(archive, folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) == 3 * 10**6
+    monkeypatch.setattr(unpacking, "MOST_BYTES_UNPACKED", 10**9)
+    monkeypatch.setattr(unpacking, "MOST_FILES_UNPACKED", 4)
+    assert "4 files" in refusal(archive, folder)
+
+
+def test_more_than_the_disk_holds_is_refused(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(99, 0, 99))
+    archive = make_zip(tmp_path / "a.zip", {"one.png": bytes(100)})
+    assert "the 99 free bytes" in refusal(archive, folder)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("declared", [100, 20_000])
+def test_a_zip_that_lies_about_a_size_is_refused(
+    tmp_path: Path, folder: Path, declared: int
+) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"one.png": bytes(10_000)})
+    content = archive.read_bytes()
+    lie = content.replace((10_000).to_bytes(4, "little"), declared.to_bytes(4, "little"))
+    assert lie != content
+    archive.write_bytes(lie)
+    refusal(archive, folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= declared
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar", "a.tar.gz"])
+def test_broken_archives_are_told(tmp_path: Path, folder: Path, kind: str) -> None:
+    make = make_zip if kind.endswith("zip") else make_tar
+    # Noise does not shrink, so that half of the archive ends within a file.
+    noise = bytes((number * number * 7919 >> 3) % 251 for number in range(40_000))
+    archive = make(tmp_path / kind, {"one.png": noise, "two.png": noise})
+    whole = archive.read_bytes()
+    for content in (whole[: len(whole) // 3], whole[: len(whole) // 2], b"<html>", b""):
+        archive.write_bytes(content)
+        sentence = refusal(archive, folder)
+        assert "whole" in sentence
+
+
+def test_a_damaged_member_is_told(tmp_path: Path, folder: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"one.png": bytes(range(256)) * 50})
+    content = bytearray(archive.read_bytes())
+    content[60] ^= 0xFF
+    archive.write_bytes(content)
+    assert "cannot be unpacked" in refusal(archive, folder)
+
+
+def test_gzip_inside_that_is_none(tmp_path: Path, folder: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    archive.write_bytes(gzip.compress(b"no tar inside" * 99))
+    sentence = refusal(archive, folder)
+    assert len(sentence) < 300
