@@ -64,7 +64,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
                     rounds, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0
                 )
         axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if curves:
             figure.legend(loc="outside lower center", ncols=2)
         figure.savefig(path)
