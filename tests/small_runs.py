@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ import torch
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import load_federated
 from mpfedcl.engines import Engine, LoopEngine
+from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Tensors
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.readings import Readings
 from mpfedcl.rng import generator
 from mpfedcl.simulation import Observer
 
@@ -75,6 +78,31 @@ def flags(root: Path, **changes: Any) -> list[str]:
     }
     given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
     return [word for name, each in (settings | given).items() for word in (f"--{name}", str(each))]
+
+
+class WrappedEngine:
+    """An engine that passes everything on; tests override what they meddle with."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.sizes = engine.sizes
+
+    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
+        yield from self._engine.train(broadcast, names)
+
+    def evaluate(
+        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+    ) -> Readings:
+        return self._engine.evaluate(averaged, pool, names)
+
+    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
+        return self._engine.personal_models()
+
+    def state(self) -> Tensors:
+        return self._engine.state()
+
+    def load_state(self, state: Tensors) -> None:
+        self._engine.load_state(state)
 
 
 def build_federation(

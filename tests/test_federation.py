@@ -16,13 +16,11 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
-from mpfedcl.models import Tensors
-from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Readings
-from small_runs import METHODS, PHASES, assert_same_tensors, build_federation, small
+from mpfedcl.prototypes import Prototypes
+from small_runs import METHODS, PHASES, WrappedEngine, assert_same_tensors, build_federation, small
 
 
-class WatchingEngine:
+class WatchingEngine(WrappedEngine):
     """An engine that remembers what was broadcast to whom, and answers in an order of choice."""
 
     def __init__(
@@ -30,9 +28,8 @@ class WatchingEngine:
         engine: Engine,
         reorder: Callable[[list[Update]], Sequence[Update]] = lambda updates: updates,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._reorder = reorder
-        self.sizes = engine.sizes
         self.broadcasts: list[Broadcast] = []
         self.asked: list[list[str]] = []
         self.updates: list[list[Update]] = []
@@ -42,20 +39,6 @@ class WatchingEngine:
         self.asked.append(list(names))
         self.updates.append(list(self._engine.train(broadcast, names)))
         yield from self._reorder(self.updates[-1])
-
-    def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
-    ) -> Readings:
-        return self._engine.evaluate(averaged, pool, names)
-
-    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        return self._engine.personal_models()
-
-    def state(self) -> Tensors:
-        return self._engine.state()
-
-    def load_state(self, state: Tensors) -> None:
-        self._engine.load_state(state)
 
 
 def watch(

@@ -14,9 +14,8 @@ from mpfedcl.engines import Engine
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.models import Tensors
-from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Readings
-from small_runs import METHODS, assert_same_tensors, build_federation, small
+from mpfedcl.prototypes import Prototypes
+from small_runs import METHODS, WrappedEngine, assert_same_tensors, build_federation, small
 
 VICTIM = "client-1"
 WEIGHT = "hidden.0.weight"
@@ -25,32 +24,17 @@ BIAS = "classifier.bias"
 Tamper = Callable[[Update], Sequence[Update]]
 
 
-class TamperingEngine:
+class TamperingEngine(WrappedEngine):
     """An engine whose updates from some clients are tampered with, or held back, on their way."""
 
     def __init__(self, engine: Engine, tamper: Tamper, victims: Sequence[str] = (VICTIM,)) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tamper = tamper
         self._victims = victims
-        self.sizes = engine.sizes
 
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
         for update in self._engine.train(broadcast, names):
             yield from self._tamper(update) if update.client in self._victims else [update]
-
-    def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
-    ) -> Readings:
-        return self._engine.evaluate(averaged, pool, names)
-
-    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        return self._engine.personal_models()
-
-    def state(self) -> Tensors:
-        return self._engine.state()
-
-    def load_state(self, state: Tensors) -> None:
-        self._engine.load_state(state)
 
 
 def drop(_: Update) -> list[Update]:

@@ -115,39 +115,22 @@ def _partition(
     """Return which images each client gets, by the client's name."""
     settings = experiment.partition
     num_clients = experiment.clients or 1
-    seed, min_size = experiment.seed, settings.min_size or 1
+    common: dict[str, Any] = {
+        "seed": experiment.seed,
+        "min_size": settings.min_size or 1,
+        "test_fraction": test_fraction,
+    }
     if settings.kind == "label":
         hands = partition_by_label(
-            labels,
-            num_clients,
-            seed=seed,
-            alpha=settings.alpha,
-            balanced=settings.balanced,
-            min_size=min_size,
-            test_fraction=test_fraction,
+            labels, num_clients, alpha=settings.alpha, balanced=settings.balanced, **common
         )
     elif settings.kind == "classes":
-        hands = partition_by_classes(
-            labels,
-            num_clients,
-            seed=seed,
-            classes_per_client=settings.classes_per_client,
-            min_size=min_size,
-            test_fraction=test_fraction,
-        )
+        held = settings.classes_per_client
+        hands = partition_by_classes(labels, num_clients, classes_per_client=held, **common)
     elif settings.kind == "quantity":
-        hands = partition_by_quantity(
-            labels,
-            num_clients,
-            seed=seed,
-            alpha=settings.alpha,
-            min_size=min_size,
-            test_fraction=test_fraction,
-        )
+        hands = partition_by_quantity(labels, num_clients, alpha=settings.alpha, **common)
     else:
-        hands = partition_iid(
-            labels, num_clients, seed=seed, min_size=min_size, test_fraction=test_fraction
-        )
+        hands = partition_iid(labels, num_clients, **common)
     # Padded, so that names sort as numbers do.
     width = len(str(num_clients - 1))
     return {f"client-{number:0{width}}": hand for number, hand in enumerate(hands)}

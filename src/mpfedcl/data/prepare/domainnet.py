@@ -4,6 +4,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy
 
+from mpfedcl.data.catalogue import specification
 from mpfedcl.data.imageset import Domain
 from mpfedcl.data.pictures import read_pictures
 from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
@@ -12,18 +13,7 @@ from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-CLASSES = (
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
-)
+CLASSES = specification("domainnet").class_names
 SIDE = 64
 """The encoder's input. Image folders have no place for a split, so that arrays are written, and
 those in the originals' size would take gigabytes."""
