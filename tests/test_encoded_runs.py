@@ -7,7 +7,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from mpfedcl import InvalidInput, run
+from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.pictures import PictureStore
 from mpfedcl.experiment import Experiment
 from mpfedcl.models.encoder import ResNetEncoder
@@ -127,6 +127,14 @@ def test_refuses_encoders_that_cannot_be(
     with pytest.raises(InvalidInput) as refused:
         run(pictured(pictures, **changes), tmp_path / "run")
     assert sentence in str(refused.value)
+
+
+def test_a_run_is_not_gone_on_with_behind_another_encoder(pictures: Path, tmp_path: Path) -> None:
+    result = run(pictured(pictures), tmp_path / "run")
+    file = result.path / "experiment.toml"
+    file.write_text(file.read_text().replace('"random-resnet18"', '"random-resnet18:7"'))
+    with pytest.raises(InvalidInput, match="begun on other data"):
+        resume(result.path, rounds=3)
 
 
 @pytest.mark.skipif(

@@ -92,11 +92,13 @@ def _load(experiment: Experiment, device: torch.device) -> tuple[FederatedData, 
         return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
     folder, _ = data_folder(experiment.dataset)
     encoder = find_encoder(settings.name, settings.weights, folder, device)
-    if not settings.train:
-        data = load_federated(experiment, feature_inputs(encoder)).to(device)
-        return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
-    data = load_federated(experiment, byte_inputs(encoder)).to(device)
-    return data, make_trainable(encoder, data.num_classes)
+    make_inputs = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
+    data = load_federated(experiment, make_inputs).to(device)
+    # On record, so that a run is not gone on with behind other weights.
+    data.partition["encoder"] = encoder.fingerprint
+    if settings.train:
+        return data, make_trainable(encoder, data.num_classes)
+    return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
 
 
 class _Simulation:
@@ -151,8 +153,8 @@ class _Simulation:
         now, before = self.data.partition, directory.read_json("partition.json")
         if before is not None and before != now:
             raise InvalidInput(
-                f"{directory.path} was begun on other data; the images must be the same as then, "
-                "or the run must be begun anew."
+                f"{directory.path} was begun on other data; images and encoder must be the same "
+                "as then, or the run must be begun anew."
             )
         directory.write_json("partition.json", now)
 
