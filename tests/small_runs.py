@@ -95,8 +95,11 @@ class WrappedEngine:
     ) -> Readings:
         return self._engine.evaluate(averaged, pool, names)
 
-    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        return self._engine.personal_models()
+    def settle(self, accepted: Sequence[str]) -> None:
+        self._engine.settle(accepted)
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
+        return self._engine.personal_models(shared)
 
     def state(self) -> Tensors:
         return self._engine.state()

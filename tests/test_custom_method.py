@@ -89,7 +89,7 @@ def test_the_example_does_what_its_paper_says(
     assert_same_tensors(scaffold.state.server.params, average.state.server.params)
     # The server's control is now the mean of (w_start - w_i) / (steps * lr) over clients.
     sizes = scaffold._engine.sizes
-    models = dict(scaffold._engine.personal_models())
+    models = dict(scaffold._engine.personal_models({}))
     for name, control in scaffold.state.server.extra.items():
         wanted = torch.zeros_like(control)
         for client, size in sizes.items():

@@ -16,6 +16,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
+from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
 from small_runs import METHODS, PHASES, WrappedEngine, assert_same_tensors, build_federation, small
 
@@ -202,7 +203,8 @@ def test_bytes_by_a_hand_count(images: Path, method: str) -> None:
         # Down, to each of three: the weights; per prototype the same and its owner.
         assert record.bytes["down"] == 3 * (4 * parameters + in_pool * (4 * 4 + 24))
         assert record.sent == {"parameters": parameters, "prototype_floats": 4 * max(sent)}
-        in_pool = sum(sent)
+        # FedProto's server averages its clients' prototypes: one a class goes down.
+        in_pool = 3 if method == "fedproto" else sum(sent)
     assert (in_pool > 0) == (method in ("fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl"))
 
 
@@ -275,3 +277,71 @@ def test_nobody_answers(images: Path) -> None:
     assert record.clients.missing == ["client-0", "client-1", "client-2"]
     assert record.bytes["up"] == 0
     assert record.loss is None
+
+
+# Only some clients take part
+
+
+def test_a_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) -> None:
+    federation, engine = watch(small(images, prototypes__pool_ttl=3))
+    federation.run_round(evaluate=False)
+    assert "client-1" in federation.pool.names
+
+    def empty_handed(updates: list[Update]) -> list[Update]:
+        nothing = Prototypes.empty(4)
+        return [replace(u, rows=nothing) if u.client == "client-1" else u for u in updates]
+
+    engine._reorder = empty_handed
+    federation.run_round(evaluate=False)
+    assert "client-1" not in federation.pool.names
+
+
+def test_only_those_who_are_asked_download(images: Path) -> None:
+    federation, engine = watch(small(images, fraction=0.3))
+    record = federation.run_round(evaluate=False)
+    assert len(engine.asked[0]) == 1
+    assert record.bytes["down"] == engine.broadcasts[0].num_bytes
+
+
+def test_averaged_readings_are_everybodys_personal_ones_of_those_who_trained(images: Path) -> None:
+    experiment = small(images, fraction=0.3, partition__test="matched")
+    record = build_federation(experiment).run_round(evaluate=True)
+    assert record.accuracy is not None
+    (trained,) = record.clients.answered
+    assert record.accuracy_per_client is not None
+    personal = record.accuracy["own"]["personal_prototype"]
+    assert personal == record.accuracy_per_client[trained]
+    assert [name for name, v in record.accuracy_per_client.items() if v is not None] == [trained]
+    federation = build_federation(experiment.replace(method="fedavg"))
+    everybody = federation.run_round(evaluate=True)
+    assert everybody.accuracy_per_client is not None
+    own = [value for value in everybody.accuracy_per_client.values() if value is not None]
+    assert len(own) == 3
+    assert everybody.accuracy is not None
+    assert everybody.accuracy["own"]["averaged_classifier"] == pytest.approx(sum(own) / 3)
+
+
+def test_clients_that_sat_out_keep_their_personal_models(images: Path) -> None:
+    federation, engine = watch(small(images, "fedproto", fraction=0.3))
+    for _ in range(4):
+        federation.run_round(evaluate=False)
+    ever = {name for asked in engine.asked for name in asked}
+    assert len(ever) > 1
+    assert {name for name, _ in engine.personal_models({})} == ever
+
+
+def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Path) -> None:
+    class Personal(Method):
+        """FedPer: the classifier stays at home."""
+
+        def shared(self, parameter: str) -> bool:
+            return not parameter.startswith("classifier")
+
+    federation = build_federation(small(images, fraction=0.3), method_class=Personal)
+    for _ in range(4):
+        federation.run_round(evaluate=False)
+    now = federation.shared_parameters
+    models = dict(federation._engine.personal_models(now))
+    assert len(models) > 1
+    behind = [m for m in models.values() if torch.equal(m["hidden.0.bias"], now["hidden.0.bias"])]
+    assert len(behind) >= len(models) - 1

@@ -246,7 +246,7 @@ def test_a_second_answer_counts_for_nothing(images: Path) -> None:
     honest = build_federation(small(images))
     for record in run_rounds(attacked):
         assert record.clients.answered == ["client-0", "client-1", "client-2"]
-        assert "twice" in record.clients.rejected[VICTIM]
+        assert record.clients.rejected == {f"{VICTIM} (again)": "this client answered twice"}
     run_rounds(honest)
     assert_same_state(attacked, honest)
 
@@ -330,3 +330,72 @@ def test_the_bound_holds_for_the_change_not_for_the_weights(images: Path) -> Non
     assert math.sqrt(sum(float(value.square().sum()) for value in weights)) > 1
     for record in run_rounds(federation):
         assert record.clients.rejected == {}
+
+
+# What looks sound and is not
+
+
+def stretch(length: float) -> Tamper:
+    """Return a tampering that makes the client's first prototype that long."""
+
+    def tamper(update: Update) -> list[Update]:
+        vectors = update.rows.vectors.clone()
+        vectors[0] *= length / vectors[0].norm()
+        return [replace(update, rows=replace(update.rows, vectors=vectors))]
+
+    return tamper
+
+
+@pytest.mark.parametrize("length", [1.01, 100.0, 9e5])
+def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: float) -> None:
+    attacked = build_federation(
+        small(images), lambda engine: TamperingEngine(engine, stretch(length))
+    )
+    for record in run_rounds(attacked):
+        assert record.clients.rejected[VICTIM].startswith("a prototype has length")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sums": [1, 2]},
+        {"sums": {WEIGHT: [1.0]}},
+        {"sums": {WEIGHT: torch.zeros(8, 36).to_sparse()}},
+        {"sums": {WEIGHT: torch.zeros(8, 36, device="meta")}},
+        {"rows": None},
+        {"client": ["client-1"]},
+    ],
+)
+def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, Any]) -> None:
+    attacked = build_federation(
+        small(images), lambda engine: TamperingEngine(engine, with_field(**changes))
+    )
+    without = build_federation(small(images), lambda engine: TamperingEngine(engine, drop))
+    for record in run_rounds(attacked):
+        assert len(record.clients.rejected) == 1
+        assert record.clients.answered == ["client-0", "client-2"]
+    run_rounds(without)
+    assert_same_state(attacked, without)
+
+
+def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
+    def attach(update: Update) -> list[Update]:
+        sums = {name: value.clone().requires_grad_() for name, value in update.sums.items()}
+        return [replace(update, sums=sums)]
+
+    federation = build_federation(small(images), lambda engine: TamperingEngine(engine, attach))
+    run_rounds(federation)
+    assert not any(value.requires_grad for value in federation.state.server.params.values())
+
+
+@pytest.mark.parametrize("method", ["fedproto", "local"])
+def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -> None:
+    experiment = small(images, method)
+    federation = build_federation(
+        experiment, lambda engine: TamperingEngine(engine, with_field(loss=float("nan")))
+    )
+    before = federation._engine.state()
+    run_rounds(federation, 1)
+    kept = {name.split("/")[1] for name in federation._engine.state()}
+    assert before == {}
+    assert kept == {"client-0", "client-2"}

@@ -339,7 +339,7 @@ def test_local_models_never_leave(images: Path) -> None:
         federation.run_round(evaluate=False)
     assert_same_tensors(federation.state.server.params, before)
     assert federation.averaged_model is None
-    models = dict(federation._engine.personal_models())
+    models = dict(federation._engine.personal_models({}))
     assert list(models) == ["client-0", "client-1", "client-2"]
     assert not torch.equal(*(models[name]["classifier.bias"] for name in list(models)[:2]))
 

@@ -18,9 +18,9 @@ class WeightedMean:
         """Fold in an update."""
         for name, value in update.sums.items():
             if name in self._sums:
-                self._sums[name].add_(value, alpha=update.num_samples)
+                self._sums[name].add_(value.detach(), alpha=update.num_samples)
             else:
-                self._sums[name] = value * update.num_samples
+                self._sums[name] = value.detach() * update.num_samples
         self._weight += update.num_samples
 
     def means(self) -> Tensors:

@@ -1,17 +1,15 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpfedcl.aggregate import WeightedMean
 from mpfedcl.clock import Clock
 from mpfedcl.engines.base import Engine
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
 from mpfedcl.guard import Guard
+from mpfedcl.intake import Intake, in_name_order
 from mpfedcl.methods import Method, Server
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -99,7 +97,14 @@ class Federation:
             num_prototypes=method.num_prototypes,
             shares_prototypes=method.shares_prototypes,
             max_norm=experiment.guard.max_norm,
+            max_length=min(experiment.guard.max_norm, method.longest_prototype()),
         )
+
+    @property
+    def shared_parameters(self) -> Tensors:
+        """The parameters that travel."""
+        params = self.state.server.params
+        return {name: value for name, value in params.items() if self._method.shared(name)}
 
     @property
     def averaged_model(self) -> Tensors | None:
@@ -124,46 +129,34 @@ class Federation:
         with self._clock.phase("broadcast"):
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round)
-        mean, rows, losses = WeightedMean(), dict[str, Prototypes](), dict[str, float]()
-        rejected: dict[str, str] = {}
-        bytes_up, parameters, prototype_floats = 0, 0, 0
-        for update in _in_name_order(self._engine.train(broadcast, chosen), chosen):
+        intake = Intake(self._guard, broadcast, chosen)
+        for update in in_name_order(self._engine.train(broadcast, chosen), chosen):
             with self._clock.phase("aggregate"):
-                bytes_up += update.num_bytes
-                reason = self._guard.judge(update, broadcast)
-                if reason is None and (update.client not in chosen or update.client in rows):
-                    reason = "this client was not asked, or answered twice"
-                if reason is not None:
-                    rejected[update.client] = reason
-                    continue
-                mean.add(update)
-                rows[update.client], losses[update.client] = update.rows, update.loss
-                parameters = max(parameters, sum(v.numel() for v in update.sums.values()))
-                prototype_floats = max(prototype_floats, update.rows.vectors.numel())
+                intake.take(update)
         with self._clock.phase("aggregate"):
-            self._fold(broadcast.round, mean, rows)
-        answered = sorted(rows)
-        readings = self._evaluate(answered) if evaluate else None
+            self._fold(broadcast.round, intake)
+            self._engine.settle(intake.accepted)
+        readings = self._evaluate(intake.accepted) if evaluate else None
+        heard = {*intake.accepted, *intake.rejected}
         return RoundRecord(
             round=broadcast.round,
-            loss=self._mean_loss(losses),
+            loss=self._mean_loss(intake.losses),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(self._method.reading) if readings else None,
             seconds=self._clock.lap(),
-            bytes={"up": bytes_up, "down": broadcast.num_bytes * len(chosen)},
+            bytes={"up": intake.bytes_up, "down": broadcast.num_bytes * len(chosen)},
             clients=Attendance(
-                answered,
-                [name for name in chosen if name not in rows and name not in rejected],
-                rejected,
+                intake.accepted, [name for name in chosen if name not in heard], intake.rejected
             ),
-            sent={"parameters": parameters, "prototype_floats": prototype_floats},
-            unchanged=not rows,
+            sent=intake.largest,
+            unchanged=not intake.accepted,
         )
 
     def _broadcast(self) -> Broadcast:
-        server = self.state.server
-        shared = {n: value for n, value in server.params.items() if self._method.shared(n)}
-        return Broadcast(self.state.round + 1, shared, server.extra, self.pool)
+        pool = self._method.reference(self.pool)
+        return Broadcast(
+            self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
+        )
 
     def _choose(self, round_number: int) -> list[str]:
         names = sorted(self._engine.sizes)
@@ -173,8 +166,9 @@ class Federation:
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
-    def _fold(self, number: int, mean: WeightedMean, rows: dict[str, Prototypes]) -> None:
+    def _fold(self, number: int, intake: Intake) -> None:
         """Move the state on; where nobody was accepted only the round's number moves."""
+        rows = intake.rows
         if not rows:
             self.state = FederationState(number, self.state.server, self.state.rows)
             return
@@ -183,7 +177,7 @@ class Federation:
         fresh = {name: (number, each) for name, each in rows.items() if len(each)}
         for name in rows.keys() - fresh.keys():
             kept.pop(name, None)
-        server = self._method.reduce(self.state.server, mean.means())
+        server = self._method.reduce(self.state.server, intake.mean.means())
         self.state = FederationState(number, server, {**kept, **fresh})
 
     def _evaluate(self, answered: list[str]) -> Readings:
@@ -196,22 +190,3 @@ class Federation:
         if not sizes:
             return None
         return sum(losses[name] * size for name, size in sizes.items()) / sum(sizes.values())
-
-
-def _in_name_order(updates: Iterable[Update], chosen: list[str]) -> Iterator[Update]:
-    """Pass updates on in the order of `chosen`, whatever their arrival: sums depend on the order.
-
-    One that comes early waits for those before it; what nobody asked for comes last.
-    """
-    early: dict[str, Update] = {}
-    last: list[Update] = []
-    expected = deque(chosen)
-    for update in updates:
-        if update.client in early or update.client not in expected:
-            last.append(update)
-            continue
-        early[update.client] = update
-        while expected and expected[0] in early:
-            yield early.pop(expected.popleft())
-    yield from (early[name] for name in sorted(early))
-    yield from last

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.models import Tensors
+from mpfedcl.prototypes import Prototypes
 
 
 class Guard:
@@ -27,6 +28,7 @@ class Guard:
         num_prototypes: int | None,
         shares_prototypes: bool,
         max_norm: float,
+        max_length: float,
     ) -> None:
         self._template = template
         self._sizes = sizes
@@ -35,9 +37,24 @@ class Guard:
         self._num_prototypes = num_prototypes
         self._shares_prototypes = shares_prototypes
         self._max_norm = max_norm
+        self._max_length = max_length
+
+    def judge_form(self, update: Update) -> str | None:
+        """Return why this is no update at all, or None: what follows may then look into it."""
+        if not isinstance(update.client, str):
+            return "the client's name is no text"
+        if not isinstance(update.rows, Prototypes) or not isinstance(update.sums, dict):
+            return "tensors or prototypes are missing"
+        parts = {**update.sums, "vectors": update.rows.vectors}
+        for name, value in parts.items():
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                return f"{name} is no dense tensor"
+            if value.device.type == "meta":
+                return f"{name} holds no values"
+        return None
 
     def judge(self, update: Update, broadcast: Broadcast) -> str | None:
-        """Return why the update must be rejected, or None if it is sound."""
+        """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
             or self._judge_sums(update.sums, broadcast)
@@ -89,8 +106,8 @@ class Guard:
         if not rows.vectors.isfinite().all():
             return "prototype vectors hold values that are not finite"
         longest = float(rows.vectors.norm(dim=1).max())
-        if longest > self._max_norm:
-            return f"a prototype has length {longest:.3g}; at most {self._max_norm:g}"
+        if longest > self._max_length:
+            return f"a prototype has length {longest:.3g}; at most {self._max_length:g}"
         if int(rows.labels.min()) < 0 or int(rows.labels.max()) >= self._num_classes:
             return f"prototype labels must lie in 0..{self._num_classes - 1}"
         if int(rows.counts.min()) < 1 or int(rows.counts.double().sum()) > update.num_samples:

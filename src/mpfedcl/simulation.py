@@ -169,7 +169,9 @@ class _Simulation:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 pool = self._federation.pool if self._method.shares_prototypes else None
                 directory.write_models(
-                    self._federation.averaged_model, pool, self._engine.personal_models()
+                    self._federation.averaged_model,
+                    pool,
+                    self._engine.personal_models(self._federation.shared_parameters),
                 )
             save_checkpoint(
                 directory.checkpoints,

@@ -27,8 +27,12 @@ class Engine(Protocol):
         """Read this round's personal models of the named clients, and the averaged model."""
         ...
 
-    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        """Yield the personal models that the clients hold now."""
+    def settle(self, accepted: Sequence[str]) -> None:
+        """Let the accepted clients keep what this round made of them; the others go back."""
+        ...
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
+        """Yield the personal models that clients hold, given the shared parameters of now."""
         ...
 
     def state(self) -> Tensors:

@@ -40,13 +40,15 @@ class LoopEngine:
         self._clock = clock
         self._states: dict[str, Tensors] = {}
         self._kept: dict[str, Tensors] = {}
+        # Of the round under way, until `settle`:
         self._trained: dict[str, Tensors] = {}
+        self._new_states: dict[str, Tensors] = {}
 
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
         """Train the named clients and yield their updates in name order."""
         with self._clock.phase("broadcast"):
             received = self._method.prepare(broadcast)
-        self._trained = {}
+        self._trained, self._new_states = {}, {}
         ordered = sorted(names)
         for first in range(0, len(ordered), _CLIENTS_AT_ONCE):
             clients = [self._data.client(name) for name in ordered[first:][:_CLIENTS_AT_ONCE]]
@@ -77,13 +79,22 @@ class LoopEngine:
             tables[client.name] = tabulate(marks, shared_marks, client.test)
         return Readings(tables, names)
 
-    def personal_models(self) -> Iterator[tuple[str, Tensors]]:
+    def settle(self, accepted: Sequence[str]) -> None:
+        """Keep the accepted clients' new states; a rejected one has not trained at all."""
+        self._trained = {n: params for n, params in self._trained.items() if n in accepted}
+        for name, params in self._trained.items():
+            self._states[name] = self._new_states[name]
+            at_home = {n: value for n, value in params.items() if not self._method.shared(n)}
+            if at_home:
+                self._kept[name] = at_home
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
         for client in self._data.clients:
             if client.name in self._trained:
                 yield client.name, self._trained[client.name]
             elif client.name in self._kept:
-                yield client.name, {**self._initial, **self._kept[client.name]}
+                yield client.name, {**self._initial, **shared, **self._kept[client.name]}
 
     def state(self) -> Tensors:
         """Return parameters kept at home and the method's client states, by client."""
@@ -104,15 +115,13 @@ class LoopEngine:
     ) -> tuple[Tensors, float]:
         """Train one client for a round; return what it shares and its mean loss."""
         start = {**self._initial, **self._kept.get(client.name, {}), **broadcast.params}
-        if client.name not in self._states:
-            self._states[client.name] = self._method.init_client(start)
-        context = Context(self._model.apply, start, received, self._states[client.name])
+        state = self._states.get(client.name)
+        if state is None:
+            state = self._method.init_client(start)
+        context = Context(self._model.apply, start, received, state)
         params, loss, num_steps = self._descend(client, broadcast.round, context)
-        sums, self._states[client.name] = self._method.finish(params, context, num_steps)
+        sums, self._new_states[client.name] = self._method.finish(params, context, num_steps)
         self._trained[client.name] = params
-        at_home = {name: params[name] for name in params if not self._method.shared(name)}
-        if at_home:
-            self._kept[client.name] = at_home
         return sums, loss
 
     def _descend(

@@ -8,6 +8,7 @@ clients; `reduce` on the server; `project` and `reference` when prototypes predi
 instead. The other hooks are ordinary code.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,7 +48,8 @@ class Batch(NamedTuple):
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average one number a sample over the real samples."""
-        return (per_sample * self.mask).sum() / self.mask.sum().clamp(min=1)
+        # Filled, not multiplied: whatever a padding row gives, NaN even, it counts for nothing.
+        return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy over the real samples."""
@@ -174,5 +176,10 @@ class Method:
         return embeddings
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """Return the prototypes that a prediction is compared with."""
+        """Return the prototypes that clients are sent, and that predictions are compared with."""
         return pool
+
+    def longest_prototype(self) -> float:
+        """Return the greatest length an honest prototype can have, for the guard."""
+        # A mean of vectors of length 1 is no longer than 1; the rest is rounding.
+        return 1.001 if self.experiment.prototypes.normalize else math.inf

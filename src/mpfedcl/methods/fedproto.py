@@ -1,5 +1,6 @@
 """FedProto (Tan et al., 2022)."""
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,9 +29,8 @@ class FedProto(Method):
     clustering = "mean"
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
-        """Average the owners' class means, one vote an owner."""
-        pool = broadcast.pool.collapsed()
-        return GlobalPrototypes(pool.class_means(), pool.present)
+        """Lay the global prototypes out by class."""
+        return GlobalPrototypes(broadcast.pool.class_means(), broadcast.pool.present)
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + lambda * MSE(v, global prototype of the class).
@@ -48,5 +48,9 @@ class FedProto(Method):
         return embeddings
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """One global prototype a class."""
+        """One global prototype a class: the average over its owners."""
         return pool.collapsed()
+
+    def longest_prototype(self) -> float:
+        """Raw embeddings have any length."""
+        return math.inf
