@@ -4,7 +4,6 @@ Each row is MP-FedCL on MNIST under Dir(0.05) with one thing changed. Runs that 
 run again. Needs the full MNIST in the data folder (MPFEDCL_DATA).
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 from mpfedcl.comparison import Comparison
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
+from mpfedcl.progress import count_cores
 from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
 
 VARIATIONS: dict[str, dict[str, Any]] = {
-    "as METHOD says": {},
+    "nothing": {},
     "raw embeddings": {"prototypes__normalize": False},
     "literal loss": {"contrast__form": "literal"},
     "pooled loss": {"contrast__form": "pooled"},
@@ -36,7 +36,7 @@ SEEDS = (0, 1, 2)
 def main(out: Path) -> None:
     """Run every variation and print a table in Markdown."""
     base = Experiment().replace(dataset__name="mnist", evaluate_every=60)
-    jobs = len(os.sched_getaffinity(0))
+    jobs = count_cores()
     rows = []
     for name, changes in VARIATIONS.items():
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in name)

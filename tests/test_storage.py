@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.storage import digest, load_tensors, pack_tensors, same_tensors
+from mpfedcl.storage import digest, load_tensors, pack_tensors
 from small_runs import assert_same_tensors
 
 
@@ -81,14 +81,6 @@ def test_a_file_that_holds_no_tensors(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"x\.safetensors cannot be read"):
         load_tensors(tmp_path / "x.safetensors")
-
-
-def test_sameness_is_to_the_bit() -> None:
-    one = {"a": torch.tensor([1.0])}
-    assert same_tensors(one, {"a": torch.tensor([1.0])})
-    assert not same_tensors(one, {"a": torch.tensor([1.0000001])})
-    assert not same_tensors(one, {"b": torch.tensor([1.0])})
-    assert not same_tensors(one, {})
 
 
 def test_digest() -> None:

@@ -13,8 +13,12 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.pretrain.settings import PretrainSettings
 
 _Settings = Annotated[Experiment, tyro.conf.arg(name="")]
-_File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[EXPERIMENT.TOML]")]
-_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+_File = Annotated[
+    Path | None,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
+]
+_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Compare:
     """The seeds; each fixes data split, initial weights, batches and clustering."""
     out: _Folder = None
     """Folder for the comparison [default: a new one below runs/]."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
     """Runs at the same time, a process each [default: 0, one a core]."""
     readings: Literal["headline", "all"] = "headline"
     """all: every method by all four readings on both tests."""
@@ -89,7 +93,7 @@ class DataShow:
     Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
     """
 
-    name: Annotated[str, tyro.conf.Positional] = "mnist-sample"
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "mnist-sample"
     """Data set."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
     """Where the picture goes."""

@@ -65,6 +65,12 @@ _COMMANDS = {
 
 
 _PLAIN_WORDS = {
+    r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
+        r"--\1 is \2; it must be a whole number"
+    ),
+    r"Error parsing --(\S+): no type matching .*FLOAT could be .* from \[('.*?')\].*": (
+        r"--\1 is \2; it must be a number"
+    ),
     r"Error parsing --(\S+): invalid literal for int\(\) with base 10: ('.*')": (
         r"--\1 is \2; it must be a whole number"
     ),
@@ -148,7 +154,7 @@ def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     path = first.resume / "experiment.toml"
     if not path.is_file():
         raise InvalidInput(f"resume is {str(first.resume)!r}; it must be a folder holding a run.")
-    kept = Experiment.from_toml(path)
+    kept = Experiment.from_toml(path, complete=True)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
     if parsed.settings.replace(rounds=kept.rounds) != kept:
         raise InvalidInput("resume goes with --rounds alone; other settings stay as they were.")

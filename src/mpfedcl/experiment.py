@@ -20,7 +20,11 @@ from mpfedcl.errors import InvalidInput
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
 
-_Auto = tyro.conf.arg(metavar="AUTO|VALUE")
+# Settings that a data set or method fills in: the text says by what, so no "(default: None)".
+_Int = tyro.conf.arg(metavar="INT", help_behavior_hint="")
+_Float = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+_Text = tyro.conf.arg(metavar="NAME", help_behavior_hint="")
+_Path = tyro.conf.arg(metavar="PATH", help_behavior_hint="")
 
 
 class Settings(BaseModel):
@@ -42,25 +46,25 @@ class DatasetSettings(Settings):
     section: ClassVar[str] = "dataset"
     name: str = "mnist-sample"
     """Data set; `mpfedcl data list` names them all."""
-    root: Path | None = None
+    root: Annotated[Path | None, _Path] = None
     """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
-    train_size: Annotated[int | None, Field(ge=1), _Auto] = None
+    train_size: Annotated[int | None, Field(ge=1), _Int] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
-    test_fraction: Annotated[float | None, Field(gt=0, lt=1), _Auto] = None
+    test_fraction: Annotated[float | None, Field(gt=0, lt=1), _Float] = None
     """Share of the images kept for testing where a test set is not given [default: the data
     set's, mostly 0.5]."""
     domains: tuple[str, ...] = ()
     """Only these domains of a set that has several [default: the data set's; all under feature
     skew]."""
-    per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    per_class: Annotated[int | None, Field(ge=1), _Int] = None
     """At most so many images of a class: in all, or under feature skew for training in each
     domain [default: the data set's]."""
-    test_per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    test_per_class: Annotated[int | None, Field(ge=1), _Int] = None
     """Feature skew: at most so many test images of a class in each domain [default: the data
     set's]."""
     standardize: bool = True
     """Bring pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
-    image_size: Annotated[int | None, Field(ge=1, le=1024), _Auto] = None
+    image_size: Annotated[int | None, Field(ge=1, le=1024), _Int] = None
     """Resize images to this many pixels a side [default: as they are; 28 where sizes differ]."""
 
 
@@ -75,9 +79,12 @@ class PartitionSettings(Settings):
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True
     """Label skew: a client that holds its fair share gets none of the next class."""
-    min_size: Annotated[int | None, Field(ge=1), _Auto] = None
+    min_size: Annotated[int | None, Field(ge=1), _Int] = None
     """Redraw until each client has this many training images [default: the data set's]."""
-    test: Annotated[Literal["shared", "matched"] | None, _Auto] = None
+    test: Annotated[
+        Literal["shared", "matched"] | None,
+        tyro.conf.arg(metavar="{shared,matched}", help_behavior_hint=""),
+    ] = None
     """shared: everyone is tested on the whole test set; matched: each on images dealt out as its
     training images are [default: the data set's]."""
     classes_per_client: Annotated[int, Field(ge=1)] = 2
@@ -104,11 +111,14 @@ class PrototypeSettings(Settings):
     """What a client's prototypes are."""
 
     section: ClassVar[str] = "prototypes"
-    per_class: Annotated[int | None, Field(ge=1), _Auto] = None
+    per_class: Annotated[int | None, Field(ge=1, le=65_536), _Int] = None
     """K, prototypes a class (mp-fedcl) [default: the data set's; mnist 2]."""
     normalize: bool = True
     """Scale embeddings to length 1 for the loss, for clustering and for distances."""
-    padding: Annotated[Literal["all", "fill"] | None, _Auto] = None
+    padding: Annotated[
+        Literal["all", "fill"] | None,
+        tyro.conf.arg(metavar="{all,fill}", help_behavior_hint=""),
+    ] = None
     """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
     only the missing ones are filled [default: all; fill for dp-fedcl]."""
     min_cluster_size: Annotated[int, Field(ge=1)] = 1
@@ -152,7 +162,7 @@ class DbscanSettings(Settings):
     """Clustering by DBSCAN (dp-fedcl)."""
 
     section: ClassVar[str] = "dbscan"
-    eps: Annotated[float | None, Field(gt=0), _Auto] = None
+    eps: Annotated[float | None, Field(gt=0), _Float] = None
     """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
     min_samples: Annotated[int, Field(ge=1)] = 3
     """Images that make a dense neighbourhood, the image itself included."""
@@ -162,10 +172,10 @@ class EncoderSettings(Settings):
     """The frozen encoder that turns pictures into features."""
 
     section: ClassVar[str] = "encoder"
-    name: Annotated[str | None, _Auto] = None
+    name: Annotated[str | None, _Text] = None
     """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
     [default: the data set's; mnist none, others resnet18]."""
-    weights: Path | None = None
+    weights: Annotated[Path | None, _Path] = None
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False
     """Train the encoder too (resnet18): each client runs the full network."""
@@ -186,7 +196,7 @@ class Experiment(Settings):
     """Method; `mpfedcl methods` names them all, and package.module:Class brings your own."""
     rounds: Annotated[int, Field(ge=1)] = 60
     """Rounds of training."""
-    clients: Annotated[int | None, Field(ge=1), _Auto] = None
+    clients: Annotated[int | None, Field(ge=1), _Int] = None
     """Clients [default: the data set's; mnist 5; under feature skew one a domain]."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that train in a round, drawn anew each round."""
@@ -254,25 +264,33 @@ class Experiment(Settings):
         return tomli_w.dumps({"format": FORMAT, **plain, **{k: v for k, v in tables.items() if v}})
 
     @classmethod
-    def from_toml(cls, path: Path) -> Self:
-        """Read an experiment; unknown names, bad values and newer formats are refused."""
+    def from_toml(cls, path: Path, *, complete: bool = False) -> Self:
+        """Read an experiment; unknown names, bad values and newer formats are refused.
+
+        A `complete` one, such as a run directory's, says its format and leaves nothing open.
+        """
         try:
             document = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInput(f"{path} cannot be read: {error}.") from None
-        return cls.parse_toml(document, path)
+        experiment = cls.parse_toml(document, path)
+        if complete and experiment.prototypes.per_class is None:
+            raise InvalidInput(
+                f"{path} is not complete; it must be as the run wrote it: begin the run anew."
+            )
+        return experiment
 
     @classmethod
     def parse_toml(cls, document: str, path: Path) -> Self:
         """Read an experiment from the text of a TOML document; errors name the path."""
         try:
             values = tomllib.loads(document)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidInput(f"{path} is not valid TOML: {error}.") from None
         found = values.pop("format", FORMAT)
-        if not isinstance(found, int) or found > FORMAT:
+        if type(found) is not int or found > FORMAT:
             raise InvalidInput(
                 f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: "
                 "a newer version wrote it."

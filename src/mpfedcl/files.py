@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def identify_file(path: Path) -> str:
+    """Return what tells a file from others, and from itself before a change, unopened."""
+    status = path.stat()
+    # The time of change of the entry (ctime) cannot be set back, as the content's (mtime) can.
+    parts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return json.dumps([os.fsdecode(path.resolve()), *parts])
 
 
 def sync_folder(folder: Path) -> None:

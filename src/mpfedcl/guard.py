@@ -71,6 +71,7 @@ class Guard:
             return f"loss is {update.loss!r}; it must be finite"
         return None
 
+    @torch.no_grad()
     def _judge_sums(self, sums: Tensors, broadcast: Broadcast) -> str | None:
         if sums.keys() != self._template.keys():
             odd = sorted(sums.keys() ^ self._template.keys())

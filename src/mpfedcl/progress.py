@@ -1,5 +1,6 @@
 """Progress for people at a terminal; silence for files and pipes."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    # Only Linux knows which cores a process is confined to.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def messages() -> Console:
     """Return a console on standard error, so that standard output holds results only."""
-    return Console(stderr=True)
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
 def silent() -> Console:
@@ -22,8 +31,11 @@ def silent() -> Console:
 
 def results() -> Console:
     """Return a console on standard output; 100 columns where nobody looks on a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=100)
+    # Names of files and classes are not markup, and a path that is folded cannot be copied.
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, soft_wrap=True, width=100)
+    return console
 
 
 def progress_bar(console: Console) -> Progress:

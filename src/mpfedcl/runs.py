@@ -17,7 +17,7 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.storage import load_tensors, pack_tensors
+from mpfedcl.storage import pack_tensors
 
 
 class RunDirectory:
@@ -83,7 +83,7 @@ class RunDirectory:
 
     def read_experiment(self) -> Experiment:
         """Return the experiment of this run."""
-        return Experiment.from_toml(self.path / "experiment.toml")
+        return Experiment.from_toml(self.path / "experiment.toml", complete=True)
 
     def write_experiment(self, experiment: Experiment) -> None:
         """Write the complete experiment."""
@@ -137,11 +137,6 @@ class RunDirectory:
         models.mkdir()
         for name, params in personal:
             write_atomically(models / f"{name}.safetensors", pack_tensors(params))
-
-    def read_pool(self) -> dict[str, Any] | None:
-        """Return the tensors of the pool, if there is one."""
-        path = self.path / "pool.safetensors"
-        return load_tensors(path) if path.exists() else None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file for people and programs."""

@@ -1,5 +1,6 @@
 """From an experiment to a finished run on this machine."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mpfedcl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import FederatedData, load_federated
+from mpfedcl.data.imageset import Listing
 from mpfedcl.data.inputs import byte_inputs, feature_inputs
 from mpfedcl.data.reader import data_folder
+from mpfedcl.data.split import Indices
 from mpfedcl.engines import LoopEngine
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import DatasetSettings, Experiment
 from mpfedcl.federation import Federation, FederationState
 from mpfedcl.methods import Method, Server, find_method
 from mpfedcl.models import Mlp, Model
-from mpfedcl.models.encoder import find_encoder
+from mpfedcl.models.encoder import Encoder, find_encoder
 from mpfedcl.models.trainable import make_trainable
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import generator
@@ -85,15 +89,24 @@ def _load(experiment: Experiment, device: torch.device) -> tuple[FederatedData, 
     if settings.name in (None, "none"):
         if settings.train or settings.weights is not None:
             raise InvalidInput(
-                "encoder.name is none; encoder.train and encoder.weights need an encoder: "
-                "resnet18, or another for encoder.weights."
+                "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
+                "encoder, such as resnet18."
             )
         data = load_federated(experiment).to(device)
         return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
-    folder, _ = data_folder(experiment.dataset)
-    encoder = find_encoder(settings.name, settings.weights, folder, device)
-    make_inputs = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
+    # For one's own pictures the root is the set itself; weights mostly lie with the other data.
+    folders = [data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
+    found: list[Encoder] = []
+
+    def make_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+        # Only once the data are dealt out: data that are missing are the first thing to say.
+        encoder = find_encoder(str(settings.name), settings.weights, *folders, device=device)
+        found.append(encoder)
+        make = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
+        return make(listing, rows, experiment)
+
     data = load_federated(experiment, make_inputs).to(device)
+    (encoder,) = found
     # On record, so that a run is not gone on with behind other weights.
     data.partition["encoder"] = encoder.fingerprint
     if settings.train:
@@ -145,13 +158,15 @@ class _Simulation:
             records.append(self._round(directory))
             observer.on_round(records[-1])
             if records[-1]["unchanged"]:
-                observer.on_warning(f"Round {records[-1]['round']}: no client was accepted.")
+                reasons = records[-1]["clients"]["rejected"].values()
+                why = f" ({next(iter(reasons))})" if reasons else ""
+                observer.on_warning(f"Round {records[-1]['round']}: no client was accepted{why}.")
         return self._conclude(directory, records)
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
         now, before = self.data.partition, directory.read_json("partition.json")
-        if before is not None and before != now:
+        if before is not None and not _is_same(before, now):
             raise InvalidInput(
                 f"{directory.path} was begun on other data; images and encoder must be the same "
                 "as then, or the run must be begun anew."
@@ -205,6 +220,15 @@ class _Simulation:
             pool=self._federation.pool if self._method.shares_prototypes else None,
             summary=summary,
         )
+
+
+def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Tell whether two descriptions are of the same data, up to rounding in the inputs."""
+    means, others = before.get("input_means", {}), now["input_means"]
+    return {**before, "input_means": None} == {**now, "input_means": None} and all(
+        math.isclose(means[name], value, rel_tol=1e-4, abs_tol=1e-6)
+        for name, value in others.items()
+    )
 
 
 def cap_threads() -> None:

@@ -3,7 +3,6 @@
 import hashlib
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -40,8 +39,3 @@ def load_tensors(path: Path) -> Tensors:
 def digest(content: bytes) -> str:
     """Return the SHA-256 of the content in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
-
-
-def same_tensors(left: Tensors, right: Tensors) -> bool:
-    """Tell whether two sets of tensors are equal to the bit."""
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)

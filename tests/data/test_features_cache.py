@@ -1,7 +1,6 @@
 """The feature cache: each image is encoded once, and never taken for another."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from mpfedcl.arguments import DataCache
 from mpfedcl.commands.cache import data_cache_command
-from mpfedcl.data.features import FeatureCache, cache_limit, cache_path, signature_of
+from mpfedcl.data.features import FeatureCache, cache_limit, cache_path
 from mpfedcl.data.preprocessing import Preprocessing
 from mpfedcl.data.resize import Images
 from mpfedcl.errors import InvalidInput
@@ -134,36 +133,6 @@ def test_without_a_size_there_is_no_cache(path: Path) -> None:
         open_cache(path, limit=0).encode_source(encoder, "source", load)
     assert (load.calls, encoder.encoded) == (2, 6)
     assert not path.exists()
-
-
-def test_the_signature_follows_names_sizes_times_and_details(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a.png", "b.png")]
-    for each in paths:
-        each.write_bytes(b"content")
-    first = signature_of(paths)
-    positions = numpy.arange(4)
-    variants = {
-        first,
-        signature_of(paths[::-1]),
-        signature_of(paths[:1]),
-        signature_of(paths, details={"image_size": 64}),
-        signature_of(paths, details={"image_size": 32}),
-        signature_of(paths, positions=positions),
-        signature_of(paths, positions=positions[::-1]),
-    }
-    assert len(variants) == 7
-    assert signature_of(paths) == first
-    status = paths[0].stat()
-    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert signature_of(paths) != first
-    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert signature_of(paths) == first
-    paths[0].write_bytes(b"contents")
-    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert signature_of(paths) != first
-    paths[1].unlink()
-    with pytest.raises(InvalidInput, match=r"b\.png cannot be read"):
-        signature_of(paths)
 
 
 def test_the_place_is_the_variable_then_the_cache_folder(

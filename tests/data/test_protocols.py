@@ -149,12 +149,13 @@ def test_a_folder_is_halved() -> None:
     assert count(together.training["client-0"]) == {0: 7, 1: 7, 2: 2}
 
 
-@pytest.mark.parametrize(("kind", "drawn"), [("feature", {0: 3, 1: 3}), ("iid", {0: 3, 1: 3})])
+@pytest.mark.parametrize(("kind", "drawn"), [("feature", {0: 3, 1: 3}), ("iid", {0: 2, 1: 2})])
 def test_the_seed_draws_the_images(kind: str, drawn: Counts) -> None:
-    listing = make_listing("folder", {"a": [40, 40]}, {"a": [40, 40]})
-    changes = {"dataset__per_class": 3, "clients": 1, "partition__test": "shared"}
-    first, again, other = (deal(listing, kind, seed=seed, **changes) for seed in (1, 1, 2))
-    (one,), (same,), (another,) = (d.training.values() for d in (first, again, other))
+    sizes = {"a": [40, 40], "b": [40, 40]}
+    listing = make_listing("folder", sizes, sizes)
+    changes = {"dataset__per_class": 3, "clients": 2 if kind == "feature" else 1}
+    dealt = [deal(listing, kind, seed=seed, **changes) for seed in (1, 1, 2)]
+    one, same, another = (next(iter(each.training.values())) for each in dealt)
     assert count(one) == drawn
     assert one.rows.tolist() == same.rows.tolist() != another.rows.tolist()
 
@@ -167,6 +168,7 @@ def test_settings_win_over_the_protocol() -> None:
 
 
 def test_refuses_more_training_images_than_there_are() -> None:
-    listing = make_listing("domainnet", {"real": [5] * 10}, {"real": [1] * 10})
+    sizes = {"real": [5] * 10, "sketch": [20] * 10}
+    listing = make_listing("domainnet", sizes, sizes)
     with pytest.raises(InvalidInput, match=r"dataset\.train_size is 105; it must be at most 50"):
         deal(listing, "feature")

@@ -78,7 +78,7 @@ def data_show_command(arguments: DataShow) -> int:
         print(json.dumps({"pictures": pictures, **content}, indent=2))
         return 0
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(results())
-    results().print(f"pictures: {arguments.out}, {sheet}")
+    results().print(f"pictures:\n  {arguments.out}\n  {sheet}")
     return 0
 
 

@@ -1,7 +1,6 @@
 """`mpfedcl compare`."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS
-from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
 from mpfedcl.readings import TESTS
 from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
 from mpfedcl.runs import RunDirectory
@@ -24,7 +23,7 @@ def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
     if arguments.jobs < 0:
         raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
-    jobs = arguments.jobs or len(os.sched_getaffinity(0))
+    jobs = arguments.jobs or count_cores()
     path = arguments.out or _free_folder()
     comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
     total = sum(plan.experiment.rounds for plan in comparison.plans)
@@ -48,7 +47,8 @@ def compare_command(arguments: Compare) -> int:
         return 0
     for grid in grids:
         grid.show(results())
-    results().print(f"comparison: {path}   table.md, comparison.json, accuracy.png, partition.png")
+    results().print(f"comparison: {path}")
+    results().print("in it: table.md, comparison.json, accuracy.png, partition.png")
     return 0
 
 
@@ -61,10 +61,12 @@ def _free_folder() -> Path:
 
 def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: bool) -> list[Grid]:
     experiment = comparison.plans[0].experiment
+    num_seeds = len(content["seeds"])
+    over = f"as mean(std) over {num_seeds} seeds" if num_seeds > 1 else "of one seed"
     setting = (
         f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
         f"lr {experiment.train.lr:g}, round {content['rounds']}, "
-        f"accuracy % as mean(std) over {len(content['seeds'])} seeds"
+        f"accuracy % {over}"
     )
     methods: dict[str, Any] = content["methods"]
     headline = Grid(

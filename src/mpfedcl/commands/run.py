@@ -85,6 +85,12 @@ def _note(record: Any) -> str:
     return accuracy + loss + rejected
 
 
+def _example(history: list[dict[str, Any]]) -> str:
+    record = next(record for record in history if record["clients"]["rejected"])
+    client, reason = next(iter(record["clients"]["rejected"].items()))
+    return f"the first in round {record['round']}, {client}: {reason}"
+
+
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.tables import READING_TITLES, clients_grid, percent, readings_grid
 
@@ -99,8 +105,11 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         summary,
     ).show(console)
     console.print(
-        f"mean over clients: {percent(summary['accuracy'])} %   "
+        f"mean over clients: {percent(summary['accuracy'])} %\n"
         f"sent by a client in a round: {summary['parameters_sent']:,} parameters, "
         f"{summary['prototype_floats_sent']:,} prototype floats"
     )
-    console.print(f"run: {result.path}   figures: {', '.join(each.name for each in figures)}")
+    if summary["rejected"]:
+        console.print(f"{summary['rejected']} updates were rejected, {_example(result.history)}")
+    console.print(f"run: {result.path}")
+    console.print(f"in it: summary.json, {', '.join(each.name for each in figures)}")

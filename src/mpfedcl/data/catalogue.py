@@ -64,7 +64,7 @@ SPECIFICATIONS = {
     for spec in (
         DatasetSpecification(
             name="mnist-sample",
-            summary="2,000 training and 1,000 test digits of MNIST, inside the package",
+            summary="3,000 digits of MNIST inside the package",
             source=_MNIST,
             always=_MNIST_ALWAYS,
             pooled=_MNIST_POOLED,
@@ -76,7 +76,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="mnist",
-            summary="MNIST, 2,000 of its training digits drawn by seed, all 10,000 test digits",
+            summary="MNIST, 2,000 training digits drawn by seed, 10,000 test",
             source=_MNIST,
             always={**_MNIST_ALWAYS, "dataset__train_size": 2000},
             pooled=_MNIST_POOLED,
@@ -87,7 +87,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="digit5",
-            summary="digits in five domains: MNIST, MNIST-M, SVHN, SynthDigits, USPS",
+            summary="digits: MNIST, MNIST-M, SVHN, SynthDigits, USPS",
             source="MNIST; Ganin et al. 2016 (MNIST-M, SynthDigits); Netzer et al. 2011; Hull 1994",
             always=_frozen(test_fraction=10 / 11),
             pooled={"clients": 5, "dataset__domains": ("mnist_m",), "dataset__per_class": 550},
@@ -96,7 +96,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="office10",
-            summary="Office-Caltech: ten objects in amazon, caltech, dslr and webcam pictures",
+            summary="Office-Caltech, ten objects: amazon, caltech, dslr, webcam",
             source="Gong et al. 2012; Saenko et al. 2010; Griffin et al. 2007",
             always=_frozen(),
             pooled={"clients": 5, "dataset__domains": ("caltech",), "dataset__per_class": 150},
@@ -145,7 +145,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="folder",
-            summary="your own images: ROOT/<domain>/<class>/*.png|jpg or ROOT/<domain>.npz",
+            summary="yours: ROOT/<domain>/<class>/*.jpg or ROOT/<domain>.npz",
             source="yours",
             always=_frozen(),
             pooled={"clients": 5},

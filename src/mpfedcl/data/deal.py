@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -41,13 +42,14 @@ class Deal:
             },
         }
 
+    @cached_property
     def all_rows(self) -> Indices:
-        """Return the numbers of all images that somebody needs, each once, in order."""
+        """The numbers of all images that somebody needs, each once, in order."""
         return numpy.unique(Part.join([*self.training.values(), self.test]).rows)
 
     def place(self, part: Part) -> Indices:
         """Return where a part's images are among `all_rows`."""
-        return numpy.searchsorted(self.all_rows(), part.rows)
+        return numpy.searchsorted(self.all_rows, part.rows)
 
 
 def deal_images(listing: Listing, experiment: Experiment) -> Deal:
@@ -65,6 +67,11 @@ def deal_images(listing: Listing, experiment: Experiment) -> Deal:
 def _give_domains(listing: Listing, experiment: Experiment) -> Deal:
     """Make each domain a client."""
     domains = listing.domains
+    if len(domains) < 2:
+        raise InvalidInput(
+            f"partition.kind is 'feature', but {listing.name} has one domain "
+            f"({domains[0].name}); it must have at least two, or the kind must be another."
+        )
     if experiment.clients not in (None, len(domains)):
         listed = ", ".join(domain.name for domain in domains)
         raise InvalidInput(

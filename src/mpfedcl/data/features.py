@@ -7,14 +7,13 @@ experiment neither opens an image nor imports what would decode it.
 """
 
 import hashlib
-import json
 import os
 import re
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy
@@ -27,7 +26,6 @@ from mpfedcl.data.feature_store import (
     set_aside,
 )
 from mpfedcl.data.resize import Images
-from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.models.encoder import Encoder, Features
 from mpfedcl.waiting import WaitingBar
@@ -61,32 +59,6 @@ def cache_limit() -> int:
             "for no cache."
         )
     return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-def signature_of(
-    paths: Sequence[Path],
-    *,
-    details: Mapping[str, object] = MappingProxyType({}),
-    positions: Indices | None = None,
-) -> str:
-    """Return a signature of files by name, size and time of change, without opening them.
-
-    `details` are the settings that decide what is read from them, as JSON holds them; `positions`
-    are the images that are taken, where not all are.
-    """
-    sha = hashlib.sha256(json.dumps(dict(details), sort_keys=True).encode())
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise InvalidInput(
-                f"{path} cannot be read ({error.strerror or error}); it must be a readable file."
-            ) from None
-        entry = [str(path.absolute()), status.st_size, status.st_mtime_ns]
-        sha.update(json.dumps(entry).encode())
-    if positions is not None:
-        sha.update(numpy.ascontiguousarray(positions, dtype=numpy.int64).tobytes())
-    return sha.hexdigest()
 
 
 class FeatureCache:

@@ -96,7 +96,8 @@ def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None
     listing = open_image_set(experiment.dataset)
     dealt = deal_images(listing, experiment)
     make_inputs = make_inputs or pixel_inputs
-    inputs = make_inputs(listing, dealt.all_rows(), experiment)
+    inputs = make_inputs(listing, dealt.all_rows, experiment)
+    partition = dealt.describe(listing.class_names)
     clients = tuple(
         ClientData(
             name,
@@ -112,5 +113,5 @@ def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None
         clients,
         inputs[torch.from_numpy(dealt.place(dealt.test))],
         torch.from_numpy(dealt.test.labels),
-        dealt.describe(listing.class_names),
+        {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
     )

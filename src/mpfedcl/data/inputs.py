@@ -1,6 +1,7 @@
 """From images to a model's inputs: pixels as they are, or features of a frozen encoder."""
 
 import hashlib
+import json
 from collections.abc import Callable
 
 import numpy
@@ -42,9 +43,9 @@ def feature_inputs(encoder: Encoder) -> InputMaker:
             size = encoder.preprocessing.image_size
             return listing.store.load(rows, (size, size), is_colour=True)
 
-        names = "\n".join(listing.store.identify(rows))
+        names = json.dumps(listing.store.identify(rows)).encode()
         with FeatureCache() as cache:
-            signature = hashlib.sha256(names.encode()).hexdigest()
+            signature = hashlib.sha256(names).hexdigest()
             features = cache.encode_source(encoder, signature, load)
         return torch.from_numpy(features).to(getattr(torch, experiment.dtype))
 

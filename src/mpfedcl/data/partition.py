@@ -234,11 +234,7 @@ def _draw_shares(is_open: NDArray[numpy.bool_], alpha: float, generator: Generat
 
 
 def _cut(shares: Floats, total: int) -> Indices:
-    """Cut `total` images into whole numbers by each row's shares (of any positive sum).
-
-    Ends are rounded down, as the lineage's code does: fractions of an image add up towards the
-    last clients, who thereby hold single images of classes more often than the others.
-    """
+    """Cut `total` images into whole numbers by each row's shares (of any positive sum)."""
     ends = numpy.cumsum(shares, axis=1)
     # Dividing by the last end makes it exactly 1, so that a client without a share gets nothing.
     # Rounded, not cut off: cutting off would hand the leftover single images to the last client.

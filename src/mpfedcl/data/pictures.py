@@ -13,6 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 from mpfedcl.data.resize import Images, Size, choose_size, resize_picture
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.files import identify_file
 from mpfedcl.waiting import WaitingBar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
@@ -41,13 +42,8 @@ class PictureStore:
         return len(self.paths)
 
     def identify(self, rows: Indices) -> list[str]:
-        """Return path, size and time of change of each file."""
-        names = []
-        for row in rows:
-            path = self.paths[row]
-            status = path.stat()
-            names.append(f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")
-        return names
+        """Return path, size and times of change of each file."""
+        return [identify_file(self.paths[row]) for row in rows]
 
     def look(self) -> tuple[set[Size], bool]:
         """Read the headers of all files."""

@@ -23,9 +23,11 @@ from mpfedcl.data.pictures import EXTENSIONS, PictureStore, is_picture
 from mpfedcl.data.resize import choose_size
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import DatasetSettings
+from mpfedcl.files import identify_file
 
 _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5
+_LONGEST_NAME = 200
 
 
 def open_image_set(dataset: DatasetSettings) -> Listing:
@@ -93,9 +95,7 @@ def read_image_set(dataset: DatasetSettings) -> ImageSet:
 
 def _open_file(path: Path, num_classes: int | None) -> Archive:
     """Open the archive `<domain>.npz`."""
-    status = path.stat()
-    identity = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
-    return open_archive(lambda: path.open("rb"), str(path), identity, num_classes)
+    return open_archive(lambda: path.open("rb"), str(path), identify_file(path), num_classes)
 
 
 def _list_archives(
@@ -175,6 +175,8 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
                 f"{entry} holds images but no class folders; images must lie at "
                 f"{root}/<domain>/<class>/*.png|jpg."
             )
+    for name in (*archives, *folders):
+        _check_name(name, root)
     if not archives and not folders:
         raise InvalidInput(f"{root} has neither npz files nor domain folders; it needs {_LAYOUT}.")
     both = sorted(set(archives) & set(folders))
@@ -189,6 +191,15 @@ def _list_entries(folder: Path) -> list[Path]:
     """Return the entries of a folder in order of name, without hidden ones."""
     found = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
     return sorted(found, key=lambda entry: entry.name)
+
+
+def _check_name(name: str, root: Path) -> None:
+    """Refuse names that cannot become a client's, which names files and travels as text."""
+    if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_NAME or not name.isprintable():
+        raise InvalidInput(
+            f"{str(root)!r} has the domain {name!r}; a domain's name must be printable text of at "
+            f"most {_LONGEST_NAME} bytes."
+        )
 
 
 def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[str]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.descent import Descent
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
@@ -130,12 +131,7 @@ class LoopEngine:
         """Run the local epochs of SGD; return the parameters, the mean loss and the steps."""
         train = self._experiment.train
         params = {n: v.detach().clone().requires_grad_() for n, v in context.start.items()}
-        optimizer = torch.optim.SGD(
-            params.values(),
-            lr=train.lr * train.lr_decay ** (round_number - 1),
-            momentum=train.momentum,
-            fused=True if client.inputs.device.type in ("cpu", "cuda") else None,
-        )
+        descent = Descent(params, train.lr * train.lr_decay ** (round_number - 1), train.momentum)
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         num_steps = 0
         for epoch in range(train.epochs):
@@ -145,9 +141,7 @@ class LoopEngine:
                 adjusted = self._method.adjust(
                     dict(zip(params, gradients, strict=True)), params, context
                 )
-                for name, value in params.items():
-                    value.grad = adjusted[name]
-                optimizer.step()
+                descent.step([adjusted[name] for name in params])
                 losses += loss.detach() * len(batch.labels)
                 num_steps += 1
         trained = {name: value.detach() for name, value in params.items()}
@@ -156,7 +150,7 @@ class LoopEngine:
     def _batches(self, client: ClientData, round_number: int, epoch: int) -> Iterator[Batch]:
         key = generator(self._experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.inputs.device)
-        for chosen in torch.split(order, self._experiment.train.batch_size):
+        for chosen in torch.split(order, min(len(order), self._experiment.train.batch_size)):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             yield Batch(client.inputs[chosen], client.labels[chosen], everyone)
 

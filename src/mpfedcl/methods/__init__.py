@@ -48,12 +48,19 @@ def _import_method(name: str) -> type[Method]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    # A user's module may fail in any way while it is imported; the sentence says how.
+    except Exception as error:
         raise InvalidInput(
-            f"method is {name!r}; it must name an importable package.module:Class ({error})."
+            f"method is {name!r}; it must name an importable package.module:Class "
+            f"({type(error).__name__}: {error})."
         ) from None
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InvalidInput(f"method is {name!r}; it must name a subclass of mpfedcl.Method.")
+    if found.reading not in READINGS:
+        raise InvalidInput(
+            f"method is {name!r}, whose reading is {found.reading!r}; it must be one of "
+            f"{', '.join(READINGS)}."
+        )
     return found
 
 

@@ -12,6 +12,6 @@ class DpFedCL(MpFedCL):
     """
 
     name = "dp-fedcl"
-    summary = "as MP-FedCL with the means of DBSCAN's clusters, as many as there are"
+    summary = "as MP-FedCL, prototypes from DBSCAN's clusters"
     clustering = "dbscan"
     defaults = MappingProxyType({"prototypes__padding": "fill"})

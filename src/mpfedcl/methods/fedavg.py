@@ -9,7 +9,7 @@ class FedAvg(Method):
     """w = sum_i |D_i| / |D| * w_i: the clients' models are averaged by their number of samples."""
 
     name = "fedavg"
-    summary = "averages the clients' models, weighted by their number of samples"
+    summary = "averages the clients' models by number of samples"
     reading = "averaged_classifier"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

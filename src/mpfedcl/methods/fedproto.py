@@ -22,7 +22,7 @@ class FedProto(Method):
     """Only class means travel; each client's embeddings are drawn to the mean over the owners."""
 
     name = "fedproto"
-    summary = "shares class means only; pulls embeddings to the clients' average class mean"
+    summary = "shares class means only, pulls embeddings to their average"
     reading = "personal_prototype"
     shares_model = False
     shares_prototypes = True

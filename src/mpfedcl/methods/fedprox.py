@@ -11,7 +11,7 @@ class FedProx(FedAvg):
     """FedAvg with the proximal term mu/2 |w - w_global|^2, through which the gradient flows."""
 
     name = "fedprox"
-    summary = "FedAvg with a pull of each client's weights to the global ones"
+    summary = "FedAvg with a pull of the weights to the global ones"
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + mu/2 |w - w_global|^2."""

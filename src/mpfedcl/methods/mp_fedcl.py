@@ -17,7 +17,7 @@ class MpFedCL(Method):
     """
 
     name = "mp-fedcl"
-    summary = "K k-means prototypes a class, a contrastive pull to all clients' prototypes"
+    summary = "K prototypes a class, a contrastive pull to everybody's"
     reading = "personal_prototype"
     shares_prototypes = True
 

@@ -21,7 +21,7 @@ from mpfedcl.waiting import WaitingBar
 
 IMAGES_AT_ONCE = 128
 """A batch that keeps the processor busy and needs little memory (about 100 MB at 64 px)."""
-KINDS = "resnet18, random-resnet18, onnx:FILE or torchvision:NAME"
+KINDS = "none, resnet18, random-resnet18, onnx:FILE or torchvision:NAME"
 _VERSION = 1
 """Raised whenever features of the same weights would come out differently."""
 
@@ -85,9 +85,12 @@ class ResNetEncoder:
         params = {name: value.to(self._device) for name, value in self.tensors.items()}
 
         def encode_batch(batch: Images) -> Features:
-            pixels = torch.from_numpy(batch).to(self._device)
+            # A batch of one takes other kernels, whose last bits differ: an image's features must
+            # not depend on how many others were missing from the cache.
+            whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
+            pixels = torch.from_numpy(whole).to(self._device)
             inputs = self.preprocessing.standardize(pixels, torch.float32)
-            return self._network.apply(params, inputs).cpu().numpy()
+            return self._network.apply(params, inputs)[: len(batch)].cpu().numpy()
 
         batches = split_batches(images, self.preprocessing, IMAGES_AT_ONCE)
         return join_features(encode_batch, batches, len(images), self, on_progress)
@@ -96,7 +99,7 @@ class ResNetEncoder:
 def find_encoder(
     name: str,
     weights: Path | None,
-    data_folder: Path,
+    *data_folders: Path,
     device: torch.device | str = "cpu",
 ) -> Encoder:
     """Return the encoder that the settings name.
@@ -105,7 +108,7 @@ def find_encoder(
     """
     kind, _, rest = name.partition(":")
     if kind == "resnet18" and not rest:
-        found = load_weights(find_weights(weights, data_folder))
+        found = load_weights(find_weights(weights, *data_folders))
         shown = f"resnet18 {found.path.name}"
         return ResNetEncoder(shown, found.tensors, found.preprocessing, device)
     if kind == "torchvision" and rest:

@@ -36,19 +36,24 @@ class EncoderWeights:
     path: Path
 
 
-def find_weights(asked: Path | None, data_folder: Path) -> Path:
+def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     """Return the weights file: the one asked for, else $MPFEDCL_WEIGHTS, else beside the data."""
     if asked is not None:
         return _pick(asked.expanduser(), "encoder.weights")
     if os.environ.get(VARIABLE):
         return _pick(Path(os.environ[VARIABLE]).expanduser(), f"${VARIABLE}")
-    places = [data_folder / "weights", (data_folder / "..").resolve() / "weights"]
+    places = [
+        place / "weights"
+        for folder in data_folders
+        for place in (folder, (folder / "..").resolve())
+    ]
     for place in places:
         found = _list_weights(place)
         if found:
             return _only(found, place)
     raise InvalidInput(
-        f"encoder.weights is not set, and neither ${VARIABLE} nor {places[0]} nor {places[1]} has "
+        f"encoder.weights is not set, and neither ${VARIABLE} nor "
+        f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
         "a file resnet18*.safetensors or resnet18*.pth; it must name weights, which "
         f"`mpfedcl pretrain` makes from any images ({_RANDOM})."
     )

@@ -93,15 +93,17 @@ def cluster_clients(
     if not embeddings:
         return []
     groups = group_samples(embeddings, labels, num_classes)
+    # No class has more clusters than samples: a larger K would only cost time.
+    num_clusters = min(num_prototypes, max([1, *groups.sizes.tolist()]))
     # float32 draws stay clear enough of 1 that a cumulative sum never runs past its group.
     draws = torch.stack(
         [
             torch.rand(num_classes, num_prototypes, generator=torch.Generator().manual_seed(seed))
             for seed in seeds
         ]
-    )[groups.clients.cpu(), groups.labels.cpu()]
+    )[groups.clients.cpu(), groups.labels.cpu(), :num_clusters]
     clusters = run_kmeans(groups, draws, spread=init == "k-means++")
-    return average_clusters(groups, clusters, num_prototypes, min_cluster_size)
+    return average_clusters(groups, clusters, num_clusters, min_cluster_size)
 
 
 def mean_clients(

@@ -43,7 +43,7 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
     known = {
         label: several
         for label, several in curves.items()
-        if several[0] and several[0][0][1] is not None
+        if several[0] and all(value is not None for _, value in several[0])
     }
     draw_curves(known, title, path)
 
@@ -73,7 +73,8 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
     """Draw who holds how many training images of each class, as bubbles."""
-    names, classes = list(partition["clients"]), partition["classes"]
+    names = list(partition["clients"])
+    classes = [_plain(name) for name in partition["classes"]]
     counts = numpy.array([partition["clients"][name]["train"] for name in names])
     height = min(12.0, 1.8 + 0.42 * len(names))
     width = min(12.0, 2.6 + 0.5 * len(classes))
@@ -86,13 +87,24 @@ def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None
         axes.scatter(label, client, s=biggest * size, color=_COLOURS[0], alpha=0.65, lw=0)
         if counts.size <= 120:
             for i, j in zip(client, label, strict=True):
+                # A number that is wider than its bubble stands above it.
+                above = 0 if counts[i, j] > 0.15 * counts.max() else 8
                 axes.annotate(
-                    str(counts[i, j]), (j, i), ha="center", va="center", fontsize=7, zorder=3
+                    str(counts[i, j]),
+                    (j, i),
+                    xytext=(0, above),
+                    textcoords="offset points",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    zorder=3,
                 )
         axes.set(xlabel="class", ylabel="client", title=title)
         axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
         step = max(1, len(names) // 30)
-        totals = [f"{name}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)]
+        totals = [
+            f"{_plain(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
+        ]
         axes.set_yticks(range(0, len(names), step), totals[::step])
         axes.set_xlim(-0.7, len(classes) - 0.3)
         axes.set_ylim(len(names) - 0.3, -0.7)
@@ -120,9 +132,14 @@ def draw_contact_sheet(
                 axis.spines[:].set_visible(False)
                 if picture is not None:
                     axis.imshow(picture)
-            row[0].set_ylabel(domain, rotation=0, ha="right", va="center")
+            row[0].set_ylabel(_plain(domain), rotation=0, ha="right", va="center")
         for axis, name in zip(axes[0], classes, strict=True):
-            axis.set_title(name.replace("_", "\n"), fontsize=8)
+            axis.set_title(_plain(name).replace("_", "\n"), fontsize=8)
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _plain(name: str) -> str:
+    """Return a name that matplotlib does not take for mathematics, nor choke on."""
+    return name.replace("$", r"\$").encode("utf-8", "replace").decode()

@@ -7,6 +7,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mpfedcl.methods import READINGS
 from mpfedcl.readings import TESTS
@@ -32,11 +33,11 @@ class Grid:
         """Print to a terminal or a file, numbers to the right."""
         # A title of the table's own would be folded to the table's width.
         console.print(self.title, style="bold")
-        table = Table(box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column, numeric in zip(self.columns, self._numeric(), strict=True):
             table.add_column(column, justify="right" if numeric else "left")
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*(Text(cell) for cell in row))
         console.print(table)
 
     def markdown(self) -> str:
@@ -62,6 +63,8 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
     if not known or len(known) < len(values):
         return "-"
     mean = sum(known) / len(known)
+    if len(known) == 1:
+        return f"{mean:.1f}"
     deviation = (sum((value - mean) ** 2 for value in known) / len(known)) ** 0.5
     return f"{mean:.1f}({deviation:.1f})"
 

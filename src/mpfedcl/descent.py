@@ -1,0 +1,52 @@
+"""Stochastic gradient descent with momentum, for parameters by name."""
+
+import torch
+from torch import Tensor
+
+from mpfedcl.models import Tensors
+
+_FUSED = ("cpu", "cuda")
+
+
+class Descent:
+    """v <- momentum * v + g; w <- w - lr * v. The velocity is fresh: v is g in the first step.
+
+    torch.optim.SGD does the same, and takes the better part of a second to import a compiler that
+    nothing here uses.
+    """
+
+    def __init__(self, params: Tensors, lr: float, momentum: float) -> None:
+        self._params = list(params.values())
+        self._velocity = [torch.empty_like(value) for value in self._params]
+        self._lr = lr
+        self._momentum = momentum
+        self._is_first = True
+
+    @torch.no_grad()
+    def step(self, gradients: list[Tensor]) -> None:
+        """Change the parameters in place."""
+        if self._params[0].device.type in _FUSED:
+            # One pass over memory instead of three.
+            torch._fused_sgd_(
+                self._params,
+                gradients,
+                self._velocity if self._momentum else [],
+                weight_decay=0.0,
+                momentum=self._momentum,
+                lr=self._lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=self._is_first,
+            )
+        else:
+            self._step_plainly(gradients)
+        self._is_first = False
+
+    def _step_plainly(self, gradients: list[Tensor]) -> None:
+        for value, velocity, gradient in zip(self._params, self._velocity, gradients, strict=True):
+            if self._is_first:
+                velocity.copy_(gradient)
+            else:
+                velocity.mul_(self._momentum).add_(gradient)
+            value.sub_(velocity, alpha=self._lr)

@@ -1,0 +1,42 @@
+"""Descent against torch's own SGD, to the bit where both use the same kernel."""
+
+import pytest
+import torch
+
+from mpfedcl.descent import Descent
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_as_torch_does(momentum: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    begun = {
+        "w": torch.randn(7, 5, generator=generator, dtype=dtype),
+        "b": torch.randn(7, generator=generator, dtype=dtype),
+    }
+    ours = {name: value.clone().requires_grad_() for name, value in begun.items()}
+    plain = {name: value.clone() for name, value in begun.items()}
+    theirs = [value.clone().requires_grad_() for value in begun.values()]
+    optimizer = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, fused=True)
+    descent, by_hand = Descent(ours, 0.1, momentum), Descent(plain, 0.1, momentum)
+    for _ in range(4):
+        gradients = [torch.randn(v.shape, generator=generator, dtype=dtype) for v in theirs]
+        for value, gradient in zip(theirs, gradients, strict=True):
+            value.grad = gradient.clone()
+        optimizer.step()
+        descent.step(gradients)
+        by_hand._step_plainly(gradients)
+        by_hand._is_first = False
+    for value, same, close in zip(theirs, ours.values(), plain.values(), strict=True):
+        assert torch.equal(value, same)
+        torch.testing.assert_close(value.detach(), close)
+
+
+def test_the_first_steps_by_hand() -> None:
+    params = {"w": torch.tensor([1.0])}
+    descent = Descent(params, lr=0.1, momentum=0.5)
+    descent.step([torch.tensor([2.0])])
+    assert params["w"].item() == pytest.approx(1 - 0.1 * 2)
+    descent.step([torch.tensor([1.0])])
+    # v = 0.5 * 2 + 1 = 2
+    assert params["w"].item() == pytest.approx(0.8 - 0.1 * 2)
