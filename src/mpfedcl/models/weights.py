@@ -1,7 +1,6 @@
 """Weights of the ResNet-18 encoder: where they are found, and how they are checked."""
 
 import os
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,13 +140,14 @@ def read_torch_file(path: Path) -> Mapping[str, Any]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except pickle.UnpicklingError:
-        raise InvalidInput(
-            f"{path} holds Python objects beside tensors, which are never read because they can "
-            "run any program; it must be a plain state dict (torch.save(model.state_dict(), ...))."
-        ) from None
     # Broken bytes make torch raise anything from EOFError to RuntimeError.
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":
+            raise InvalidInput(
+                f"{path} holds Python objects beside tensors, which are never read because they "
+                "can run any program; it must be a plain state dict "
+                "(torch.save(model.state_dict(), ...))."
+            ) from None
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidInput(
             f"{path} cannot be read ({reason}); it must be a file that torch.save wrote."
