@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
 from mpfedcl.files import write_atomically
@@ -198,6 +200,7 @@ def summarize_run(
         "prototype_floats_sent": last["sent"]["prototype_floats"],
         "rejected": sum(len(record["clients"]["rejected"]) for record in records),
         "versions": versions(),
+        "threads": torch.get_num_threads(),
     }
 
 

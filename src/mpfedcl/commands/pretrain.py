@@ -32,9 +32,13 @@ def pretrain_command(arguments: Pretrain) -> int:
             bar.update(task, note=f"loss {epoch.loss:.3f}  {last}")
 
         observer = PretrainObserver(on_start, on_step, on_epoch)
-        result = pretrain(
-            arguments.settings, arguments.out, resume=arguments.resume, observer=observer
-        )
+        try:
+            result = pretrain(
+                arguments.settings, arguments.out, resume=arguments.resume, observer=observer
+            )
+        except KeyboardInterrupt:
+            console.print("Stopped. The same command with --resume goes on from the last epoch.")
+            return 130
     if arguments.json:
         history = [asdict(epoch) for epoch in result.history]
         print(json.dumps({"path": str(result.path), "epochs": history}, indent=2))
