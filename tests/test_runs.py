@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from mpfedcl import Experiment, InvalidInput, RunResult, run
 from mpfedcl.methods import READINGS
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer
+from mpfedcl.simulation import Observer, cap_threads
 from small_runs import (
     METHODS,
     PHASES,
@@ -332,3 +332,19 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path).read_summary()
     assert RunDirectory(tmp_path / "absent").read_summary() is None
     assert RunDirectory(tmp_path / "absent").read_records() == []
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 1), ("", 1), ("2,1", 1), ("0", 1), ("2", 2)])
+def test_threads(monkeypatch: pytest.MonkeyPatch, asked: str | None, given: int) -> None:
+    before = torch.get_num_threads()
+    # Set first, so that the test leaves the environment as it found it.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    try:
+        cap_threads()
+        assert torch.get_num_threads() == given
+    finally:
+        torch.set_num_threads(before)

@@ -239,8 +239,10 @@ def cap_threads() -> None:
     experiment gives the same bits whatever the number of cores and of runs at the same time.
     """
     # Libraries loaded later, such as scikit-learn, read it when they start.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if not asked.isdecimal() or int(asked) < 1:
+        asked = os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(int(asked))
 
 
 def _find_device(name: str) -> torch.device:
