@@ -159,6 +159,8 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("data show --out absent/picture.png", "absent/picture.png: No such file"),
     ("data show --out picture.nope", "picture.nope"),
     ("methods --nope", "--nope"),
+    ("compare --method fedavg", "use --methods"),
+    ("compare --seed 3", "use --seeds"),
     ("compare --methods fedavg fedavg", "methods is ['fedavg', 'fedavg']"),
     ("compare --methods", "methods"),
     ("compare --seeds 1 0 1", "seeds is [1, 0, 1]"),

@@ -8,6 +8,7 @@ from mpfedcl.arguments import Compare
 from mpfedcl.commands.run import describe_partition
 from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS
 from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
@@ -21,6 +22,12 @@ _MOST_CLIENTS = 6
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
+    given = arguments.settings
+    for name, many in (("method", "methods"), ("seed", "seeds")):
+        if arguments.file is None and getattr(given, name) != getattr(Experiment(), name):
+            raise InvalidInput(
+                f"{name} is {getattr(given, name)!r}; a comparison takes several: use --{many}."
+            )
     if arguments.jobs < 0:
         raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
     jobs = arguments.jobs or count_cores()

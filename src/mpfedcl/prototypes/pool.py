@@ -182,7 +182,7 @@ class PrototypePool:
         # By class, so that the first of equal distances is the lowest class.
         labels, order = self.labels.to(z.device).sort(stable=True)
         vectors = self.vectors.to(z)[order]
-        rows = find_nearest(z, vectors)
+        rows = find_nearest(z, vectors, labels)
         distance = (z - vectors[rows]).norm(dim=1)
         usable = z.isfinite().all(dim=1)
         return labels[rows].where(usable, -1), distance.where(usable, torch.nan)
