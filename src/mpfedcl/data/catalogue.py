@@ -137,7 +137,7 @@ SPECIFICATIONS = {
         DatasetSpecification(
             name="sixdomain",
             summary="six classes in six domains, from photo to quickdraw",
-            source="pictures of PACS (Li et al. 2017) and DomainNet (Peng et al. 2019)",
+            source="no published set; a stand-in for DomainNet's six domains",
             always=_frozen(),
             pooled={"clients": 5, "dataset__domains": ("photo",)},
             by_domain=_HALF,
