@@ -40,5 +40,6 @@ class MpFedCL(Method):
             context.received,
             temperature=settings.temperature,
             form=settings.form,
+            reach=self.longest_prototype(),
         )
         return batch.cross_entropy(logits) + settings.weight * contrast

@@ -11,6 +11,12 @@ from mpfedcl.prototypes.pool import Padding, PrototypePool
 Form = Literal["slots", "pooled", "literal"]
 
 
+_LARGEST_EXPONENT = 80
+"""exp(-80) is well above the smallest float32, so a sum of such terms keeps all its digits."""
+_LARGEST_TABLE = 2**25
+"""Entries of the table of slices that are worth their memory: 128 MiB of float32."""
+
+
 class ContrastTargets(NamedTuple):
     """A pool as the loss wants it: tensors only, made once a round and used for every batch.
 
@@ -28,25 +34,47 @@ class ContrastTargets(NamedTuple):
     """[S] how much of the N·K slices each stands for; they sum to 1."""
     present: Tensor
     """[C] bool, the classes that somebody holds."""
+    aims: Tensor
+    """[C, d] Σ_s weight_s U[s, c]: where each class stands on average over the slices."""
+    table: Tensor | None
+    """[V, S] how often each vector stands in each slice, absent classes aside; None if too big."""
 
 
-def prepare_contrast(pool: PrototypePool, padding: Padding = "all") -> ContrastTargets:
-    """Lay a pool out for `contrastive_loss`; the prototypes are constants from here on."""
-    slots = pool.slots(padding).flatten(0, 1)
+def prepare_contrast(
+    pool: PrototypePool, padding: Padding = "all", clients: Tensor | None = None
+) -> ContrastTargets:
+    """Lay a pool out for `contrastive_loss`; the prototypes are constants from here on.
+
+    With `clients`, indices into the pool's names, only their slices count; class means stay those
+    of the whole pool.
+    """
+    slots = pool.slots(padding)
+    if clients is not None:
+        slots = slots[clients]
+    slots = slots.flatten(0, 1)
     means = torch.arange(pool.num_classes, device=slots.device) + len(pool)
-    if len(pool):
+    vectors = torch.cat([pool.vectors, pool.class_means()]).detach()
+    classes = torch.cat([pool.labels, torch.full_like(means, -1)])
+    if len(slots):
         slices, repeats = torch.unique(
             torch.where(slots < 0, means, slots), dim=0, return_counts=True
         )
     else:
         # One slice of absent classes: the arithmetic of the loss goes through and yields 0.
         slices, repeats = means.unsqueeze(0), torch.ones_like(means[:1])
+    if clients is not None:
+        # What the drawn clients do not use costs nothing.
+        used, places = torch.unique(slices, return_inverse=True)
+        vectors, classes, slices = vectors[used], classes[used], places.view_as(slices)
+    weights = repeats.to(vectors.dtype) / repeats.sum()
     return ContrastTargets(
-        vectors=torch.cat([pool.vectors, pool.class_means()]).detach(),
-        classes=torch.cat([pool.labels, torch.full_like(means, -1)]),
+        vectors=vectors,
+        classes=classes,
         slices=slices,
-        weights=repeats.to(pool.vectors.dtype) / repeats.sum(),
+        weights=weights,
         present=pool.present,
+        aims=_average_slices(vectors, slices, weights),
+        table=_tabulate_slices(slices, pool.present if len(pool) else ~pool.present, vectors),
     )
 
 
@@ -57,6 +85,7 @@ def contrastive_loss(
     targets: ContrastTargets,
     temperature: float = 0.07,
     form: Form = "slots",
+    reach: float = math.inf,
 ) -> Tensor:
     """Return L_R, a scalar, for embeddings z [B, d] of classes `labels` [B].
 
@@ -66,19 +95,27 @@ def contrastive_loss(
         pooled   mean over samples of -log( Σ_{m of class y} exp(z·u_m/τ) / Σ_m exp(z·u_m/τ) )
         literal  as slots, with the mean of -log p_ik(a) over the present classes a other than y
 
-    Samples with `mask` False, and samples whose class is absent, are left out of the mean; if none
-    remains the loss is 0, with a gradient of zeros. Only masks decide, so it can be transformed by
-    `torch.func.vmap` and `grad`.
+    `reach` is a bound on |z·u| if one is known: where it keeps the exponentials in range, each is
+    computed once and the slices' sums are one product. Samples with `mask` False, and samples whose
+    class is absent, are left out of the mean; if none remains the loss is 0, with a gradient of
+    zeros. Only masks decide, so it can be transformed by `torch.func.vmap` and `grad`.
     """
     label = labels.where(mask, 0)
     counted = mask & targets.present[label]
     # What is left out is set to 0 first: whatever a padding row holds, its gradient is 0, not NaN.
-    z = z.masked_fill(~counted.unsqueeze(1), 0)
-    logits = (z / temperature) @ targets.vectors.T
+    z = z.masked_fill(~counted.unsqueeze(1), 0) / temperature
+    logits = z @ targets.vectors.T
     if form == "pooled":
         losses = _contrast_all(logits, label, targets)
     else:
-        losses = _contrast_slices(logits, label, targets, literal=form == "literal")
+        if targets.table is not None and 2 * reach / temperature <= _LARGEST_EXPONENT:
+            totals = _sum_by_table(logits, targets.table, reach / temperature)
+        else:
+            totals = _sum_by_slice(logits, targets)
+        losses = totals @ targets.weights - _aim(z, label, targets, literal=form == "literal")
+        if form == "literal":
+            # Where one class alone is present there is no other to look at.
+            losses = losses.masked_fill(targets.present.sum() < 2, 0)
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
@@ -115,25 +152,65 @@ def prototype_contrastive_loss(
         )
     targets = prepare_contrast(pool.to(z.device, z.dtype), padding)
     real = torch.ones(len(z), dtype=torch.bool, device=z.device)
-    return contrastive_loss(z, labels.to(z.device, torch.int64), real, targets, temperature, form)
+    return contrastive_loss(
+        z,
+        labels.to(z.device, torch.int64),
+        real,
+        targets,
+        temperature,
+        form,
+        _find_reach(z.detach(), targets.vectors),
+    )
 
 
-def _contrast_slices(
-    logits: Tensor, label: Tensor, targets: ContrastTargets, *, literal: bool
-) -> Tensor:
-    """Return [B]: each sample's loss, averaged over the slices by their weights."""
+def _find_reach(z: Tensor, vectors: Tensor) -> float:
+    """Return a bound on |z·u|, by the lengths of the longest."""
+    if not z.numel() or not vectors.numel():
+        return 0.0
+    bound = float(z.norm(dim=1).max() * vectors.norm(dim=1).max())
+    # Not a number for queries that are none; a little more, for the rounding of the products.
+    return bound * 1.001 if math.isfinite(bound) else math.inf
+
+
+def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
+    """Return [C, d]: the mean over slices of the vector that each class has in them."""
+    num_classes = slices.shape[1]
+    shares = vectors.new_zeros(num_classes, len(vectors))
+    for row, column in zip(shares, slices.unbind(1), strict=True):
+        row.index_add_(0, column, weights)
+    return shares @ vectors
+
+
+def _tabulate_slices(slices: Tensor, counted: Tensor, vectors: Tensor) -> Tensor | None:
+    """Return [V, S]: how often a vector stands in a slice, in classes that are counted."""
+    if len(vectors) * len(slices) > _LARGEST_TABLE:
+        return None
+    table = vectors.new_zeros(len(slices), len(vectors))
+    table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
+    return table.T.contiguous()
+
+
+def _sum_by_table(logits: Tensor, table: Tensor, top: float) -> Tensor:
+    """Return [B, S]: log Σ_{a present} exp(logit) of each slice; no logit may exceed `top`."""
+    return ((logits - top).exp() @ table).log() + top
+
+
+def _sum_by_slice(logits: Tensor, targets: ContrastTargets) -> Tensor:
+    """Return [B, S]: log Σ_{a present} exp(logit) of each slice, for logits of any size."""
     # Classes before slices: a softmax over ten neighbouring numbers takes twice the time.
     rows = targets.slices.T
     logits = logits.index_select(1, rows.flatten()).reshape(len(logits), *rows.shape)
-    present = targets.present.unsqueeze(1)
-    log_share = _mask(logits, present).log_softmax(dim=1)
-    place = label.view(-1, 1, 1).expand(-1, 1, rows.shape[1])
-    aim = log_share.gather(1, place).squeeze(1)
+    return _mask(logits, targets.present.unsqueeze(1)).logsumexp(dim=1)
+
+
+def _aim(z: Tensor, label: Tensor, targets: ContrastTargets, *, literal: bool) -> Tensor:
+    """Return [B]: the logit that a sample is drawn to, averaged over the slices."""
+    aims = targets.aims
     if literal:
-        # masked, not multiplied: an absent class may stand at minus infinity.
-        everything = log_share.masked_fill(~present, 0).sum(1)
-        aim = (everything - aim) / (targets.present.sum() - 1).clamp(min=1)
-    return -(aim @ targets.weights)
+        present = targets.present.unsqueeze(1)
+        others = (aims * present).sum(0) - aims
+        aims = others / (targets.present.sum() - 1).clamp(min=1)
+    return (z * aims[label]).sum(1)
 
 
 def _contrast_all(logits: Tensor, label: Tensor, targets: ContrastTargets) -> Tensor:
