@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import load_federated
-from mpfedcl.engines import Engine, LoopEngine
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.engines import Engine, InProcessEngine
+from mpfedcl.exchange import Broadcast, Share, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
 from mpfedcl.methods import Method, find_method
@@ -80,15 +81,31 @@ def flags(root: Path, **changes: Any) -> list[str]:
     return [word for name, each in (settings | given).items() for word in (f"--{name}", str(each))]
 
 
+def tensors_of(update: Update) -> Tensors:
+    """Return what a client sent, as tensors."""
+    sums = update.sums
+    return sums.stack.tensors(sums.index) if isinstance(sums, Share) else sums
+
+
 class WrappedEngine:
-    """An engine that passes everything on; tests override what they meddle with."""
+    """An engine whose updates have travelled, as tensors; tests override what they meddle with."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.sizes = engine.sizes
 
-    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
-        yield from self._engine.train(broadcast, names)
+    def train(
+        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+    ) -> Iterator[Update]:
+        updates = self._engine.train(broadcast, names, keep_models=keep_models)
+        yield from self.meddle(
+            broadcast, names, (replace(each, sums=tensors_of(each)) for each in updates)
+        )
+
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterable[Update]:
+        return updates
 
     def evaluate(
         self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
@@ -122,7 +139,7 @@ def build_federation(
     model = Mlp((data.input_size, 8, 4), data.num_classes)
     initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
     clock = Clock()
-    engine = wrap(LoopEngine(experiment, method, model, data, initial, clock))
+    engine = wrap(InProcessEngine(experiment, method, model, data, initial, clock))
     return Federation(
         experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
     )

@@ -338,7 +338,7 @@ def test_the_example_beside_a_built_in_method(
     monkeypatch.syspath_prepend(EXAMPLES)
     code, out, _ = said(
         "compare", "--methods", "custom_method:Scaffold", "fedavg", "--seeds", 0,
-        *flags(images, rounds=1), "--jobs", 1, "--out", tmp_path / "out",
+        *flags(images, rounds=1, engine="loop"), "--jobs", 1, "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 0
     assert "Scaffold" in out

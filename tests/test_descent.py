@@ -25,7 +25,7 @@ def test_steps_as_torch_does(momentum: float, dtype: torch.dtype) -> None:
             value.grad = gradient.clone()
         optimizer.step()
         descent.step(gradients)
-        by_hand._step_plainly(gradients)
+        by_hand._step_plainly(by_hand._params, by_hand._velocity, gradients)
         by_hand._is_first = False
     for value, same, close in zip(theirs, ours.values(), plain.values(), strict=True):
         assert torch.equal(value, same)
@@ -40,3 +40,19 @@ def test_the_first_steps_by_hand() -> None:
     descent.step([torch.tensor([1.0])])
     # v = 0.5 * 2 + 1 = 2
     assert params["w"].item() == pytest.approx(0.8 - 0.1 * 2)
+
+
+def test_a_gradient_laid_out_otherwise_counts_the_same() -> None:
+    gradient = torch.arange(6.0).reshape(3, 2).T
+    assert not gradient.is_contiguous()
+    params = {"w": torch.zeros(2, 3)}
+    Descent(params, lr=1.0, momentum=0.5).step([gradient])
+    assert torch.equal(params["w"], -gradient)
+
+
+def test_only_the_first_clients_of_a_stack_move() -> None:
+    params = {"w": torch.zeros(3, 2)}
+    descent = Descent(params, lr=1.0, momentum=0.5)
+    descent.step([torch.ones(3, 2)], 3)
+    descent.step([torch.ones(2, 2)], 2)
+    assert params["w"].tolist() == [[-2.5, -2.5], [-2.5, -2.5], [-1.0, -1.0]]

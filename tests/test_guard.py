@@ -1,7 +1,7 @@
 """The guard: one bad update costs one client its round, and the others nothing."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
-from small_runs import METHODS, WrappedEngine, assert_same_tensors, build_federation, small
+from small_runs import (
+    METHODS,
+    WrappedEngine,
+    assert_same_tensors,
+    build_federation,
+    small,
+    tensors_of,
+)
 
 VICTIM = "client-1"
 WEIGHT = "hidden.0.weight"
@@ -32,8 +39,10 @@ class TamperingEngine(WrappedEngine):
         self._tamper = tamper
         self._victims = victims
 
-    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
-        for update in self._engine.train(broadcast, names):
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterator[Update]:
+        for update in updates:
             yield from self._tamper(update) if update.client in self._victims else [update]
 
 
@@ -43,7 +52,10 @@ def drop(_: Update) -> list[Update]:
 
 def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Tamper:
     def tamper(update: Update) -> list[Update]:
-        return [replace(update, sums={**update.sums, name: change(update.sums[name])})]
+        sums = tensors_of(update)
+        return [replace(update, sums={**sums, name: change(sums[name])})]
+            replace(update, sums={**tensors_of(update), name: change(tensors_of(update)[name])})
+        ]
 
     return tamper
 
@@ -58,7 +70,7 @@ def with_value(index: int, value: float, name: str = WEIGHT) -> Tamper:
 
 
 def with_sums(change: Callable[[Tensors], Tensors]) -> Tamper:
-    return lambda update: [replace(update, sums=change(dict(update.sums)))]
+    return lambda update: [replace(update, sums=change(dict(tensors_of(update))))]
 
 
 def with_field(**fields: Any) -> Tamper:
@@ -239,11 +251,12 @@ def test_an_unknown_client_is_rejected_and_the_one_it_hid_is_missing(images: Pat
 
 def test_a_second_answer_counts_for_nothing(images: Path) -> None:
     def answer_twice(update: Update) -> list[Update]:
-        other = {name: value + 1 for name, value in update.sums.items()}
+        other = {name: value + 1 for name, value in tensors_of(update).items()}
         return [update, replace(update, sums=other)]
 
-    attacked = build_federation(small(images), lambda engine: TamperingEngine(engine, answer_twice))
-    honest = build_federation(small(images))
+    experiment = small(images, engine="loop")
+    attacked = build_federation(experiment, lambda engine: TamperingEngine(engine, answer_twice))
+    honest = build_federation(experiment)
     for record in run_rounds(attacked):
         assert record.clients.answered == ["client-0", "client-1", "client-2"]
         assert record.clients.rejected == {f"{VICTIM} (again)": "this client answered twice"}
@@ -380,7 +393,7 @@ def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, An
 
 def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
     def attach(update: Update) -> list[Update]:
-        sums = {name: value.clone().requires_grad_() for name, value in update.sums.items()}
+        sums = {name: value.clone().requires_grad_() for name, value in tensors_of(update).items()}
         return [replace(update, sums=sums)]
 
     federation = build_federation(small(images), lambda engine: TamperingEngine(engine, attach))

@@ -1,28 +1,53 @@
 """How the clients' updates become one."""
 
-from mpfedcl.exchange import Update
+import torch
+
+from mpfedcl.exchange import Share, Stack, Update
 from mpfedcl.models import Tensors
 
 
 class WeightedMean:
     """mean = sum_i n_i x_i / sum_i n_i, folded one update at a time so that none must be kept.
 
-    Fold in client-name order: then the order of arrival never changes a bit.
+    Fold in client-name order: then the order of arrival never changes a bit. Clients of one stack
+    that follow each other are summed by the stack itself.
     """
 
     def __init__(self) -> None:
-        self._sums: Tensors = {}
-        self._weight = 0
+        self.sums: Tensors = {}
+        self.weight = 0
+        self._stack: Stack | None = None
+        self._shares: dict[int, int] = {}
 
     def add(self, update: Update) -> None:
         """Fold in an update."""
-        for name, value in update.sums.items():
-            if name in self._sums:
-                self._sums[name].add_(value.detach(), alpha=update.num_samples)
-            else:
-                self._sums[name] = value.detach() * update.num_samples
-        self._weight += update.num_samples
+        if isinstance(update.sums, Share):
+            if self._stack is not update.sums.stack:
+                self.settle()
+            self._stack = update.sums.stack
+            self._shares[update.sums.index] = update.num_samples
+        else:
+            self.settle()
+            self._fold(update.sums, update.num_samples)
+        self.weight += update.num_samples
+
+    def settle(self) -> None:
+        """Sum what is still waiting for others of its stack."""
+        if self._stack is not None:
+            weights = torch.zeros(len(self._stack), dtype=torch.float64)
+            for index, num_samples in self._shares.items():
+                weights[index] = num_samples
+            self._fold(self._stack.total(weights), 1)
+        self._stack, self._shares = None, {}
 
     def means(self) -> Tensors:
         """Return the weighted means of all that was folded in."""
-        return {name: value / self._weight for name, value in self._sums.items()}
+        self.settle()
+        return {name: value / self.weight for name, value in self.sums.items()}
+
+    def _fold(self, values: Tensors, weight: int) -> None:
+        for name, value in values.items():
+            if name in self.sums:
+                self.sums[name].add_(value.detach(), alpha=weight)
+            else:
+                self.sums[name] = value.detach() * weight

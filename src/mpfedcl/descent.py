@@ -23,14 +23,18 @@ class Descent:
         self._is_first = True
 
     @torch.no_grad()
-    def step(self, gradients: list[Tensor]) -> None:
-        """Change the parameters in place."""
-        if self._params[0].device.type in _FUSED:
-            # One pass over memory instead of three.
+    def step(self, gradients: list[Tensor], first: int | None = None) -> None:
+        """Change the parameters in place; of stacked ones, only those of the `first` clients."""
+        params, velocity = self._params, self._velocity
+        if first is not None:
+            params, velocity = [p[:first] for p in params], [v[:first] for v in velocity]
+        if params[0].device.type in _FUSED:
+            # One pass over memory instead of three; it goes by memory, so layouts must agree.
+            gradients = [gradient.contiguous() for gradient in gradients]
             torch._fused_sgd_(
-                self._params,
+                params,
                 gradients,
-                self._velocity if self._momentum else [],
+                velocity if self._momentum else [],
                 weight_decay=0.0,
                 momentum=self._momentum,
                 lr=self._lr,
@@ -40,11 +44,13 @@ class Descent:
                 is_first_step=self._is_first,
             )
         else:
-            self._step_plainly(gradients)
+            self._step_plainly(params, velocity, gradients)
         self._is_first = False
 
-    def _step_plainly(self, gradients: list[Tensor]) -> None:
-        for value, velocity, gradient in zip(self._params, self._velocity, gradients, strict=True):
+    def _step_plainly(
+        self, params: list[Tensor], velocities: list[Tensor], gradients: list[Tensor]
+    ) -> None:
+        for value, velocity, gradient in zip(params, velocities, gradients, strict=True):
             if self._is_first:
                 velocity.copy_(gradient)
             else:

@@ -1,6 +1,10 @@
 """What travels between server and clients, whatever the engine: a broadcast down, an update up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -23,13 +27,48 @@ class Broadcast:
         return _num_bytes({**self.params, **self.extra}) + _prototype_bytes(self.pool)
 
 
+class Stack(Protocol):
+    """What several clients of one process share, in whatever form costs least.
+
+    A thousand models need not exist to be averaged; a stack only has to answer these.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def template(self) -> Tensors:
+        """Tensors of the shapes and types of what one client shares."""
+        ...
+
+    def total(self, weights: Tensor) -> Tensors:
+        """Return Σ_i weights_i x_i over the clients of the stack."""
+        ...
+
+    @property
+    def squared_changes(self) -> Sequence[float]:
+        """|x_i - x|² of each client, x what it was sent; not finite where a value is not."""
+        ...
+
+    def tensors(self, index: int) -> Tensors:
+        """Return what one client shares, written out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's part of a stack. It never leaves the process that made it."""
+
+    stack: Stack
+    index: int
+
+
 @dataclass(frozen=True)
 class Update:
     """What a client sends back."""
 
     client: str
     num_samples: int
-    sums: Tensors
+    sums: Tensors | Share
     """Averaged over clients by number of samples: the shared parameters, and a method's own."""
     rows: Prototypes
     """Collected from all clients, never averaged."""
@@ -37,9 +76,18 @@ class Update:
     """Mean training loss over the round's samples."""
 
     @property
+    def num_parameters(self) -> int:
+        """Numbers in the tensors that are averaged."""
+        return sum(value.numel() for value in self._shapes.values())
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
-        return _num_bytes(self.sums) + _prototype_bytes(self.rows)
+        return _num_bytes(self._shapes) + _prototype_bytes(self.rows)
+
+    @property
+    def _shapes(self) -> Tensors:
+        return self.sums.stack.template if isinstance(self.sums, Share) else self.sums
 
 
 def _num_bytes(tensors: Tensors) -> int:

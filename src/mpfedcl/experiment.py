@@ -210,8 +210,8 @@ class Experiment(Settings):
     """Where tensors live: cpu, cuda, cuda:1, mps."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the arithmetic."""
-    engine: Literal["auto", "loop"] = "auto"
-    """How clients are run: loop trains one after the other."""
+    engine: Literal["auto", "loop", "stacked"] = "auto"
+    """How clients are run: one after the other, or many at once; auto takes what is faster."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     dataset: DatasetSettings = DatasetSettings()

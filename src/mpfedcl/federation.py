@@ -130,7 +130,8 @@ class Federation:
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round)
         intake = Intake(self._guard, broadcast, chosen)
-        for update in in_name_order(self._engine.train(broadcast, chosen), chosen):
+        updates = self._engine.train(broadcast, chosen, keep_models=evaluate)
+        for update in in_name_order(updates, chosen):
             with self._clock.phase("aggregate"):
                 intake.take(update)
         with self._clock.phase("aggregate"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast, Share, Update
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
 
@@ -43,9 +43,11 @@ class Guard:
         """Return why this is no update at all, or None: what follows may then look into it."""
         if not isinstance(update.client, str):
             return "the client's name is no text"
-        if not isinstance(update.rows, Prototypes) or not isinstance(update.sums, dict):
+        if not isinstance(update.rows, Prototypes) or not isinstance(update.sums, dict | Share):
             return "tensors or prototypes are missing"
-        parts = {**update.sums, "vectors": update.rows.vectors}
+        # A share is this process's own; only tensors may come from a stranger.
+        sums = {} if isinstance(update.sums, Share) else update.sums
+        parts = {**sums, "vectors": update.rows.vectors}
         for name, value in parts.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 return f"{name} is no dense tensor"
@@ -57,7 +59,7 @@ class Guard:
         """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
-            or self._judge_sums(update.sums, broadcast)
+            or self._judge_change(update.sums, broadcast)
             or self._judge_rows(update, broadcast.pool.vectors.dtype)
         )
 
@@ -72,22 +74,31 @@ class Guard:
         return None
 
     @torch.no_grad()
-    def _judge_sums(self, sums: Tensors, broadcast: Broadcast) -> str | None:
-        if sums.keys() != self._template.keys():
-            odd = sorted(sums.keys() ^ self._template.keys())
-            return f"tensors {odd[:3]} are missing or unknown"
-        squares = 0.0
-        for name, value in sums.items():
-            wanted = self._template[name]
-            if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
+    def _judge_change(self, sums: Tensors | Share, broadcast: Broadcast) -> str | None:
+        if isinstance(sums, Share):
+            squares = sums.stack.squared_changes[sums.index]
+        else:
+            if problem := self._judge_shapes(sums):
                 return problem
-            change = value - broadcast.params[name] if name in broadcast.params else value
-            squares += float(change.square().sum(dtype=torch.float64))
+            squares = 0.0
+            for name, value in sums.items():
+                change = value - broadcast.params[name] if name in broadcast.params else value
+                squares += float(change.square().sum(dtype=torch.float64))
         # The sum of squares is finite only if every value is: one pass serves both checks.
         if not math.isfinite(squares):
             return "a tensor holds values that are not finite"
         if math.sqrt(squares) > self._max_norm:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
+        return None
+
+    def _judge_shapes(self, sums: Tensors) -> str | None:
+        if sums.keys() != self._template.keys():
+            odd = sorted(sums.keys() ^ self._template.keys())
+            return f"tensors {odd[:3]} are missing or unknown"
+        for name, value in sums.items():
+            wanted = self._template[name]
+            if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
+                return problem
         return None
 
     def _judge_rows(self, update: Update, dtype: torch.dtype) -> str | None:

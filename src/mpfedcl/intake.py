@@ -48,7 +48,7 @@ class Intake:
         self.mean.add(update)
         self.rows[update.client], self.losses[update.client] = update.rows, update.loss
         sizes = {
-            "parameters": sum(value.numel() for value in update.sums.values()),
+            "parameters": update.num_parameters,
             "prototype_floats": update.rows.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mpfedcl.methods import READINGS, Reading
-from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool
 
 TESTS = ("own", "union")
@@ -17,6 +16,9 @@ Table = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
 
 _CHUNK = 4096
+"""Images that pass through a model together."""
+_READ_AT_ONCE = 16384
+"""Images times models that are read together."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +56,36 @@ class Marks:
 class Examiner:
     """Marks models on the union of all clients' test images."""
 
-    model: Model
     inputs: Tensor
     labels: Tensor
     project: Callable[[Tensor], Tensor]
     reference: PrototypePool | None
 
-    @torch.inference_mode()
-    def mark(self, params: Tensors) -> Marks:
-        """Return what a model gets right; chunks keep the memory flat."""
+    @property
+    def models_at_once(self) -> int:
+        """How many models may read together; the memory stays flat."""
+        return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
+
+    @torch.no_grad()
+    def mark(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Marks]:
+        """Return what each of several models gets right.
+
+        `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
+        """
         classifier, prototype = [], []
         for inputs, labels in zip(
             torch.split(self.inputs, _CHUNK), torch.split(self.labels, _CHUNK), strict=True
         ):
-            embeddings, logits = self.model.apply(params, inputs)
-            classifier.append(logits.argmax(dim=1) == labels)
+            embeddings, logits = apply(inputs)
+            classifier.append(logits.argmax(dim=2) == labels)
             if self.reference is not None:
-                nearest, _ = self.reference.nearest(self.project(embeddings))
-                prototype.append(nearest == labels)
-        return Marks(torch.cat(classifier), torch.cat(prototype) if prototype else None)
+                nearest, _ = self.reference.nearest(self.project(embeddings).flatten(0, 1))
+                prototype.append(nearest.view(embeddings.shape[:2]) == labels)
+        by_classifier = torch.cat(classifier, dim=1)
+        if self.reference is None:
+            return [Marks(right, None) for right in by_classifier]
+        pairs = zip(by_classifier, torch.cat(prototype, dim=1), strict=True)
+        return [Marks(right, also) for right, also in pairs]
 
 
 def tabulate(personal: Marks | None, averaged: Marks | None, own: Tensor) -> Table:

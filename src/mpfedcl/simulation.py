@@ -17,7 +17,7 @@ from mpfedcl.data.imageset import Listing
 from mpfedcl.data.inputs import byte_inputs, feature_inputs
 from mpfedcl.data.reader import data_folder
 from mpfedcl.data.split import Indices
-from mpfedcl.engines import LoopEngine
+from mpfedcl.engines import InProcessEngine
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import DatasetSettings, Experiment
 from mpfedcl.federation import Federation, FederationState
@@ -129,7 +129,9 @@ class _Simulation:
         drawn = model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
         self._clock = Clock()
-        self._engine = LoopEngine(experiment, self._method, model, self.data, initial, self._clock)
+        self._engine = InProcessEngine(
+            experiment, self._method, model, self.data, initial, self._clock
+        )
         self._federation = Federation(
             experiment,
             self._method,

@@ -17,8 +17,14 @@ class Engine(Protocol):
         """Training samples by client name, in name order."""
         ...
 
-    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update]:
-        """Train the named clients and yield their updates in any order; name order is cheapest."""
+    def train(
+        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+    ) -> Iterator[Update]:
+        """Train the named clients and yield their updates in any order; name order is cheapest.
+
+        Only with `keep_models` may `evaluate` and `personal_models` be asked afterwards for models
+        that clients do not need themselves.
+        """
         ...
 
     def evaluate(

@@ -1,8 +1,9 @@
 """The one abstraction a federated method is written in.
 
 A method is a few functions; engines differ only in where they run them. The hooks in the order in
-which a round calls them: `prepare`, `loss` and `adjust` (each step), `finish`, `summarize` on the
-clients; `reduce` on the server; `project` and `reference` when prototypes predict.
+which a round calls them: `prepare`, then for each step `at_step`, `loss` and `adjust`, then
+`finish` and `summarize` on the clients; `reduce` on the server; `project` and `reference` when
+prototypes predict.
 
 `loss` and `adjust` run under `torch.func.vmap` in batched engines: no branching on values, masks
 instead. The other hooks are ordinary code.
@@ -123,6 +124,10 @@ class Method:
     def prepare(self, broadcast: Broadcast) -> Any:
         """Turn the broadcast into what the loss needs, once a round."""
         return None
+
+    def at_step(self, received: Any, step: int) -> Any:
+        """Return what the loss is given in a step, counted from 0: the same for every client."""
+        return received
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return the loss of one batch, a scalar; safe under vmap."""

@@ -1,0 +1,68 @@
+"""Which trainer a client gets: by what was measured (docs/performance.md)."""
+
+from collections.abc import Sequence
+
+from mpfedcl.engines.factored import FactoredTrainer, Layer, find_layers
+from mpfedcl.engines.loop import LoopTrainer
+from mpfedcl.engines.stacked import StackedTrainer
+from mpfedcl.engines.trained import Trained
+from mpfedcl.engines.work import Trainer, Work
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Model
+
+_MOST_ROWS = 448
+"""Samples times epochs up to which rows are cheaper than weights."""
+_SMALL_MODEL = 200_000
+"""Parameters up to which a stack of models is faster than one after the other."""
+_FEWEST_STACKED = 4
+
+
+class TrainerChoice:
+    """Sorts clients by the trainer that is fastest for them, unless one is forced."""
+
+    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
+        self._experiment = experiment
+        self._method = method
+        self._model = model
+        self._loop = LoopTrainer(experiment, method, model)
+        self._stacked = StackedTrainer(experiment, method, model)
+        self._layers: tuple[Layer, ...] | None = None
+        self._looked = False
+
+    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+        """Train the clients, each by its trainer."""
+        trained: list[Trained] = []
+        for trainer, some in self._sort(works, received):
+            if some:
+                trained += trainer.train(some, round_number, received)
+        return trained
+
+    def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:
+        if self._experiment.engine == "loop":
+            return [(self._loop, list(works))]
+        few, many = [], list(works)
+        layers = self._find_layers(works[0], received)
+        if layers is not None:
+            few = [work for work in works if self._num_rows(work) <= _MOST_ROWS]
+            many = [work for work in works if self._num_rows(work) > _MOST_ROWS]
+        plain: Trainer = self._stacked
+        if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
+            plain = self._loop
+        if layers is None:
+            return [(plain, many)]
+        factored = FactoredTrainer(self._experiment, self._method, self._model, layers)
+        return [(factored, few), (plain, many)]
+
+    def _find_layers(self, work: Work, received: object) -> tuple[Layer, ...] | None:
+        if not self._looked:
+            self._layers = find_layers(self._method, self._model, work, received)
+            self._looked = True
+        return self._layers
+
+    def _num_rows(self, work: Work) -> int:
+        return self._experiment.train.epochs * len(work.client.labels)
+
+    def _is_worth_stacking(self, works: Sequence[Work]) -> bool:
+        size = sum(value.numel() for value in works[0].start.values()) if works else 0
+        return len(works) >= _FEWEST_STACKED and size <= _SMALL_MODEL

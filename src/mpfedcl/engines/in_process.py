@@ -1,0 +1,240 @@
+"""The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from mpfedcl.clock import Clock
+from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.engines.choice import TrainerChoice
+from mpfedcl.engines.trained import Trained
+from mpfedcl.engines.work import Work
+from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Model, Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.readings import Examiner, Marks, Readings, Table, tabulate
+from mpfedcl.rng import seed_for
+
+_CLIENTS_AT_ONCE = 32
+"""Clients that are trained or clustered together: enough to batch well, few enough to bound the
+memory."""
+
+
+class InProcessEngine:
+    """Runs clients in this process, several at once where that is faster."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        method: Method,
+        model: Model,
+        data: FederatedData,
+        initial: Tensors,
+        clock: Clock,
+    ) -> None:
+        self.sizes = {client.name: len(client.labels) for client in data.clients}
+        self._experiment = experiment
+        self._method = method
+        self._model = model
+        self._data = data
+        self._initial = initial
+        self._clock = clock
+        self._choice = TrainerChoice(experiment, method, model)
+        self._states: dict[str, Tensors] = {}
+        self._kept: dict[str, Tensors] = {}
+        self._trained: dict[str, tuple[Trained, int]] = {}
+        """The clients of the round under way, and after it those whose models were asked for."""
+        self._keeps_models = False
+
+    def train(
+        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+    ) -> Iterator[Update]:
+        """Train the named clients and yield their updates in name order."""
+        with self._clock.phase("broadcast"):
+            received = self._method.prepare(broadcast)
+        self._trained, self._keeps_models = {}, keep_models
+        ordered = sorted(names)
+        for first in range(0, len(ordered), _CLIENTS_AT_ONCE):
+            clients = [self._data.client(name) for name in ordered[first:][:_CLIENTS_AT_ONCE]]
+            with self._clock.phase("train"):
+                works = [self._set_out(client, broadcast) for client in clients]
+                for trained in self._choice.train(works, broadcast.round, received):
+                    self._hold(trained)
+            rows = self._summarize(clients, broadcast.round)
+            for client, prototypes in zip(clients, rows, strict=True):
+                trained, index = self._trained[client.name]
+                sums, loss = trained.sums(index), trained.losses[index]
+                yield Update(client.name, len(client.labels), sums, prototypes, loss)
+            if not (keep_models or self._keeps_anything):
+                # The updates are out: nothing will ask for these models again.
+                self._trained.clear()
+
+    def evaluate(
+        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+    ) -> Readings:
+        """Read the personal models of this round and the averaged model, on both tests."""
+        if pool is None and averaged is not None:
+            pool = self.gather_for_reading(self.rows_for_reading(names))
+        return Readings(self.read(averaged, pool, names), names)
+
+    def read(
+        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+    ) -> dict[str, Table]:
+        """Return every client's readings; personal ones of the named clients."""
+        examiner = Examiner(
+            self._data.test_inputs,
+            self._data.test_labels,
+            self._method.project,
+            None if pool is None else self._method.reference(pool),
+        )
+        shared = None
+        if averaged is not None:
+            (shared,) = examiner.mark(lambda inputs: _single(self._model.apply(averaged, inputs)))
+        personal = self._mark_personal(examiner, names)
+        return {
+            client.name: tabulate(personal.get(client.name), shared, client.test)
+            for client in self._data.clients
+        }
+
+    def rows_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
+        """Make prototypes that never travel, to read a method without any by nearest prototype."""
+        clients = [self._data.client(name) for name in names]
+        rows = self._cluster(clients, self._embed(clients), 0)
+        return {client.name: each for client, each in zip(clients, rows, strict=True)}
+
+    def gather_for_reading(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
+        """Return these prototypes as a pool, or None where there is no client."""
+        if not rows:
+            return None
+        return PrototypePool.gather(
+            rows,
+            num_classes=self._data.num_classes,
+            num_prototypes=self._method.num_prototypes,
+        )
+
+    def settle(self, accepted: Sequence[str]) -> None:
+        """Keep the accepted clients' new states; a rejected one has not trained at all."""
+        held = set(accepted)
+        self._trained = {n: place for n, place in self._trained.items() if n in held}
+        for name, (trained, index) in self._trained.items():
+            if trained.states[index]:
+                self._states[name] = trained.states[index]
+            if self._stays_at_home:
+                params = trained.params(index)
+                self._kept[name] = {n: v for n, v in params.items() if not self._method.shared(n)}
+        if not self._keeps_models:
+            self._trained = {}
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
+        """Yield what each client would predict with: its last own model, where it keeps one."""
+        for client in self._data.clients:
+            if client.name in self._trained:
+                trained, index = self._trained[client.name]
+                yield client.name, trained.params(index)
+            elif client.name in self._kept:
+                yield client.name, {**self._initial, **shared, **self._kept[client.name]}
+
+    def state(self) -> Tensors:
+        """Return parameters kept at home and the method's client states, by client."""
+        kept = {f"kept/{c}/{n}": v for c, part in self._kept.items() for n, v in part.items()}
+        own = {f"own/{c}/{n}": v for c, part in self._states.items() for n, v in part.items()}
+        return {**kept, **own}
+
+    def load_state(self, state: Tensors) -> None:
+        """Take up what `state` returned; what belongs to clients elsewhere is passed over."""
+        self._kept, self._states = {}, {}
+        for key, value in state.items():
+            kind, client, name = key.split("/", 2)
+            if client in self.sizes:
+                home = self._kept if kind == "kept" else self._states
+                home.setdefault(client, {})[name] = value.to(self._data.test_inputs.device)
+
+    @property
+    def _stays_at_home(self) -> bool:
+        return any(not self._method.shared(name) for name in self._initial)
+
+    @property
+    def _keeps_anything(self) -> bool:
+        """Whether clients take something along to the next round."""
+        return self._stays_at_home or bool(self._method.init_client(self._initial))
+
+    def _set_out(self, client: ClientData, broadcast: Broadcast) -> Work:
+        start = {**self._initial, **self._kept.get(client.name, {}), **broadcast.params}
+        state = self._states.get(client.name)
+        if state is None:
+            state = self._method.init_client(start)
+        return Work(client, start, state)
+
+    def _hold(self, trained: Trained) -> None:
+        self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}
+
+    def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
+        """Return the clients' prototypes, or none of them where the method shares none."""
+        if not self._method.shares_prototypes:
+            return [self._no_prototypes()] * len(clients)
+        with self._clock.phase("embed"):
+            embeddings = self._embed(clients)
+        with self._clock.phase("cluster"):
+            return self._cluster(clients, embeddings, round_number)
+
+    @torch.no_grad()
+    def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
+        """Return the clients' embeddings of their own samples, where prototypes are made."""
+        groups = _distinct(self._trained[client.name][0] for client in clients)
+        found = {
+            name: self._method.project(embeddings)
+            for group in groups
+            for name, embeddings in zip(group.names, group.embed(), strict=True)
+        }
+        return [found[client.name] for client in clients]
+
+    def _cluster(
+        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
+    ) -> list[Prototypes]:
+        seed = self._experiment.seed
+        # A client whose training has blown up sends no prototypes; the guard deals with its model.
+        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
+        rows = self._method.summarize(
+            [embeddings[number] for number in sound],
+            [clients[number].labels for number in sound],
+            [seed_for(seed, round_number, clients[n].name, "clusters") for n in sound],
+        )
+        found = dict(zip(sound, rows, strict=True))
+        return [found.get(number, self._no_prototypes()) for number in range(len(clients))]
+
+    def _no_prototypes(self) -> Prototypes:
+        like = next(iter(self._initial.values()))
+        return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
+
+    def _mark_personal(self, examiner: Examiner, names: Sequence[str]) -> dict[str, Marks]:
+        marks: dict[str, Marks] = {}
+        wanted = set(names)
+        for group in _distinct(self._trained[name][0] for name in names):
+            at_once = examiner.models_at_once
+            for first in range(0, len(group.names), at_once):
+                last = min(first + at_once, len(group.names))
+
+                def apply(
+                    inputs: Tensor, group: Trained = group, first: int = first, last: int = last
+                ) -> tuple[Tensor, Tensor]:
+                    return group.predict(first, last, inputs)
+
+                marks |= zip(group.names[first:last], examiner.mark(apply), strict=True)
+        return {name: each for name, each in marks.items() if name in wanted}
+
+
+def _single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return read[0].unsqueeze(0), read[1].unsqueeze(0)
+
+
+def _distinct(groups: Iterable[Trained]) -> list[Trained]:
+    """Return each group once, in order of first appearance."""
+    return list({id(group): group for group in groups}.values())
+
+
+def _is_sound(embeddings: Tensor) -> bool:
+    """Tell whether embeddings can be clustered: all finite, and so are their squares."""
+    return bool(embeddings.square().sum(dtype=torch.float64) < 1e30)

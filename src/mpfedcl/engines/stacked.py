@@ -1,0 +1,118 @@
+"""Many small models at once: each parameter is one [clients, ...] tensor.
+
+The method's loss is written for one client; `torch.func.vmap` runs it for all of them. The sum of
+their losses has every client's own gradient, so ordinary autograd differentiates it.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from mpfedcl.descent import Descent
+from mpfedcl.engines.schedule import Schedule, make_schedule
+from mpfedcl.engines.trained import Trained, TrainedStack
+from mpfedcl.engines.work import Work
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.models import Model, Tensors
+
+
+class StackedTrainer:
+    """Trains any method and any model that `vmap` can run, as a stack."""
+
+    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
+        self._experiment = experiment
+        self._method = method
+        self._model = model
+
+    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+        """Train the clients side by side."""
+        schedule = make_schedule([work.client for work in works], self._experiment, round_number)
+        by_name = {work.client.name: work for work in works}
+        works = [by_name[client.name] for client in schedule.clients]
+        start, state = _stack([w.start for w in works]), _stack([w.state for w in works])
+        params, losses = self._descend(schedule, start, state, round_number, received)
+        return [self._finish(works, schedule, params, losses, received)]
+
+    def _descend(
+        self,
+        schedule: Schedule,
+        start: Tensors,
+        state: Tensors,
+        round_number: int,
+        received: object,
+    ) -> tuple[Tensors, Tensor]:
+        """Run all steps of all clients; return the stacked parameters and the mean losses."""
+        train = self._experiment.train
+        params = {name: value.clone() for name, value in start.items()}
+        lr = train.lr * train.lr_decay ** (round_number - 1)
+        descent = Descent(params, lr, train.momentum)
+        inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
+        sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
+        for step in range(schedule.num_steps[0]):
+            given = self._method.at_step(received, step)
+            active = schedule.active(step)
+            rows = slice(step * num_rows, (step + 1) * num_rows)
+            mask = schedule.mask[:active, step]
+            batch = Batch(inputs[:active, rows], labels[:active, rows], mask)
+            now, begun, own = (
+                {n: v[:active] for n, v in t.items()} for t in (params, start, state)
+            )
+            leaves = {name: value.detach().requires_grad_() for name, value in now.items()}
+            losses = vmap(partial(self._loss, given))(leaves, batch, begun, own)
+            slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
+            gradients = dict(zip(leaves, slopes, strict=True))
+            if type(self._method).adjust is not Method.adjust:
+                gradients = vmap(partial(self._adjust, given))(gradients, now, begun, own)
+            descent.step([gradients[name] for name in params], active)
+            sums[:active] += losses.detach() * mask.sum(1)
+        sizes = torch.tensor([len(client.labels) for client in schedule.clients])
+        return params, sums.cpu() / (train.epochs * sizes)
+
+    def _loss(
+        self, given: object, params: Tensors, batch: Batch, start: Tensors, state: Tensors
+    ) -> Tensor:
+        return self._method.loss(params, batch, Context(self._model.apply, start, given, state))
+
+    def _adjust(
+        self, given: object, gradients: Tensors, params: Tensors, start: Tensors, state: Tensors
+    ) -> Tensors:
+        context = Context(self._model.apply, start, given, state)
+        return self._method.adjust(gradients, params, context)
+
+    def _finish(
+        self,
+        works: Sequence[Work],
+        schedule: Schedule,
+        params: Tensors,
+        losses: Tensor,
+        received: object,
+    ) -> TrainedStack:
+        method = self._method
+        finished, states = None, [work.state for work in works]
+        if type(method).finish is not Method.finish:
+            pairs = [
+                method.finish(
+                    {name: value[index] for name, value in params.items()},
+                    Context(self._model.apply, work.start, received, work.state),
+                    schedule.num_steps[index],
+                )
+                for index, work in enumerate(works)
+            ]
+            finished, states = [sums for sums, _ in pairs], [state for _, state in pairs]
+        return TrainedStack(
+            schedule.clients,
+            self._model,
+            params,
+            start={n: value for n, value in works[0].start.items() if method.shared(n)},
+            finished=finished,
+            states=states,
+            losses=losses.tolist(),
+        )
+
+
+def _stack(each: Sequence[Tensors]) -> Tensors:
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
