@@ -11,7 +11,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
 
-_MOST_ROWS = 448
+_MOST_ROWS = 256
 """Samples times epochs up to which rows are cheaper than weights."""
 _SMALL_MODEL = 200_000
 """Parameters up to which a stack of models is faster than one after the other."""
