@@ -140,6 +140,9 @@ class ContrastSettings(Settings):
     """Smaller looks harder at the nearest wrong class."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight beside the cross-entropy."""
+    sample: Annotated[int | None, Field(ge=1), _Int] = None
+    """Large pools: contrast each step with the prototypes of so many clients, drawn anew; the loss
+    is right on average [default: with all of them]."""
 
 
 class FedProxSettings(Settings):

@@ -41,6 +41,8 @@ class RoundRecord:
     """The largest upload of one client: parameters, and floats of prototypes."""
     unchanged: bool
     """True where no client was accepted, so that the state stayed as it was."""
+    remarks: dict[str, Any]
+    """What else the method says of the round."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain values."""
@@ -151,6 +153,7 @@ class Federation:
             ),
             sent=intake.largest,
             unchanged=not intake.accepted,
+            remarks=self._method.remarks(broadcast),
         )
 
     def _broadcast(self) -> Broadcast:

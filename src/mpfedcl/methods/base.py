@@ -172,6 +172,12 @@ class Method:
         """Fold the clients' averages into the server's state."""
         return Server({**server.params, **means}, server.extra)
 
+    # For the records
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Return what the round's record should say beside what every method's does."""
+        return {}
+
     # When prototypes predict
 
     def project(self, embeddings: Tensor) -> Tensor:

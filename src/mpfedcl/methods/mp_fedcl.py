@@ -1,12 +1,17 @@
 """MP-FedCL: multi-prototype federated contrastive learning, the flagship."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
+from mpfedcl.rng import generator
 
 
 class MpFedCL(Method):
@@ -24,10 +29,20 @@ class MpFedCL(Method):
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
         self.shares_model = experiment.share_model
+        if experiment.contrast.sample is not None and experiment.contrast.form == "pooled":
+            raise InvalidInput(
+                f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
+                "must be left out: that loss is no mean over clients, so a sample would bias it."
+            )
 
-    def prepare(self, broadcast: Broadcast) -> ContrastTargets:
+    def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""
-        return prepare_contrast(broadcast.pool, self.experiment.prototypes.padding or "all")
+        sampled = SampledContrast(self.experiment, broadcast)
+        return sampled if self._draws(broadcast) else sampled.targets(None)
+
+    def at_step(self, received: "ContrastTargets | SampledContrast", step: int) -> ContrastTargets:
+        """Where the pool is sampled, draw anew."""
+        return received.at_step(step) if isinstance(received, SampledContrast) else received
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + weight * L_R."""
@@ -43,3 +58,40 @@ class MpFedCL(Method):
             reach=self.longest_prototype(),
         )
         return batch.cross_entropy(logits) + settings.weight * contrast
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Say where the loss saw a sample of the pool's clients only."""
+        if not self._draws(broadcast):
+            return {}
+        drawn, everyone = self.experiment.contrast.sample, broadcast.pool.num_clients
+        return {"contrast": {"clients_a_step": drawn, "clients_in_pool": everyone}}
+
+    def _draws(self, broadcast: Broadcast) -> bool:
+        sample = self.experiment.contrast.sample
+        return sample is not None and sample < broadcast.pool.num_clients
+
+
+class SampledContrast:
+    """A pool of which each step sees a few clients: the mean over all draws is the full loss.
+
+    All clients see the same draw in the same step, so every engine draws alike.
+    """
+
+    def __init__(self, experiment: Experiment, broadcast: Broadcast) -> None:
+        self._experiment = experiment
+        self._broadcast = broadcast
+        self._steps: dict[int, ContrastTargets] = {}
+
+    def at_step(self, step: int) -> ContrastTargets:
+        """Return what a step contrasts with."""
+        if step not in self._steps:
+            key = (self._experiment.seed, self._broadcast.round, "sample of the pool", step)
+            order = torch.randperm(self._broadcast.pool.num_clients, generator=generator(*key))
+            drawn = order[: self._experiment.contrast.sample].sort().values
+            self._steps[step] = self.targets(drawn.to(self._broadcast.pool.labels.device))
+        return self._steps[step]
+
+    def targets(self, clients: Tensor | None) -> ContrastTargets:
+        """Lay out the pool, or the part of some clients."""
+        padding = self._experiment.prototypes.padding or "all"
+        return prepare_contrast(self._broadcast.pool, padding, clients)
