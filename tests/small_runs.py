@@ -18,6 +18,7 @@ from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.exchange import Broadcast, Share, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
+from mpfedcl.intake import Intake
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Tensors
 from mpfedcl.prototypes import PrototypePool
@@ -93,6 +94,12 @@ class WrappedEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.sizes = engine.sizes
+
+    def here(self, names: Sequence[str]) -> Sequence[str]:
+        return self._engine.here(names)
+
+    def unite(self, intake: Intake) -> None:
+        self._engine.unite(intake)
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool

@@ -45,6 +45,15 @@ class WeightedMean:
         self.settle()
         return {name: value / self.weight for name, value in self.sums.items()}
 
+    def padded(self, template: Tensors) -> Tensors:
+        """Return the sums so far; zeros for what nobody has sent."""
+        self.settle()
+        return {n: self.sums.get(n, torch.zeros_like(value)) for n, value in template.items()}
+
+    def replace(self, sums: Tensors, weight: int) -> None:
+        """Take sums that were added up elsewhere for one's own."""
+        self.sums, self.weight = sums, weight
+
     def _fold(self, values: Tensors, weight: int) -> None:
         for name, value in values.items():
             if name in self.sums:

@@ -34,6 +34,27 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; keep the one before it and drop the others."""
     folder.mkdir(exist_ok=True)
+    manifest, content = _pack(checkpoint)
+    stem = f"round-{checkpoint.state.round:06d}"
+    write_atomically(folder / f"{stem}.safetensors", content)
+    signed = {"sha256": _sign(manifest, content), **manifest}
+    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
+    _drop_others(folder, stem)
+
+
+def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
+    """Return a checkpoint as one piece, for another process."""
+    manifest, content = _pack(checkpoint)
+    return json.dumps(manifest).encode() + b"\n" + content
+
+
+def checkpoint_from_bytes(content: bytes) -> Checkpoint:
+    """Return what `checkpoint_to_bytes` was given."""
+    manifest, _, tensors = content.partition(b"\n")
+    return _unpack(load(tensors), json.loads(manifest))
+
+
+def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
     state = checkpoint.state
     content = pack_tensors(
         {
@@ -47,17 +68,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             },
         }
     )
-    stem = f"round-{state.round:06d}"
-    write_atomically(folder / f"{stem}.safetensors", content)
     manifest = {
         "format": FORMAT,
         "round": state.round,
         "received": {name: received for name, (received, _) in state.rows.items()},
         "record": checkpoint.record,
     }
-    signed = {"sha256": _sign(manifest, content), **manifest}
-    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
-    _drop_others(folder, stem)
+    return manifest, content
 
 
 def _drop_others(folder: Path, newest: str) -> None:

@@ -24,7 +24,7 @@ from mpfedcl.arguments import (
     Pretrain,
     Run,
 )
-from mpfedcl.errors import InvalidInput
+from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 
 _HELP = """\
@@ -85,13 +85,21 @@ _PLAIN_WORDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and end the process: 0 done, 2 bad input, 130 interrupted."""
+    """Run the command line and end the process.
+
+    0 done, 1 another process was lost, 2 bad input, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.exit(_dispatch(words))
     except InvalidInput as error:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
+    except LostWorker as error:
+        # One process of a team speaks for all.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"mpfedcl: {error}.", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:
         # The reader has gone (`| head`). Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,15 +157,22 @@ def parse(words: list[str]) -> Any:
 
 def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
-        raise InvalidInput("resume goes with --rounds alone; a file or --out must not be given.")
+        raise InvalidInput(
+            "resume goes with --rounds, --engine and --workers alone; a file or --out must not be "
+            "given."
+        )
     assert first.resume is not None
     path = first.resume / "experiment.toml"
     if not path.is_file():
         raise InvalidInput(f"resume is {str(first.resume)!r}; it must be a folder holding a run.")
     kept = Experiment.from_toml(path, complete=True)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    if parsed.settings.replace(rounds=kept.rounds) != kept:
-        raise InvalidInput("resume goes with --rounds alone; other settings stay as they were.")
+    free = {name: kept.setting(name) for name in ("rounds", "engine", "workers")}
+    if parsed.settings.replace(**free) != kept:
+        raise InvalidInput(
+            "resume goes with --rounds, --engine and --workers alone; other settings stay as they "
+            "were."
+        )
     return parsed
 
 

@@ -4,7 +4,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PHASES = ("broadcast", "train", "embed", "cluster", "aggregate", "evaluate", "checkpoint")
+PHASES = (
+    "broadcast",
+    "train",
+    "embed",
+    "cluster",
+    "exchange",
+    "aggregate",
+    "evaluate",
+    "checkpoint",
+)
+"""exchange: between the processes of a team, and waiting for the slowest of them."""
 
 
 class Clock:

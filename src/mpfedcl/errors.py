@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend."""
+"""What can go wrong in ways that are told in one sentence."""
 
 
 class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the program, as being wrong
@@ -8,3 +8,7 @@ class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the pro
     line prints it and ends with exit code 2. It is deliberately no `ValueError`: nothing on the
     way from a settings field to the command line may swallow or reword it.
     """
+
+
+class LostWorker(Exception):  # noqa: N818  -- it names what happened
+    """Another process that runs the same experiment has ended or does not answer."""

@@ -215,6 +215,8 @@ class Experiment(Settings):
     """Precision of the arithmetic."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
     """How clients are run: one after the other, or many at once; auto takes what is faster."""
+    workers: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Processes that share the clients, on this machine; with torchrun it says how many."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     dataset: DatasetSettings = DatasetSettings()

@@ -133,9 +133,11 @@ class Federation:
             chosen = self._choose(broadcast.round)
         intake = Intake(self._guard, broadcast, chosen)
         updates = self._engine.train(broadcast, chosen, keep_models=evaluate)
-        for update in in_name_order(updates, chosen):
+        for update in in_name_order(updates, self._engine.here(chosen)):
             with self._clock.phase("aggregate"):
                 intake.take(update)
+        with self._clock.phase("exchange"):
+            self._engine.unite(intake)
         with self._clock.phase("aggregate"):
             self._fold(broadcast.round, intake)
             self._engine.settle(intake.accepted)

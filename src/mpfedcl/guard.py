@@ -30,7 +30,7 @@ class Guard:
         max_norm: float,
         max_length: float,
     ) -> None:
-        self._template = template
+        self.template = template
         self._sizes = sizes
         self._num_classes = num_classes
         self._dimension = dimension
@@ -92,11 +92,11 @@ class Guard:
         return None
 
     def _judge_shapes(self, sums: Tensors) -> str | None:
-        if sums.keys() != self._template.keys():
-            odd = sorted(sums.keys() ^ self._template.keys())
+        if sums.keys() != self.template.keys():
+            odd = sorted(sums.keys() ^ self.template.keys())
             return f"tensors {odd[:3]} are missing or unknown"
         for name, value in sums.items():
-            wanted = self._template[name]
+            wanted = self.template[name]
             if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
                 return problem
         return None

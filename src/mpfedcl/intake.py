@@ -20,6 +20,8 @@ class Intake:
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
+        self.template = guard.template
+        """A tensor of the right shape for each name that is averaged."""
         self._guard = guard
         self._broadcast = broadcast
         self._chosen = chosen

@@ -1,35 +1,35 @@
 """From an experiment to a finished run on this machine."""
 
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mpfedcl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mpfedcl.checkpoint import (
+    Checkpoint,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    load_checkpoint,
+    save_checkpoint,
+)
 from mpfedcl.clock import Clock
-from mpfedcl.data.federated import FederatedData, load_federated
-from mpfedcl.data.imageset import Listing
-from mpfedcl.data.inputs import byte_inputs, feature_inputs
-from mpfedcl.data.reader import data_folder
-from mpfedcl.data.split import Indices
-from mpfedcl.engines import InProcessEngine
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings, Experiment
-from mpfedcl.federation import Federation, FederationState
+from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
+from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.experiment import Experiment
+from mpfedcl.federation import Federation, FederationState, RoundRecord
+from mpfedcl.hardware import cap_threads, find_device
+from mpfedcl.loading import load_in_turn
 from mpfedcl.methods import Method, Server, find_method
-from mpfedcl.models import Mlp, Model
-from mpfedcl.models.encoder import Encoder, find_encoder
-from mpfedcl.models.trainable import make_trainable
-from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.models import Model, Tensors
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
-
-_HIDDEN = (512, 512, 256)
+from mpfedcl.team import Team, team_of
 
 Record = Mapping[str, Any]
 
@@ -64,74 +64,69 @@ def run(
 ) -> RunResult:
     """Run an experiment into a new run directory and return what came of it."""
     experiment = experiment.resolved(find_method(experiment.method).defaults)
-    # Everything that can be wrong with the input is found before the folder is made.
-    simulation = _Simulation(experiment)
-    path = Path(out) if out is not None else _free_folder(experiment)
-    with RunDirectory.create(path, experiment) as directory:
-        return simulation.go(directory, observer or Observer())
+    with _led(experiment) as (experiment, team):
+        # Everything that can be wrong with the input is found before the folder is made.
+        simulation = _Simulation(experiment, team)
+        path = Path(out) if out is not None else _free_folder(experiment)
+        with RunDirectory.create(path, experiment) as directory:
+            return simulation.go(directory, observer or Observer())
 
 
 def resume(
-    path: Path | str, rounds: int | None = None, observer: Observer | None = None
+    path: Path | str,
+    rounds: int | None = None,
+    observer: Observer | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
 ) -> RunResult:
-    """Go on with a run from its newest sound checkpoint, with more rounds if so asked."""
+    """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
+
+    Where the clients are run makes no difference to the result, so that may change too.
+    """
     with RunDirectory.resume(Path(path)) as directory:
-        experiment = directory.read_experiment()
-        if rounds is not None and rounds != experiment.rounds:
-            experiment = experiment.replace(rounds=rounds)
-        simulation = _Simulation(experiment)
-        return simulation.go(directory, observer or Observer())
+        asked = {"rounds": rounds, "engine": engine, "workers": workers}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        with _led(directory.read_experiment().replace(**changes)) as (experiment, team):
+            simulation = _Simulation(experiment, team)
+            return simulation.go(directory, observer or Observer())
 
 
-def _load(experiment: Experiment, device: torch.device) -> tuple[FederatedData, Model]:
-    """Return the clients' data and the model that fits them: pixels, features, or both trained."""
-    settings = experiment.encoder
-    if settings.name in (None, "none"):
-        if settings.train or settings.weights is not None:
-            raise InvalidInput(
-                "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
-                "encoder, such as resnet18."
-            )
-        data = load_federated(experiment).to(device)
-        return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
-    # For one's own pictures the root is the set itself; weights mostly lie with the other data.
-    folders = [data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
-    found: list[Encoder] = []
+def follow() -> None:
+    """Work in the team that this process was started in, until its leader has finished."""
+    with team_of(1) as team:
+        assert team is not None
+        document = team.share().decode()
+        _Simulation(Experiment.parse_toml(document, Path("experiment")), team).follow()
 
-    def make_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
-        # Only once the data are dealt out: data that are missing are the first thing to say.
-        encoder = find_encoder(str(settings.name), settings.weights, *folders, device=device)
-        found.append(encoder)
-        make = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
-        return make(listing, rows, experiment)
 
-    data = load_federated(experiment, make_inputs).to(device)
-    (encoder,) = found
-    # On record, so that a run is not gone on with behind other weights.
-    data.partition["encoder"] = encoder.fingerprint
-    if settings.train:
-        return data, make_trainable(encoder, data.num_classes)
-    return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
+@contextmanager
+def _led(experiment: Experiment) -> Iterator[tuple[Experiment, Team | None]]:
+    """Call a team together for an experiment and tell it what to do, if more than one process."""
+    with team_of(experiment.workers) as team:
+        if team is not None:
+            experiment = experiment.replace(workers=team.size)
+            team.share(experiment.to_toml().encode())
+        yield experiment, team
 
 
 class _Simulation:
     """An experiment set up: data loaded, model made, clients in place."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, team: Team | None = None) -> None:
         cap_threads()
-        device = _find_device(experiment.device)
+        device = find_device(experiment.device)
         dtype = getattr(torch, experiment.dtype)
         method_class = find_method(experiment.method)
         self._experiment = experiment
+        self._team = team
         self._device = device
-        self.data, model = _load(experiment, device)
+        self.data, model = load_in_turn(experiment, device, team)
         self._method: Method = method_class(experiment, self.data.num_classes)
         drawn = model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
         self._clock = Clock()
-        self._engine = InProcessEngine(
-            experiment, self._method, model, self.data, initial, self._clock
-        )
+        self._engine = self._make_engine(model, initial)
         self._federation = Federation(
             experiment,
             self._method,
@@ -140,6 +135,18 @@ class _Simulation:
             dimension=model.embedding_size,
             clock=self._clock,
         )
+
+    def _make_engine(self, model: Model, initial: Tensors) -> Engine:
+        sizes = {client.name: len(client.labels) for client in self.data.clients}
+        if self._team is not None:
+            share = deal_clients(sizes, self._team.size)[self._team.rank]
+            self.data = self.data.only(share)
+        engine = InProcessEngine(
+            self._experiment, self._method, model, self.data, initial, self._clock
+        )
+        if self._team is None:
+            return engine
+        return DistributedEngine(engine, sizes, self._team, self._device)
 
     def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
@@ -156,14 +163,42 @@ class _Simulation:
             directory.remove_summary()
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, self._federation.state.round)
-        while self._federation.state.round < rounds and not observer.should_stop():
-            records.append(self._round(directory))
-            observer.on_round(records[-1])
-            if records[-1]["unchanged"]:
-                reasons = records[-1]["clients"]["rejected"].values()
-                why = f" ({next(iter(reasons))})" if reasons else ""
-                observer.on_warning(f"Round {records[-1]['round']}: no client was accepted{why}.")
+        try:
+            while self._goes_on(not observer.should_stop()):
+                records.append(self._round(directory))
+                observer.on_round(records[-1])
+                if records[-1]["unchanged"]:
+                    observer.on_warning(_say_unchanged(records[-1]))
+        except LostWorker as error:
+            raise LostWorker(
+                f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
+                f"kept: go on with mpfedcl run --resume {directory.path}"
+            ) from None
         return self._conclude(directory, records)
+
+    def follow(self) -> None:
+        """Run the same rounds as the leader, and hand it what it writes down."""
+        assert self._team is not None
+        if checkpoint := self._team.share():
+            self._take_up(checkpoint_from_bytes(checkpoint))
+        while self._goes_on(True):
+            _, is_last = self._advance()
+            if is_last:
+                models = self._engine.personal_models(self._federation.shared_parameters)
+                deque(models, maxlen=0)
+            self._engine.state()
+
+    def _goes_on(self, wanted: bool) -> bool:
+        """Tell whether there is another round; in a team the leader decides for all."""
+        goes_on = wanted and self._federation.state.round < self._experiment.rounds
+        return self._team.share(b"on" if goes_on else b"") != b"" if self._team else goes_on
+
+    def _advance(self) -> tuple[RoundRecord, bool]:
+        """Run a round; return its record, and whether it was the last."""
+        number = self._federation.state.round + 1
+        is_last = number == self._experiment.rounds
+        is_read = is_last or number % self._experiment.evaluate_every == 0
+        return self._federation.run_round(evaluate=is_read), is_last
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
@@ -176,11 +211,8 @@ class _Simulation:
         directory.write_json("partition.json", now)
 
     def _round(self, directory: RunDirectory) -> dict[str, Any]:
-        number = self._federation.state.round + 1
-        is_last = number == self._experiment.rounds
-        record = self._federation.run_round(
-            evaluate=is_last or number % self._experiment.evaluate_every == 0
-        ).to_json()
+        done, is_last = self._advance()
+        record = done.to_json()
         with self._clock.phase("checkpoint"):
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
@@ -204,10 +236,15 @@ class _Simulation:
             observer.on_warning(f"Checkpoint {problem}; going back to the one before.")
         if problems and checkpoint is None:
             observer.on_warning("No sound checkpoint is left; starting over from round 1.")
+        if self._team is not None:
+            self._team.share(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
-            self._federation.state = _moved(checkpoint.state, self._device)
-            self._engine.load_state(checkpoint.clients)
+            self._take_up(checkpoint)
         return directory.rewind_records(checkpoint.record if checkpoint else None)
+
+    def _take_up(self, checkpoint: Checkpoint) -> None:
+        self._federation.state = _moved(checkpoint.state, self._device)
+        self._engine.load_state(checkpoint.clients)
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
         summary = None
@@ -233,30 +270,10 @@ def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
     )
 
 
-def cap_threads() -> None:
-    """Use one thread, unless OMP_NUM_THREADS says otherwise.
-
-    Batches of 32 gain little from a second one, two processes that spin on the same cores are tens
-    of times slower, and sums come out differently with every number of threads: with one, the same
-    experiment gives the same bits whatever the number of cores and of runs at the same time.
-    """
-    # Libraries loaded later, such as scikit-learn, read it when they start.
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if not asked.isdecimal() or int(asked) < 1:
-        asked = os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(int(asked))
-
-
-def _find_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        # Some devices exist in name only; a number that comes back shows that this one computes.
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise InvalidInput(
-            f"device is {name!r}; it must be a device that this torch can use, such as cpu."
-        ) from None
-    return device
+def _say_unchanged(record: Record) -> str:
+    reasons = record["clients"]["rejected"].values()
+    why = f" ({next(iter(reasons))})" if reasons else ""
+    return f"Round {record['round']}: no client was accepted{why}."
 
 
 def _free_folder(experiment: Experiment) -> Path:
@@ -277,11 +294,5 @@ def _moved(state: FederationState, device: torch.device) -> FederationState:
             {name: value.to(device) for name, value in state.server.params.items()},
             {name: value.to(device) for name, value in state.server.extra.items()},
         ),
-        {
-            name: (
-                received,
-                Prototypes(rows.vectors.to(device), rows.labels.to(device), rows.counts.to(device)),
-            )
-            for name, (received, rows) in state.rows.items()
-        },
+        {name: (received, rows.to(device)) for name, (received, rows) in state.rows.items()},
     )

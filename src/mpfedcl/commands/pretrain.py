@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 
 from mpfedcl.arguments import Pretrain
+from mpfedcl.hardware import cap_threads
 from mpfedcl.pretrain.data import PretrainData
 from mpfedcl.pretrain.training import Epoch, PretrainObserver, pretrain
 from mpfedcl.progress import messages, progress_bar, results
 from mpfedcl.report.tables import percent
-from mpfedcl.simulation import cap_threads
 
 
 def pretrain_command(arguments: Pretrain) -> int:

@@ -1,6 +1,7 @@
 """`mpfedcl run`."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ from mpfedcl.arguments import Run
 from mpfedcl.experiment import Experiment
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, RunResult, resume, run
+from mpfedcl.simulation import Observer, RunResult, follow, resume, run
+from mpfedcl.team import is_follower
 
 
 def run_command(arguments: Run) -> int:
     """Run or resume an experiment; show progress, then the end table."""
+    if is_follower():
+        # torchrun starts the same command many times; one of them does the talking.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        follow()
+        return 0
     console = messages()
     with gentle_interrupt(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
@@ -32,7 +39,14 @@ def run_command(arguments: Run) -> int:
 
         observer = Observer(on_start, on_round, console.print, stop)
         if arguments.resume is not None:
-            result = resume(arguments.resume, arguments.settings.rounds, observer)
+            asked = arguments.settings
+            result = resume(
+                arguments.resume,
+                asked.rounds,
+                observer,
+                engine=asked.engine,
+                workers=asked.workers,
+            )
         else:
             result = run(arguments.settings, arguments.out, observer)
     if result.summary is None:

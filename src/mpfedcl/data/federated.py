@@ -1,5 +1,6 @@
 """The clients' data: images of a set, dealt out and turned into tensors."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -62,6 +63,10 @@ class FederatedData:
     @cached_property
     def _by_name(self) -> dict[str, ClientData]:
         return {client.name: client for client in self.clients}
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return the data of some clients, with the test images of all."""
+        return replace(self, clients=tuple(c for c in self.clients if c.name in names))
 
     def label_counts(self) -> Indices:
         """Count the training images [clients, classes]."""

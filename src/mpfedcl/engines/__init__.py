@@ -1,6 +1,7 @@
 """Engines: where clients run. Each gives the same result; they differ in how."""
 
 from mpfedcl.engines.base import Engine
+from mpfedcl.engines.distributed import DistributedEngine, deal_clients
 from mpfedcl.engines.in_process import InProcessEngine
 
-__all__ = ["Engine", "InProcessEngine"]
+__all__ = ["DistributedEngine", "Engine", "InProcessEngine", "deal_clients"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.readings import Readings
@@ -17,6 +18,10 @@ class Engine(Protocol):
         """Training samples by client name, in name order."""
         ...
 
+    def here(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of the named clients whose updates come to this process."""
+        ...
+
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
     ) -> Iterator[Update]:
@@ -25,6 +30,10 @@ class Engine(Protocol):
         Only with `keep_models` may `evaluate` and `personal_models` be asked afterwards for models
         that clients do not need themselves.
         """
+        ...
+
+    def unite(self, intake: Intake) -> None:
+        """Bring what was taken in here together with what other processes took in."""
         ...
 
     def evaluate(

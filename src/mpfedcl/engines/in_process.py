@@ -12,6 +12,7 @@ from mpfedcl.engines.trained import Trained
 from mpfedcl.engines.work import Work
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
+from mpfedcl.intake import Intake
 from mpfedcl.methods import Method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -48,6 +49,13 @@ class InProcessEngine:
         self._trained: dict[str, tuple[Trained, int]] = {}
         """The clients of the round under way, and after it those whose models were asked for."""
         self._keeps_models = False
+
+    def here(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the named clients: all are here."""
+        return names
+
+    def unite(self, intake: Intake) -> None:
+        """There is nobody to unite with."""
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool

@@ -42,6 +42,10 @@ class Prototypes:
         """d, the length of a vector."""
         return self.vectors.shape[1]
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the prototypes on another device."""
+        return type(self)(self.vectors.to(device), self.labels.to(device), self.counts.to(device))
+
     @classmethod
     def empty(
         cls,

@@ -1,0 +1,166 @@
+"""Clients dealt out to the processes of a team: each trains its own, and all know the outcome.
+
+Every process runs the same round loop on the same state. Between training and aggregation they
+exchange what they took in: the sums of models are added up, prototypes and who answered gathered.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from mpfedcl.engines.in_process import InProcessEngine
+from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.intake import Intake
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.readings import Readings, Table
+from mpfedcl.storage import pack_tensors
+from mpfedcl.team import Team
+
+
+def deal_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:
+    """Deal clients out so that the processes have about the same work; by name in each."""
+    shares: list[list[str]] = [[] for _ in range(num_processes)]
+    loads = [0] * num_processes
+    # The largest first, each to whoever has least: the order of names settles what is equal.
+    for name in sorted(work, key=lambda each: (-work[each], each)):
+        idlest = loads.index(min(loads))
+        shares[idlest].append(name)
+        loads[idlest] += work[name]
+    return [sorted(share) for share in shares]
+
+
+class DistributedEngine:
+    """One process's clients, and the exchange with the others."""
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        sizes: Mapping[str, int],
+        team: Team,
+        device: torch.device,
+    ) -> None:
+        self.sizes = sizes
+        """Training samples of all clients, wherever they are."""
+        self._engine = engine
+        self._team = team
+        self._device = device
+
+    def here(self, names: Sequence[str]) -> list[str]:
+        """Return those of the named clients that train in this process."""
+        return [name for name in names if name in self._engine.sizes]
+
+    def train(
+        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+    ) -> Iterator[Update]:
+        """Train the clients of this process."""
+        return self._engine.train(broadcast, self.here(names), keep_models=keep_models)
+
+    def unite(self, intake: Intake) -> None:
+        """Make one intake of those of all processes."""
+        intake.mean.replace(
+            self._team.sum(intake.mean.padded(intake.template)),
+            sum(self._exchange(intake.mean.weight)),
+        )
+        own = {
+            "losses": intake.losses,
+            "rejected": intake.rejected,
+            "bytes_up": intake.bytes_up,
+            "largest": intake.largest,
+        }
+        intake.rows = self._gather_rows(intake.rows)
+        for other in (reports := self._exchange(own)):
+            intake.losses |= other["losses"]
+            intake.rejected |= other["rejected"]
+        intake.bytes_up = sum(other["bytes_up"] for other in reports)
+        intake.largest = {
+            name: max(other["largest"][name] for other in reports) for name in intake.largest
+        }
+
+    def evaluate(
+        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+    ) -> Readings:
+        """Let each process read its clients; put the readings together."""
+        own = self.here(names)
+        if pool is None and averaged is not None:
+            rows = self._gather_rows(self._engine.rows_for_reading(own))
+            pool = self._engine.gather_for_reading(rows)
+        tables: dict[str, Table] = {}
+        for part in self._exchange(self._engine.read(averaged, pool, own)):
+            tables |= part
+        return Readings({name: tables[name] for name in self.sizes}, names)
+
+    def settle(self, accepted: Sequence[str]) -> None:
+        """Let the accepted clients of this process keep what the round made of them."""
+        self._engine.settle(self.here(accepted))
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
+        """Yield all clients' models to the leader, one at a time."""
+        own = (_pack(name, params) for name, params in self._engine.personal_models(shared))
+        for part in self._team.collect(own):
+            yield _unpack(part)
+
+    def state(self) -> Tensors:
+        """Return what all clients keep, to the leader; an empty dict to the others."""
+        own = self._engine.state()
+        state: Tensors = {}
+        for part in self._team.collect(iter([pack_tensors(own)] if own else [])):
+            state |= load(part)
+        return state
+
+    def load_state(self, state: Tensors) -> None:
+        """Take up the states of the clients of this process."""
+        self._engine.load_state(state)
+
+    def _exchange(self, content: Any) -> list[Any]:
+        """Return what every process has to say, as plain values."""
+        return [json.loads(part) for part in self._team.gather(json.dumps(content).encode())]
+
+    def _gather_rows(self, rows: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
+        """Return the prototypes of all processes, in order of name."""
+        found: dict[str, Prototypes] = {}
+        for part in self._team.gather(_pack_rows(rows)):
+            found |= _unpack_rows(part)
+        return {name: found[name].to(self._device) for name in sorted(found)}
+
+
+def _pack(name: str, tensors: Tensors) -> bytes:
+    """Return tensors that belong to a name."""
+    return name.encode() + b"\0" + pack_tensors(tensors)
+
+
+def _unpack(part: bytes) -> tuple[str, Tensors]:
+    name, _, content = part.partition(b"\0")
+    return name.decode(), load(content)
+
+
+def _pack_rows(rows: Mapping[str, Prototypes]) -> bytes:
+    """Return clients' prototypes as one array each of vectors, labels, counts and owners."""
+    names = json.dumps(list(rows))
+    if not rows:
+        return _pack(names, {})
+    sizes = torch.tensor([len(each) for each in rows.values()])
+    return _pack(
+        names,
+        {
+            "vectors": torch.cat([each.vectors for each in rows.values()]),
+            "labels": torch.cat([each.labels for each in rows.values()]),
+            "counts": torch.cat([each.counts for each in rows.values()]),
+            "sizes": sizes,
+        },
+    )
+
+
+def _unpack_rows(part: bytes) -> dict[str, Prototypes]:
+    names, tensors = _unpack(part)
+    if not tensors:
+        return {}
+    sizes: Iterable[int] = tensors["sizes"].tolist()
+    columns = (torch.split(tensors[name], list(sizes)) for name in ("vectors", "labels", "counts"))
+    return {
+        name: Prototypes(*parts)
+        for name, parts in zip(json.loads(names), zip(*columns, strict=True), strict=True)
+    }

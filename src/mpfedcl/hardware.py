@@ -1,0 +1,37 @@
+"""The machine: how many threads, which device."""
+
+import os
+
+import torch
+
+from mpfedcl.errors import InvalidInput
+
+
+def cap_threads() -> None:
+    """Use one thread, unless OMP_NUM_THREADS says otherwise.
+
+    Batches of 32 gain little from a second one, two processes that spin on the same cores are tens
+    of times slower, and sums come out differently with every number of threads: with one, the same
+    experiment gives the same bits whatever the number of cores and of runs at the same time.
+    """
+    # Libraries loaded later, such as scikit-learn, read it when they start.
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if not asked.isdecimal() or int(asked) < 1:
+        asked = os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(int(asked))
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device that tensors live on, once it has shown that it computes."""
+    # A team's processes on one machine take a card each.
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        device = torch.device(name)
+        # Some devices exist in name only; a number that comes back shows that this one computes.
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InvalidInput(
+            f"device is {name!r}; it must be a device that this torch can use, such as cpu."
+        ) from None
+    return device

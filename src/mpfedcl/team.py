@@ -1,0 +1,205 @@
+"""The processes that run one experiment together, on one machine or on many.
+
+A thin layer over torch.distributed: bytes from the leader to all, bytes from all to all, tensors
+summed. What travels as bytes is JSON or safetensors, never a pickle.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from mpfedcl.errors import LostWorker
+from mpfedcl.models import Tensors
+
+_PLACE = "MPFEDCL_TEAM"
+"""port:rank:size, for processes that this package starts itself."""
+_TIMEOUT = timedelta(minutes=30)
+"""How long one process waits for another before it takes it for lost."""
+_Result = TypeVar("_Result")
+
+
+class Team:
+    """This process's place among those that work together; number 0 leads and records."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def share(self, content: bytes = b"") -> bytes:
+        """Return the leader's bytes in every process."""
+        return _guarded(lambda: self._broadcast(content, 0))
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """Return every process's bytes in every process, in order of rank."""
+        return _guarded(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
+
+    def collect(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the parts of all processes to the leader, one at a time; others yield nothing."""
+        if self.leads:
+            yield from parts
+            for rank in range(1, self.size):
+                while part := _guarded(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
+                    yield part
+        else:
+            for part in parts:
+                _guarded(lambda part=part: self._send(part))  # type: ignore[misc]
+            _guarded(lambda: self._send(b""))
+
+    def sum(self, tensors: Tensors) -> Tensors:
+        """Return the sums over all processes, the same bits in each."""
+        if not tensors:
+            return {}
+        flat = torch.cat([value.flatten() for value in tensors.values()])
+        _guarded(lambda: dist.all_reduce(flat))
+        parts = torch.split(flat, [value.numel() for value in tensors.values()])
+        pairs = zip(tensors.items(), parts, strict=True)
+        return {name: part.view_as(value) for (name, value), part in pairs}
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        self.gather(b"")
+
+    def _broadcast(self, content: bytes, source: int) -> bytes:
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, source)
+        if not int(size):
+            return b""
+        buffer = _as_tensor(content) if self.rank == source else _empty(int(size))
+        dist.broadcast(buffer, source)
+        return content if self.rank == source else buffer.numpy().tobytes()
+
+    def _send(self, content: bytes) -> None:
+        dist.send(torch.tensor([len(content)]), 0)
+        if content:
+            dist.send(_as_tensor(content), 0)
+
+    def _receive(self, rank: int) -> bytes:
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)
+        buffer = _empty(int(size))
+        if int(size):
+            dist.recv(buffer, rank)
+        return buffer.numpy().tobytes()
+
+
+@contextmanager
+def team_of(num_workers: int) -> Iterator[Team | None]:
+    """Join the team that this process was started in, or start one; None for a process alone."""
+    if _PLACE in os.environ:
+        port, rank, size = (int(part) for part in os.environ[_PLACE].split(":"))
+        with _joined(rank, size, TCPStore("127.0.0.1", port, size, False, _TIMEOUT)) as team:
+            yield team
+    elif is_under_torchrun():
+        with _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as team:
+            yield team
+    elif num_workers > 1:
+        store = TCPStore("127.0.0.1", 0, num_workers, True, _TIMEOUT, wait_for_workers=False)
+        with _started(num_workers, store.port), _joined(0, num_workers, store) as team:
+            yield team
+    else:
+        yield None
+
+
+def is_under_torchrun() -> bool:
+    """Tell whether torchrun has started this process together with others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def is_follower() -> bool:
+    """Tell whether this process was started to work for another that leads."""
+    return _PLACE in os.environ or (is_under_torchrun() and os.environ["RANK"] != "0")
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone: it holds the other end of stdin."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    # The terminal sends Ctrl-C to all; the leader alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
+    # Over the loopback device unless told otherwise: a host's own name need not lead to it.
+    if store is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    _guarded(
+        lambda: (
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT
+            )
+            if store is not None
+            else dist.init_process_group(backend, timeout=_TIMEOUT)
+        )
+    )
+    try:
+        yield Team(rank, size)
+    finally:
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _started(size: int, port: int) -> Iterator[None]:
+    """Start the other processes of a team on this machine; end those that are left."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mpfedcl.follower"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment | {_PLACE: f"{port}:{rank}:{size}"},
+        )
+        for rank in range(1, size)
+    ]
+    try:
+        yield
+    finally:
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(timeout=0.2)
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in workers:
+            worker.wait()
+            assert worker.stdin is not None
+            worker.stdin.close()
+
+
+def _guarded(call: Callable[[], _Result]) -> _Result:
+    """Call torch.distributed; whatever goes wrong there means that somebody is gone."""
+    try:
+        return call()
+    except (RuntimeError, ConnectionError) as error:
+        raise LostWorker(str(error).splitlines()[0] if str(error) else repr(error)) from None
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    # A bytearray, because torch wants memory that may be written to.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _empty(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
