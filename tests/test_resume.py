@@ -85,7 +85,7 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a model that is written in no time: these tests run hundreds of rounds."""
-    monkeypatch.setattr("mpfedcl.simulation._HIDDEN", (16, 8))
+    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (16, 8))
 
 
 @pytest.mark.usefixtures("own_methods", "small_model")
