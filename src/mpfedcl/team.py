@@ -6,6 +6,7 @@ summed. What travels as bytes is JSON or safetensors, never a pickle.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,7 +194,9 @@ def _guarded(call: Callable[[], _Result]) -> _Result:
     try:
         return call()
     except (RuntimeError, ConnectionError) as error:
-        raise LostWorker(str(error).splitlines()[0] if str(error) else repr(error)) from None
+        # What the library says first is the reason; what comes before and after is its own affair.
+        reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()
+        raise LostWorker(reason[0] if reason else repr(error)) from None
 
 
 def _as_tensor(content: bytes) -> Tensor:
