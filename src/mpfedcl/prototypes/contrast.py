@@ -1,10 +1,11 @@
 """The contrastive loss L_R between embeddings and the prototypes of a pool."""
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from mpfedcl.prototypes.pool import Padding, PrototypePool
 
@@ -13,8 +14,8 @@ Form = Literal["slots", "pooled", "literal"]
 
 _LARGEST_EXPONENT = 80
 """exp(-80) is well above the smallest float32, so a sum of such terms keeps all its digits."""
-_LARGEST_TABLE = 2**25
-"""Entries of the table of slices that are worth their memory: 128 MiB of float32."""
+_LARGEST_TABLE = 2**17
+"""Entries up to which a table of slices is the fastest way to sum them; lists from there on."""
 
 
 class ContrastTargets(NamedTuple):
@@ -36,8 +37,28 @@ class ContrastTargets(NamedTuple):
     """[C] bool, the classes that somebody holds."""
     aims: Tensor
     """[C, d] Σ_s weight_s U[s, c]: where each class stands on average over the slices."""
-    table: Tensor | None
-    """[V, S] how often each vector stands in each slice, absent classes aside; None if too big."""
+    members: "Table | Lists"
+    """Which vectors stand in which slice, absent classes aside."""
+
+
+class Table(NamedTuple):
+    """Members as a matrix: few slices are summed by one product."""
+
+    counts: Tensor
+    """[V, S] how often each vector stands in each slice."""
+
+
+class Lists(NamedTuple):
+    """Members as lists, both ways: with many slices a matrix would be nearly all zeros."""
+
+    vectors: Tensor
+    """The vectors of slice 0, then of slice 1, and so on."""
+    slice_starts: Tensor
+    """[S] where each slice's list begins."""
+    slices: Tensor
+    """The slices that vector 0 stands in, then vector 1, and so on."""
+    vector_starts: Tensor
+    """[V] where each vector's list begins."""
 
 
 def prepare_contrast(
@@ -74,7 +95,7 @@ def prepare_contrast(
         weights=weights,
         present=pool.present,
         aims=_average_slices(vectors, slices, weights),
-        table=_tabulate_slices(slices, pool.present if len(pool) else ~pool.present, vectors),
+        members=_find_members(slices, pool.present if len(pool) else ~pool.present, vectors),
     )
 
 
@@ -108,8 +129,8 @@ def contrastive_loss(
     if form == "pooled":
         losses = _contrast_all(logits, label, targets)
     else:
-        if targets.table is not None and 2 * reach / temperature <= _LARGEST_EXPONENT:
-            totals = _sum_by_table(logits, targets.table, reach / temperature)
+        if 2 * reach / temperature <= _LARGEST_EXPONENT:
+            totals = _sum_powers(logits, targets.members, reach / temperature)
         else:
             totals = _sum_by_slice(logits, targets)
         losses = totals @ targets.weights - _aim(z, label, targets, literal=form == "literal")
@@ -181,18 +202,28 @@ def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
     return shares @ vectors
 
 
-def _tabulate_slices(slices: Tensor, counted: Tensor, vectors: Tensor) -> Tensor | None:
-    """Return [V, S]: how often a vector stands in a slice, in classes that are counted."""
-    if len(vectors) * len(slices) > _LARGEST_TABLE:
-        return None
-    table = vectors.new_zeros(len(slices), len(vectors))
-    table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
-    return table.T.contiguous()
+def _find_members(slices: Tensor, counted: Tensor, vectors: Tensor) -> "Table | Lists":
+    """Note down which vectors stand in which slice, in the classes that are counted."""
+    num_slices, num_vectors = len(slices), len(vectors)
+    if num_slices * num_vectors <= _LARGEST_TABLE:
+        table = vectors.new_zeros(num_slices, num_vectors)
+        table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
+        return Table(table.T.contiguous())
+    members = slices[:, counted]
+    order = members.flatten().argsort(stable=True)
+    held = torch.bincount(members.flatten(), minlength=num_vectors)
+    every = torch.arange(num_slices, device=slices.device) * members.shape[1]
+    return Lists(members.flatten(), every, order // members.shape[1], held.cumsum(0) - held)
 
 
-def _sum_by_table(logits: Tensor, table: Tensor, top: float) -> Tensor:
+def _sum_powers(logits: Tensor, members: "Table | Lists", top: float) -> Tensor:
     """Return [B, S]: log Σ_{a present} exp(logit) of each slice; no logit may exceed `top`."""
-    return ((logits - top).exp() @ table).log() + top
+    powers = (logits - top).exp()
+    if isinstance(members, Table):
+        sums = powers @ members.counts
+    else:
+        sums = _ListSum.apply(powers.T, *members).T  # type: ignore[no-untyped-call]
+    return sums.log() + top
 
 
 def _sum_by_slice(logits: Tensor, targets: ContrastTargets) -> Tensor:
@@ -222,3 +253,32 @@ def _contrast_all(logits: Tensor, label: Tensor, targets: ContrastTargets) -> Te
 def _mask(logits: Tensor, keep: Tensor) -> Tensor:
     """Put what is not kept out of a softmax's reach; finite, so that a row of nothing is no NaN."""
     return logits.masked_fill(~keep, torch.finfo(logits.dtype).min)
+
+
+class _ListSum(torch.autograd.Function):
+    """out[s] = Σ_{v in the list of s} x[v] for rows x [V, B]; its derivative is the same, turned.
+
+    torch has this as `embedding_bag`, which knows neither `vmap` nor derivatives of derivatives.
+    """
+
+    @staticmethod
+    def forward(rows: Tensor, members: Tensor, starts: Tensor, *_turned: Tensor) -> Tensor:
+        return embedding_bag(members, rows.contiguous(), starts, mode="sum")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        members, starts, turned, turned_starts = ctx.saved_tensors
+        turned_sum = _ListSum.apply(slopes[0], turned, turned_starts, members, starts)  # type: ignore[no-untyped-call]
+        return turned_sum, None, None, None, None
+
+    @staticmethod
+    def vmap(_info: Any, in_dims: tuple[int | None, ...], rows: Tensor, *lists: Tensor) -> Any:
+        # Rows may be as long as they like: clients side by side are longer rows.
+        assert in_dims[0] is not None
+        rows = rows.movedim(in_dims[0], 1)
+        sums = _ListSum.apply(rows.flatten(1), *lists)  # type: ignore[no-untyped-call]
+        return sums.view(len(sums), *rows.shape[1:]), 1
