@@ -34,7 +34,7 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
-    from work import CLIENTS, accuracy, load_data, new_model
+    from work import accuracy, load_data, new_model
 
     server_app = ServerApp()
     memory = TreeMemory(os.getpid())
@@ -56,7 +56,7 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
         # The simulation's grid asks for replies every 0.1 s unless told otherwise.
         grid.pull_interval = pull_interval  # type: ignore[attr-defined, unused-ignore]
         result = FedAvg(
-            fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS
+            fraction_evaluate=0.0, min_train_nodes=data.clients, min_available_nodes=data.clients
         ).start(
             grid=grid,
             initial_arrays=ArrayRecord(model.state_dict()),
@@ -69,7 +69,7 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
     run_simulation(
         server_app,
         client_app,
-        num_supernodes=CLIENTS,
+        num_supernodes=data.clients,
         backend_config={
             "init_args": {"num_cpus": 2, "log_to_driver": False},
             "client_resources": {"num_cpus": cpus, "num_gpus": 0.0},

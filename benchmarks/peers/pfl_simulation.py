@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from work import (
     BATCH_SIZE,
-    CLIENTS,
     LEARNING_RATE,
     MOMENTUM,
     SEED,
@@ -88,7 +87,7 @@ def run(data_path: str, rounds: int, threads: int, processes: int) -> None:
             watch.lap()
             return False, Metrics()
 
-    users = AllUsers(client_data, MinimizeReuseUserSampler(list(range(CLIENTS))))
+    users = AllUsers(client_data, MinimizeReuseUserSampler(list(range(data.clients))))
     start = PflMlp()
     start.load_state_dict(new_model().state_dict())
     model = PyTorchModel(
@@ -103,7 +102,7 @@ def run(data_path: str, rounds: int, threads: int, processes: int) -> None:
             central_num_iterations=1 + rounds,
             # Iteration 0, the warm-up, is always evaluated; no other one is.
             evaluation_frequency=1 + rounds,
-            train_cohort_size=CLIENTS,
+            train_cohort_size=data.clients,
             val_cohort_size=None,
         ),
         backend=SimulatedBackend(users, None, [WeightByDatapoints()]),

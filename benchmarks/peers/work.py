@@ -8,7 +8,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-CLIENTS = 5
 CLASSES = 10
 EMBEDDING = 256
 BATCH_SIZE = 32
@@ -47,6 +46,11 @@ class Data(NamedTuple):
     """[clients, images], int64."""
     test_x: Tensor
     test_y: Tensor
+
+    @property
+    def clients(self) -> int:
+        """How many clients hold the images."""
+        return len(self.y)
 
 
 @cache
