@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors.torch import load
 
 from mpfedcl.clock import Clock
 from mpfedcl.data.federated import load_federated
@@ -179,6 +180,17 @@ def assert_same_results(left: Path, right: Path) -> None:
     ours, theirs = results_of(left), results_of(right)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def assert_close_results(left: Path, right: Path, tolerance: float) -> None:
+    """Hold two runs to the same models and pool, up to rounding."""
+    for name, content in results_of(left).items():
+        ours, theirs = load(content), load((right / name).read_bytes())
+        assert ours.keys() == theirs.keys(), name
+        for key, value in ours.items():
+            distance = (value.double() - theirs[key].double()).norm()
+            assert distance <= tolerance * value.double().norm(), (name, key)
+    assert results_of(left).keys() == results_of(right).keys()
 
 
 def assert_same_run(left: Path, right: Path) -> None:

@@ -12,3 +12,7 @@ class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the pro
 
 class LostWorker(Exception):  # noqa: N818  -- it names what happened
     """Another process that runs the same experiment has ended or does not answer."""
+
+
+class RunCutShort(LostWorker):
+    """The same in the midst of a run: the message says how to go on with it."""

@@ -19,7 +19,7 @@ from mpfedcl.checkpoint import (
 )
 from mpfedcl.clock import Clock
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
-from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, FederationState, RoundRecord
 from mpfedcl.hardware import cap_threads, find_device
@@ -103,11 +103,16 @@ def follow() -> None:
 @contextmanager
 def _led(experiment: Experiment) -> Iterator[tuple[Experiment, Team | None]]:
     """Call a team together for an experiment and tell it what to do, if more than one process."""
-    with team_of(experiment.workers) as team:
-        if team is not None:
-            experiment = experiment.replace(workers=team.size)
-            team.share(experiment.to_toml().encode())
-        yield experiment, team
+    try:
+        with team_of(experiment.workers) as team:
+            if team is not None:
+                experiment = experiment.replace(workers=team.size)
+                team.share(experiment.to_toml().encode())
+            yield experiment, team
+    except RunCutShort:
+        raise
+    except LostWorker as error:
+        raise LostWorker(f"a worker was lost before the first round ({error})") from None
 
 
 class _Simulation:
@@ -170,7 +175,7 @@ class _Simulation:
                 if records[-1]["unchanged"]:
                     observer.on_warning(_say_unchanged(records[-1]))
         except LostWorker as error:
-            raise LostWorker(
+            raise RunCutShort(
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
                 f"kept: go on with mpfedcl run --resume {directory.path}"
             ) from None

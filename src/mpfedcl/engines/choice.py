@@ -33,9 +33,16 @@ class TrainerChoice:
     def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
         """Train the clients, each by its trainer."""
         trained: list[Trained] = []
-        for trainer, some in self._sort(works, received):
-            if some:
-                trained += trainer.train(some, round_number, received)
+        try:
+            for trainer, some in self._sort(works, received):
+                if some:
+                    trained += trainer.train(some, round_number, received)
+        except (TypeError, AttributeError):
+            if self._layers is None:
+                raise
+            # The loss has turned to something else than linear layers since it was looked at.
+            self._layers = None
+            return self.train(works, round_number, received)
         return trained
 
     def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:

@@ -62,6 +62,8 @@ class _Parameter:
         if function is not linear or kwargs or not isinstance(args[1], cls):
             raise TypeError(f"{function} is no linear layer")
         inputs, weight, bias = (*args, None)[:3]
+        if not (bias is None or isinstance(bias, cls)):
+            raise TypeError("a bias that is no parameter")
         out: Tensor = weight.run(inputs, weight.name, None if bias is None else bias.name)
         return out
 
@@ -76,20 +78,25 @@ def find_layers(
     ):
         return None
     layers: list[Layer] = []
-    inputs = work.client.inputs[:1]
+    # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
+    both = torch.arange(2, device=work.client.labels.device) % len(work.client.labels)
+    inputs, labels = work.client.inputs[both], work.client.labels[both]
 
     def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
-        if given.dim() != 2:
-            raise TypeError("a linear layer over several dimensions")
+        if given.dim() != 2 or len(given) != len(inputs):
+            raise TypeError("a linear layer over other rows than the samples")
+        if torch._C._functorch.is_functorch_wrapped_tensor(given):
+            raise TypeError("a linear layer that is differentiated by its inputs")
         layers.append(Layer(weight, bias, given is inputs))
         return linear(given, work.start[weight], None if bias is None else work.start[bias])
 
     params: Any = {name: _Parameter(name, run) for name in work.start}
-    batch = Batch(inputs, work.client.labels[:1], torch.ones_like(work.client.labels[:1]).bool())
+    batch = Batch(inputs, labels, torch.ones_like(labels).bool())
     context = Context(model.apply, work.start, method.at_step(received, 0), work.state)
     try:
         method.loss(params, batch, context)
-    except (TypeError, AttributeError):
+    except Exception:
+        # Whatever it is: the plain trainers will tell, if it is an error at all.
         return None
     used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     return tuple(layers) if sorted(used) == sorted(work.start) else None
@@ -153,8 +160,12 @@ class FactoredTrainer:
         """Return one client's loss, and what went into each layer that is not fed the inputs."""
         start = {**common, **own}
         entered: Tensors = {}
+        seen: set[str] = set()
 
         def run(inputs: Tensor, weight: str, _bias: str | None) -> Tensor:
+            if weight in seen or inputs.shape[:-1] != batch.labels.shape:
+                raise TypeError(f"{weight} is used otherwise than in the first step of the run")
+            seen.add(weight)
             if inputs is not batch.inputs:
                 entered[weight] = inputs
             # The tap holds the bias; the slope there is the slope of what comes out.

@@ -167,7 +167,8 @@ class InProcessEngine:
     @property
     def _keeps_anything(self) -> bool:
         """Whether clients take something along to the next round."""
-        return self._stays_at_home or bool(self._method.init_client(self._initial))
+        # Only a `finish` of the method's own returns a state; whether it does shows when it runs.
+        return self._stays_at_home or type(self._method).finish is not Method.finish
 
     def _set_out(self, client: ClientData, broadcast: Broadcast) -> Work:
         start = {**self._initial, **self._kept.get(client.name, {}), **broadcast.params}

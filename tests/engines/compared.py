@@ -1,0 +1,97 @@
+"""Two runs of one experiment, held to the same result up to rounding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mpfedcl.data.federated import load_federated
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Mlp, Tensors
+from mpfedcl.prototypes import PrototypePool
+from small_runs import Json, read_records, read_summary
+
+
+def assert_close_tensors(found: Tensors, wanted: Tensors, tolerance: float, what: str = "") -> None:
+    """Hold each tensor to another's numbers; what is no float has to be equal."""
+    assert found.keys() == wanted.keys(), what
+    for name, value in wanted.items():
+        assert found[name].shape == value.shape, (what, name)
+        assert found[name].dtype == value.dtype, (what, name)
+        if value.is_floating_point():
+            assert value.isfinite().all(), (what, name)
+            distance = float((found[name] - value).norm())
+            assert distance <= tolerance * float(value.norm()), (what, name, distance)
+        else:
+            assert torch.equal(found[name], value), (what, name)
+
+
+def load_results(path: Path) -> dict[str, Tensors]:
+    """Return the models and the pool of a finished run, by file name."""
+    files = [*path.glob("*.safetensors"), *path.glob("models/*")]
+    return {str(each.relative_to(path)): load_file(each) for each in files}
+
+
+def load_pool(path: Path, num_classes: int) -> PrototypePool | None:
+    file = path / "pool.safetensors"
+    if not file.exists():
+        return None
+    with safe_open(str(file), "pt") as opened:
+        names = tuple(json.loads(opened.metadata()["names"]))
+    columns: dict[str, Any] = {**load_file(file)}
+    return PrototypePool(**columns, names=names, num_classes=num_classes)
+
+
+def predict(path: Path, experiment: Experiment) -> dict[str, Tensor]:
+    """Return the labels that each saved model gives the test images, by each rule it has."""
+    found: type[Method] = find_method(experiment.method)
+    experiment = experiment.resolved(found.defaults)
+    data = load_federated(experiment)
+    method = found(experiment, data.num_classes)
+    pool = load_pool(path, data.num_classes)
+    labels = {}
+    for name, params in load_results(path).items():
+        if name == "pool.safetensors":
+            continue
+        hidden = [params[each].shape[0] for each in sorted(params) if "hidden" in each]
+        sizes = (data.input_size, *hidden[1::2])
+        embeddings, logits = Mlp(sizes, data.num_classes).apply(params, data.test_inputs)
+        labels[f"{name} by classifier"] = logits.argmax(1)
+        if pool is not None:
+            nearest, _ = method.reference(pool).nearest(method.project(embeddings))
+            labels[f"{name} by prototype"] = nearest
+    return labels
+
+
+def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float) -> None:
+    """Hold records to the same readings, clients and bytes; the loss up to rounding."""
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert _told(ours) == _told(theirs)
+        assert (ours["loss"] is None) == (theirs["loss"] is None)
+        if theirs["loss"] is not None:
+            assert abs(ours["loss"] - theirs["loss"]) <= tolerance * abs(theirs["loss"])
+
+
+def _told(record: Json) -> Json:
+    return {name: each for name, each in record.items() if name not in ("loss", "seconds")}
+
+
+def assert_equivalent(found: Path, wanted: Path, experiment: Experiment, tolerance: float) -> None:
+    """Hold a run to the weights, pool, predictions, readings and records of another."""
+    assert_same_records(read_records(found), read_records(wanted), tolerance)
+    ours, theirs = load_results(found), load_results(wanted)
+    assert ours.keys() == theirs.keys()
+    for name, tensors in theirs.items():
+        assert_close_tensors(ours[name], tensors, tolerance, name)
+    labels = predict(wanted, experiment)
+    assert labels
+    for name, predicted in predict(found, experiment).items():
+        assert torch.equal(predicted, labels[name]), name
+    for key in ("accuracy", "accuracy_per_client", "readings", "bytes", "rejected"):
+        assert read_summary(found)[key] == read_summary(wanted)[key], key

@@ -1,0 +1,187 @@
+"""Methods of one's own that lean on different parts of the seam: `own_methods:Name`."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from mpfedcl.exchange import Broadcast
+from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.models import Tensors
+
+
+class FedPer(Method):
+    """The classifier stays at home."""
+
+    reading = "personal_classifier"
+
+    def shared(self, parameter: str) -> bool:
+        return not parameter.startswith("classifier")
+
+
+class FirstLayerAtHome(Method):
+    """The first layer stays at home; prototypes travel."""
+
+    reading = "personal_prototype"
+    shares_prototypes = True
+
+    def shared(self, parameter: str) -> bool:
+        return not parameter.startswith("hidden.0")
+
+
+class Decay(Method):
+    """Uses the weights themselves, outside any layer."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        size = torch.stack([value.square().sum() for value in params.values()]).sum()
+        return super().loss(params, batch, context) + 0.01 * size
+
+
+class TwoViews(Method):
+    """Applies the model twice, and asks for the same answer."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        others, _ = context.apply(params, 0.5 * batch.inputs)
+        return batch.cross_entropy(logits) + batch.mean((embeddings - others).square().mean(1))
+
+
+class Anchored(Method):
+    """Applies the model that the round began with beside the one that is trained."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        anchors, _ = context.apply(context.start, batch.inputs)
+        return batch.cross_entropy(logits) + batch.mean((embeddings - anchors).square().mean(1))
+
+
+class Moon(Method):
+    """MOON: nearer to the global model's embeddings than to those of one's own last model."""
+
+    def init_client(self, params: Tensors) -> Tensors:
+        return params
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        near, far = (
+            cosine_similarity(embeddings, context.apply(model, batch.inputs)[0], dim=1)
+            for model in (context.start, context.state)
+        )
+        return batch.cross_entropy(logits) + batch.mean(torch.log1p(torch.exp(far - near)))
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        sums, _ = super().finish(params, context, num_steps)
+        return sums, params
+
+
+class Clipped(Method):
+    """Changes gradients only; it keeps nothing."""
+
+    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+        squares = torch.stack([value.square().sum() for value in gradients.values()])
+        scale = (0.05 / squares.sum().sqrt()).clamp(max=1)
+        return {name: value * scale for name, value in gradients.items()}
+
+
+class Counts(Method):
+    """Keeps something only from its first round on: how often it has trained."""
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        sums, state = super().finish(params, context, num_steps)
+        return sums, {"times": state.get("times", torch.zeros(1)) + 1}
+
+
+class Warming(Method):
+    """Pulls embeddings together, more in each step."""
+
+    def prepare(self, broadcast: Broadcast) -> float:
+        return 0.01 * broadcast.round
+
+    def at_step(self, received: float, step: int) -> float:
+        return received * (step + 1)
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        pull = batch.mean(embeddings.square().sum(1))
+        weight: float = context.received
+        return batch.cross_entropy(logits) + weight * pull
+
+
+# What a first look at one sample in round 1 does not show
+
+
+class ProximalLater(Method):
+    """A proximal term once there is a mean of several clients: from round 2 on."""
+
+    def prepare(self, broadcast: Broadcast) -> bool:
+        return broadcast.round > 1
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        loss = super().loss(params, batch, context)
+        if not context.received:
+            return loss
+        distances = [(params[name] - context.start[name]).square().sum() for name in params]
+        return loss + 0.05 * torch.stack(distances).sum()
+
+
+class ProximalAfterTheFirstStep(ProximalLater):
+    """A proximal term in all steps but the first, where it is 0 anyway."""
+
+    def prepare(self, broadcast: Broadcast) -> bool:
+        return True
+
+    def at_step(self, received: bool, step: int) -> bool:
+        return step > 0
+
+
+class SideBySide(Method):
+    """Sends two views through the model as one batch of twice the size."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        inputs = torch.cat([batch.inputs, 0.5 * batch.inputs])
+        embeddings, logits = context.apply(params, inputs)
+        size = len(batch.labels)
+        agree = (embeddings[:size] - embeddings[size:]).square().mean(1)
+        return batch.cross_entropy(logits[:size]) + batch.mean(agree)
+
+
+class MeanInput(Method):
+    """Trains on the mean of a batch's inputs alone: one row whatever the batch."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        weights = batch.mask / batch.mask.sum()
+        _, logits = context.apply(params, (weights.to(batch.inputs) @ batch.inputs).unsqueeze(0))
+        return batch.cross_entropy(logits.sum(0).expand(len(batch.labels), -1))
+
+
+class NeedsTwo(Method):
+    """Asks for two samples at least, which every batch here has."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        spread = embeddings.topk(2, dim=0).values.diff(dim=0).square().mean()
+        return batch.cross_entropy(logits) + 0.1 * spread
+
+
+class Smooth(Method):
+    """A penalty on the slope of the logits by the inputs, through `torch.func.grad`."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        def total(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            _, logits = context.apply(params, inputs)
+            return logits.square().sum(), logits
+
+        slopes, logits = torch.func.grad(total, has_aux=True)(batch.inputs)
+        return batch.cross_entropy(logits) + 0.01 * batch.mean(slopes.square().sum(1))
+
+
+class TwoViewsLater(TwoViews):
+    """One view in round 1, two from round 2 on."""
+
+    def prepare(self, broadcast: Broadcast) -> bool:
+        return broadcast.round > 1
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        if context.received:
+            return super().loss(params, batch, context)
+        _, logits = context.apply(params, batch.inputs)
+        return batch.cross_entropy(logits)

@@ -1,0 +1,88 @@
+"""Small tasks for trainers, without files: clients with random inputs, a model, a method."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpfedcl.data.federated import ClientData
+from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors, find_layers
+from mpfedcl.engines.loop import LoopTrainer
+from mpfedcl.engines.trained import Trained
+from mpfedcl.engines.work import Work
+from mpfedcl.exchange import Broadcast
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Mlp, Model, Tensors
+from mpfedcl.prototypes import PrototypePool
+
+NUM_INPUTS, NUM_CLASSES = 5, 3
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    key = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=key, dtype=torch.float64)
+
+
+def make_client(size: int, number: int = 0) -> ClientData:
+    key = torch.Generator().manual_seed(100 + number)
+    return ClientData(
+        f"client-{number}",
+        draw(number, size, NUM_INPUTS),
+        torch.randint(0, NUM_CLASSES, (size,), generator=key),
+        torch.zeros(0, dtype=torch.int64),
+    )
+
+
+def settings(**changes: Any) -> Experiment:
+    common = {"dtype": "float64", "train__lr": 0.2, "train__batch_size": 4}
+    return Experiment().replace(**common | changes)
+
+
+class Task:
+    """Some clients, a model and a method, in one round."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        method: type[Method] = Method,
+        model: Model | None = None,
+        clients: Mapping[int, ClientData] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.experiment = settings(**changes)
+        self.method = method(self.experiment, NUM_CLASSES)
+        self.model: Model = model or Mlp((NUM_INPUTS, 7, 4), NUM_CLASSES)
+        start = self.model.init(torch.Generator().manual_seed(1), torch.float64)
+        self.start = start
+        self.works = []
+        for number, size in enumerate(sizes):
+            client = (clients or {}).get(number) or make_client(size, number)
+            # What stays at home differs from client to client.
+            own = {
+                name: value if self.method.shared(name) else value + 0.1 * number
+                for name, value in start.items()
+            }
+            self.works.append(Work(client, own, self.method.init_client(own)))
+        pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=torch.float64)
+        shared = {name: value for name, value in start.items() if self.method.shared(name)}
+        self.received = self.method.prepare(Broadcast(1, shared, {}, pool))
+
+    def by_loop(self) -> dict[str, Trained]:
+        """Return each client, trained by the reference."""
+        trainer = LoopTrainer(self.experiment, self.method, self.model)
+        return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
+
+    def by_factors(self) -> TrainedFactors:
+        layers = find_layers(self.method, self.model, self.works[0], self.received)
+        assert layers is not None
+        trainer = FactoredTrainer(self.experiment, self.method, self.model, layers)
+        (trained,) = trainer.train(self.works, 1, self.received)
+        assert isinstance(trained, TrainedFactors)
+        return trained
+
+
+def copy(tensors: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in tensors.items()}
