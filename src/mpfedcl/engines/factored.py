@@ -166,10 +166,12 @@ class FactoredTrainer:
             if weight in seen or inputs.shape[:-1] != batch.labels.shape:
                 raise TypeError(f"{weight} is used otherwise than in the first step of the run")
             seen.add(weight)
+            # The tap holds the bias, and x W_0ᵀ where x are the inputs; the slope there is the
+            # slope of what comes out.
+            out = taps[weight]
             if inputs is not batch.inputs:
                 entered[weight] = inputs
-            # The tap holds the bias; the slope there is the slope of what comes out.
-            out = linear(inputs, start[weight]) + taps[weight]
+                out = linear(inputs, start[weight]) + out
             if not past:
                 return out
             rows, slopes = past[weight]
@@ -223,6 +225,8 @@ class _Factors:
         self.rows: Tensors = {}
         self.slopes: Tensors = {}
         self.biases: Tensors = {}
+        self.projected: Tensors = {}
+        """x W_0ᵀ of all rows of the round, for the layers that take the inputs: one product."""
         for layer in layers:
             weight = start.common.get(layer.weight, start.own.get(layer.weight))
             assert weight is not None
@@ -234,6 +238,8 @@ class _Factors:
                 else weight.new_zeros(count, self.num_rows, fan_in)
             )
             self.slopes[layer.weight] = weight.new_zeros(count, self.num_rows, fan_out)
+            if layer.takes_inputs:
+                self.projected[layer.weight] = self.inputs @ weight.mT
             if layer.bias is not None:
                 self.biases[layer.bias] = start.stacked(layer.bias, count).clone()
         self._descent = Descent(self.biases, lr, momentum) if self.biases else None
@@ -248,16 +254,20 @@ class _Factors:
         )
 
     def taps(self, step: int) -> Tensors:
-        """Return the biases [clients, rows, out], a leaf each, to read slopes at."""
-        active, _ = self._at(step)
+        """Return what comes out of each layer [clients, rows, out] as far as it is known: a leaf.
+
+        That is the bias, and for inputs the product with the weight that all began with.
+        """
+        active, rows = self._at(step)
         taps = {}
         for layer in self.layers:
             shape = (active, self.schedule.num_rows, self.slopes[layer.weight].shape[2])
-            if layer.bias is None:
-                tap = self.slopes[layer.weight].new_zeros(1).expand(shape)
-            else:
-                tap = self.biases[layer.bias][:active].unsqueeze(1).expand(shape)
-            taps[layer.weight] = tap.detach().requires_grad_()
+            tap = self.slopes[layer.weight].new_zeros(1)
+            if layer.bias is not None:
+                tap = self.biases[layer.bias][:active].unsqueeze(1)
+            if layer.takes_inputs:
+                tap = self.projected[layer.weight][:active, rows] + tap
+            taps[layer.weight] = tap.expand(shape).detach().requires_grad_()
         return taps
 
     def past(self, step: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -328,15 +338,15 @@ class TrainedFactors:
         schedule = self._factors.schedule
         # The first epoch has each sample once.
         steps = max(-(-len(client.labels) // schedule.num_rows) for client in schedule.clients)
-        inputs = self._factors.inputs[:, : steps * schedule.num_rows]
-        embeddings, _ = self._predict(slice(None), inputs, 0)
+        due = slice(steps * schedule.num_rows)
+        projected = {name: value[:, due] for name, value in self._factors.projected.items()}
+        embeddings, _ = self._predict(slice(None), self._factors.inputs[:, due], projected)
         places, masks = schedule.samples[:, :steps].flatten(1), schedule.mask[:, :steps].flatten(1)
         found = []
         for number, client in enumerate(schedule.clients):
             size = len(client.labels)
-            due = places[number][masks[number]][:size]
             own = embeddings.new_empty(size, embeddings.shape[2])
-            own[due] = embeddings[number][masks[number]][:size]
+            own[places[number][masks[number]][:size]] = embeddings[number][masks[number]][:size]
             found.append(own)
         return found
 
@@ -416,12 +426,16 @@ class TrainedFactors:
                 params[layer.bias] = factors.biases[layer.bias][some].clone()
         return {n: v.squeeze(0) for n, v in params.items()} if squeeze else params
 
-    def _predict(self, some: slice, inputs: Tensor, in_dim: int | None) -> tuple[Tensor, Tensor]:
+    def _predict(
+        self, some: slice, inputs: Tensor, projected: Tensors | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the models on the same inputs, or each on its own with what is known of them."""
         factors = self._factors
         own = {name: value[some] for name, value in self._start.own.items()}
         past = {n: (factors.rows[n][some], factors.slopes[n][some]) for n in factors.rows}
         biases = {name: value[some] for name, value in factors.biases.items()}
-        embeddings, logits = vmap(self._apply, in_dims=(0, 0, 0, in_dim))(own, past, biases, inputs)
+        in_dims = (0, 0, 0, 0, None if projected is None else 0)
+        embeddings, logits = vmap(self._apply, in_dims)(own, past, biases, projected or {}, inputs)
         return embeddings, logits
 
     def _apply(
@@ -429,15 +443,20 @@ class TrainedFactors:
         own: Tensors,
         past: Mapping[str, tuple[Tensor, Tensor]],
         biases: Tensors,
+        projected: Tensors,
         inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run one client's model."""
         start = {**self._start.common, **own}
 
-        def run(inputs: Tensor, weight: str, bias: str | None) -> Tensor:
+        def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
             rows, slopes = past[weight]
-            out = linear(inputs, start[weight], None if bias is None else biases[bias])
-            return out - (inputs @ rows.T) @ slopes
+            if given is inputs and weight in projected:
+                out = projected[weight]
+            else:
+                out = linear(given, start[weight])
+            out = out - (given @ rows.T) @ slopes
+            return out if bias is None else out + biases[bias]
 
         params: Any = {name: _Parameter(name, run) for name in start}
         return self._model.apply(params, inputs)

@@ -14,7 +14,7 @@ Form = Literal["slots", "pooled", "literal"]
 
 _LARGEST_EXPONENT = 80
 """exp(-80) is well above the smallest float32, so a sum of such terms keeps all its digits."""
-_LARGEST_TABLE = 2**17
+_LARGEST_TABLE = 2**19
 """Entries up to which a table of slices is the fastest way to sum them; lists from there on."""
 
 
@@ -49,16 +49,21 @@ class Table(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Members as lists, both ways: with many slices a matrix would be nearly all zeros."""
+    """Members as lists, both ways: with many slices a matrix would be nearly all zeros.
 
+    Only the class means, which stand in many slices, keep theirs.
+    """
+
+    means: Tensor
+    """[last of V, S] how often each class mean stands in each slice."""
     vectors: Tensor
-    """The vectors of slice 0, then of slice 1, and so on."""
+    """The real prototypes of slice 0, then of slice 1, and so on."""
     slice_starts: Tensor
     """[S] where each slice's list begins."""
     slices: Tensor
-    """The slices that vector 0 stands in, then vector 1, and so on."""
+    """The slices that prototype 0 stands in, then prototype 1, and so on."""
     vector_starts: Tensor
-    """[V] where each vector's list begins."""
+    """[M] where each prototype's list begins."""
 
 
 def prepare_contrast(
@@ -95,7 +100,9 @@ def prepare_contrast(
         weights=weights,
         present=pool.present,
         aims=_average_slices(vectors, slices, weights),
-        members=_find_members(slices, pool.present if len(pool) else ~pool.present, vectors),
+        members=_find_members(
+            slices, pool.present if len(pool) else ~pool.present, vectors, int((classes >= 0).sum())
+        ),
     )
 
 
@@ -202,18 +209,37 @@ def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
     return shares @ vectors
 
 
-def _find_members(slices: Tensor, counted: Tensor, vectors: Tensor) -> "Table | Lists":
-    """Note down which vectors stand in which slice, in the classes that are counted."""
-    num_slices, num_vectors = len(slices), len(vectors)
-    if num_slices * num_vectors <= _LARGEST_TABLE:
-        table = vectors.new_zeros(num_slices, num_vectors)
-        table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
-        return Table(table.T.contiguous())
-    members = slices[:, counted]
-    order = members.flatten().argsort(stable=True)
-    held = torch.bincount(members.flatten(), minlength=num_vectors)
-    every = torch.arange(num_slices, device=slices.device) * members.shape[1]
-    return Lists(members.flatten(), every, order // members.shape[1], held.cumsum(0) - held)
+def _find_members(
+    slices: Tensor, counted: Tensor, vectors: Tensor, num_real: int
+) -> "Table | Lists":
+    """Note down which vectors stand in which slice, in the classes that are counted.
+
+    The first `num_real` vectors are prototypes, the others class means.
+    """
+    if len(slices) * len(vectors) <= _LARGEST_TABLE:
+        return Table(_count_members(slices, counted, vectors))
+    num_slices = len(slices)
+    real = (slices < num_real) & counted
+    places, members = real.nonzero()[:, 0], slices[real]
+    in_slice = torch.bincount(places, minlength=num_slices)
+    in_vector = torch.bincount(members, minlength=num_real)
+    # A slice's own row of the table counts means alone: prototypes are put aside.
+    aside = torch.where(real, num_real, slices) - num_real
+    means = _count_members(aside.clamp(min=0), counted & ~real, vectors[num_real:])
+    return Lists(
+        means,
+        members,
+        in_slice.cumsum(0) - in_slice,
+        places[members.argsort(stable=True)],
+        in_vector.cumsum(0) - in_vector,
+    )
+
+
+def _count_members(slices: Tensor, counted: Tensor, vectors: Tensor) -> Tensor:
+    """Return [V, S]: how often each vector stands in each slice, where it counts."""
+    table = vectors.new_zeros(len(slices), len(vectors))
+    table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
+    return table.T.contiguous()
 
 
 def _sum_powers(logits: Tensor, members: "Table | Lists", top: float) -> Tensor:
@@ -222,7 +248,10 @@ def _sum_powers(logits: Tensor, members: "Table | Lists", top: float) -> Tensor:
     if isinstance(members, Table):
         sums = powers @ members.counts
     else:
-        sums = _ListSum.apply(powers.T, *members).T  # type: ignore[no-untyped-call]
+        means, *lists = members
+        num_real = powers.shape[1] - len(means)
+        real = _ListSum.apply(powers[:, :num_real].T, *lists)  # type: ignore[no-untyped-call]
+        sums = real.T + powers[:, num_real:] @ means
     return sums.log() + top
 
 
