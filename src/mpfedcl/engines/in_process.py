@@ -19,9 +19,10 @@ from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.readings import Examiner, Marks, Readings, Table, tabulate
 from mpfedcl.rng import seed_for
 
-_CLIENTS_AT_ONCE = 32
-"""Clients that are trained or clustered together: enough to batch well, few enough to bound the
-memory."""
+_CLIENTS_AT_ONCE = 64
+"""Clients that are trained and clustered together: enough to batch well."""
+_NUMBERS_AT_ONCE = 2**26
+"""Parameters that may be held for them at a time: few enough to bound the memory."""
 
 
 class InProcessEngine:
@@ -64,9 +65,9 @@ class InProcessEngine:
         with self._clock.phase("broadcast"):
             received = self._method.prepare(broadcast)
         self._trained, self._keeps_models = {}, keep_models
-        ordered = sorted(names)
-        for first in range(0, len(ordered), _CLIENTS_AT_ONCE):
-            clients = [self._data.client(name) for name in ordered[first:][:_CLIENTS_AT_ONCE]]
+        ordered, at_once = sorted(names), self._clients_at_once
+        for first in range(0, len(ordered), at_once):
+            clients = [self._data.client(name) for name in ordered[first : first + at_once]]
             with self._clock.phase("train"):
                 works = [self._set_out(client, broadcast) for client in clients]
                 for trained in self._choice.train(works, broadcast.round, received):
@@ -159,6 +160,11 @@ class InProcessEngine:
             if client in self.sizes:
                 home = self._kept if kind == "kept" else self._states
                 home.setdefault(client, {})[name] = value.to(self._data.test_inputs.device)
+
+    @property
+    def _clients_at_once(self) -> int:
+        size = sum(value.numel() for value in self._initial.values())
+        return max(1, min(_CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // size))
 
     @property
     def _stays_at_home(self) -> bool:
