@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity wheel clean help
+.PHONY: demo test lint format unit reproduce results fidelity bench bench-quick bench-peers \
+	test-machines wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (under 3 minutes)"
@@ -11,6 +12,9 @@ help:
 	@echo "make reproduce  the README's tables, on a data folder (MPFEDCL_DATA)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md"
+	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
+	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
+	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build and check the wheel"
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +54,20 @@ results: $(READY)
 
 fidelity: $(READY)
 	$(BIN)/python scripts/measure_fidelity.py runs/fidelity
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+bench-quick: $(READY)
+	$(BIN)/python benchmarks/run.py --quick
+
+# Peers are installed from the package index into venvs of their own.
+bench-peers: $(READY)
+	benchmarks/peers/install.sh
+	$(BIN)/python benchmarks/peers/compare.py --repeats 3
+
+test-machines: $(READY)
+	$(BIN)/python scripts/two_machines.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.federated import ClientData
-from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors, find_layers
+from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
+from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.trained import Trained
 from mpfedcl.engines.work import Work

@@ -22,7 +22,9 @@ from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from mpfedcl.engines.factored import FactoredTrainer, Layer, _Factors, _Start, find_layers
+from mpfedcl.engines.factored import FactoredTrainer
+from mpfedcl.engines.factors import Factors, Start
+from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.schedule import draw_batches, make_schedule
 from mpfedcl.engines.trained import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
@@ -165,10 +167,10 @@ def test_a_step_counts_once_and_by_the_momentum_of_all_that_follow(momentum: flo
     task = Task([10, 3], train__batch_size=2, train__momentum=momentum)
     clients = [work.client for work in task.works]
     schedule = make_schedule(clients, task.experiment, 1)
-    start = _Start(task.method, [work.start for work in task.works])
+    start = Start(task.method, [work.start for work in task.works])
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
-    factors = _Factors(schedule, start, layers, 0.7, momentum)
+    factors = Factors(schedule, start, layers, 0.7, momentum)
 
     def moved(age: int) -> float:
         return 0.7 * sum(momentum**power for power in range(age))

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from mpfedcl.engines.factored import FactoredTrainer, Layer, find_layers
+from mpfedcl.engines.factored import FactoredTrainer
+from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained import Trained

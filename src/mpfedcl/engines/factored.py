@@ -12,11 +12,10 @@ Nothing of the size of a model is read or written for a client: neither weights 
 velocity. With as many rows as a layer is wide, writing the weights out is the cheaper way again.
 
 It is the same algorithm, not an approximation; sums are only taken in another order. It serves
-methods whose loss uses weights in linear layers alone (`find_layers` tries it out).
+methods whose loss uses weights in linear layers alone (`linear_layers.py` tries it out).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,8 +24,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import linear
 
-from mpfedcl.descent import Descent
-from mpfedcl.engines.schedule import Schedule, make_schedule
+from mpfedcl.engines.factors import Factors, Start
+from mpfedcl.engines.linear_layers import Layer, LinearParameter
+from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained import Trained, TrainedStack
 from mpfedcl.engines.work import Work
 from mpfedcl.exchange import Share
@@ -36,70 +36,6 @@ from mpfedcl.models import Model, Tensors
 
 _WRITTEN_OUT_FROM = 192
 """Rows from which a client's weights are written out once it has trained (docs/performance.md)."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer, as a loss was seen to use it."""
-
-    weight: str
-    bias: str | None
-    takes_inputs: bool
-    """Whether the client's inputs go into it as they are."""
-
-
-class _Parameter:
-    """Stands for a parameter; the only thing that can be done with it is a linear layer."""
-
-    def __init__(self, name: str, run: Callable[..., Tensor]) -> None:
-        self.name = name
-        self.run = run
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Tensor:
-        if function is not linear or kwargs or not isinstance(args[1], cls):
-            raise TypeError(f"{function} is no linear layer")
-        inputs, weight, bias = (*args, None)[:3]
-        if not (bias is None or isinstance(bias, cls)):
-            raise TypeError("a bias that is no parameter")
-        out: Tensor = weight.run(inputs, weight.name, None if bias is None else bias.name)
-        return out
-
-
-def find_layers(
-    method: Method, model: Model, work: Work, received: object
-) -> tuple[Layer, ...] | None:
-    """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
-    if any(
-        getattr(type(method), hook) is not getattr(Method, hook)
-        for hook in ("adjust", "finish", "init_client")
-    ):
-        return None
-    layers: list[Layer] = []
-    # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
-    both = torch.arange(2, device=work.client.labels.device) % len(work.client.labels)
-    inputs, labels = work.client.inputs[both], work.client.labels[both]
-
-    def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
-        if given.dim() != 2 or len(given) != len(inputs):
-            raise TypeError("a linear layer over other rows than the samples")
-        if torch._C._functorch.is_functorch_wrapped_tensor(given):
-            raise TypeError("a linear layer that is differentiated by its inputs")
-        layers.append(Layer(weight, bias, given is inputs))
-        return linear(given, work.start[weight], None if bias is None else work.start[bias])
-
-    params: Any = {name: _Parameter(name, run) for name in work.start}
-    batch = Batch(inputs, labels, torch.ones_like(labels).bool())
-    context = Context(model.apply, work.start, method.at_step(received, 0), work.state)
-    try:
-        method.loss(params, batch, context)
-    except Exception:
-        # Whatever it is: the plain trainers will tell, if it is an error at all.
-        return None
-    used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
-    return tuple(layers) if sorted(used) == sorted(work.start) else None
 
 
 class FactoredTrainer:
@@ -117,10 +53,10 @@ class FactoredTrainer:
         """Train the clients side by side."""
         schedule = make_schedule([work.client for work in works], self._experiment, round_number)
         by_name = {work.client.name: work for work in works}
-        start = _Start(self._method, [by_name[c.name].start for c in schedule.clients])
+        start = Start(self._method, [by_name[c.name].start for c in schedule.clients])
         train = self._experiment.train
         lr = train.lr * train.lr_decay ** (round_number - 1)
-        factors = _Factors(schedule, start, self._layers, lr, train.momentum)
+        factors = Factors(schedule, start, self._layers, lr, train.momentum)
         losses = torch.zeros(len(schedule.clients), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
             given = self._method.at_step(received, step)
@@ -131,7 +67,7 @@ class FactoredTrainer:
         trained = TrainedFactors(self._model, factors, means)
         return [trained.written_out() if factors.num_rows >= _WRITTEN_OUT_FROM else trained]
 
-    def _step(self, factors: "_Factors", step: int, given: object) -> Tensor:
+    def _step(self, factors: Factors, step: int, given: object) -> Tensor:
         """Take one step of every client still at work; return their losses times batch sizes."""
         taps = factors.taps(step)
         batch = factors.batch(step)
@@ -177,147 +113,15 @@ class FactoredTrainer:
             rows, slopes = past[weight]
             return out - ((inputs @ rows.T) * scale) @ slopes
 
-        params: Any = {name: _Parameter(name, run) for name in start}
+        params: Any = {name: LinearParameter(name, run) for name in start}
         context = Context(self._model.apply, start, given, {})
         return self._method.loss(params, batch, context), entered
-
-
-class _Start:
-    """The parameters that clients begin with: common ones once, each client's own stacked."""
-
-    def __init__(self, method: Method, starts: Sequence[Tensors]) -> None:
-        self.common = {n: v for n, v in starts[0].items() if method.shared(n)}
-        self.own = {
-            n: torch.stack([start[n] for start in starts])
-            for n in starts[0]
-            if n not in self.common
-        }
-
-    def first(self, count: int) -> Tensors:
-        """Return the own parameters of the first clients."""
-        return {name: value[:count] for name, value in self.own.items()}
-
-    def stacked(self, name: str, count: int) -> Tensor:
-        """Return a parameter as [clients, ...]."""
-        return (
-            self.own[name]
-            if name in self.own
-            else self.common[name].expand(count, *(-1,) * self.common[name].dim())
-        )
-
-
-class _Factors:
-    """What the clients of a stack have done so far: rows in, slopes out, for each layer."""
-
-    def __init__(
-        self, schedule: Schedule, start: _Start, layers: Sequence[Layer], lr: float, momentum: float
-    ) -> None:
-        self.schedule = schedule
-        self.start = start
-        self.layers = layers
-        self.num_rows = schedule.samples[0].numel()
-        """Rows of a client in the whole round."""
-        self.inputs = schedule.inputs()
-        self._labels = schedule.labels()
-        self._lr = lr
-        self._momentum = momentum
-        count = len(schedule.clients)
-        self.rows: Tensors = {}
-        self.slopes: Tensors = {}
-        self.biases: Tensors = {}
-        self.projected: Tensors = {}
-        """x W_0ᵀ of all rows of the round, for the layers that take the inputs: one product."""
-        for layer in layers:
-            weight = start.common.get(layer.weight, start.own.get(layer.weight))
-            assert weight is not None
-            fan_out, fan_in = weight.shape[-2:]
-            # Zeros, because a client that has finished leaves the rows of later steps as they are.
-            self.rows[layer.weight] = (
-                self.inputs
-                if layer.takes_inputs
-                else weight.new_zeros(count, self.num_rows, fan_in)
-            )
-            self.slopes[layer.weight] = weight.new_zeros(count, self.num_rows, fan_out)
-            if layer.takes_inputs:
-                self.projected[layer.weight] = self.inputs @ weight.mT
-            if layer.bias is not None:
-                self.biases[layer.bias] = start.stacked(layer.bias, count).clone()
-        self._descent = Descent(self.biases, lr, momentum) if self.biases else None
-
-    def batch(self, step: int) -> Batch:
-        """Return the batches of the clients at work, side by side."""
-        active, rows = self._at(step)
-        return Batch(
-            self.inputs[:active, rows],
-            self._labels[:active, rows],
-            self.schedule.mask[:active, step],
-        )
-
-    def taps(self, step: int) -> Tensors:
-        """Return what comes out of each layer [clients, rows, out] as far as it is known: a leaf.
-
-        That is the bias, and for inputs the product with the weight that all began with.
-        """
-        active, rows = self._at(step)
-        taps = {}
-        for layer in self.layers:
-            shape = (active, self.schedule.num_rows, self.slopes[layer.weight].shape[2])
-            tap = self.slopes[layer.weight].new_zeros(1)
-            if layer.bias is not None:
-                tap = self.biases[layer.bias][:active].unsqueeze(1)
-            if layer.takes_inputs:
-                tap = self.projected[layer.weight][:active, rows] + tap
-            taps[layer.weight] = tap.expand(shape).detach().requires_grad_()
-        return taps
-
-    def past(self, step: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the rows and slopes of all steps before; nothing before the first."""
-        active, rows = self._at(step)
-        if step == 0:
-            return {}
-        return {
-            name: (self.rows[name][:active, : rows.start], self.slopes[name][:active, : rows.start])
-            for name in self.rows
-        }
-
-    def scale(self, step: int) -> Tensor:
-        """Return [rows before]: how much each earlier row has moved the weights by now."""
-        return self._scales(torch.tensor([step]))[0, : step * self.schedule.num_rows]
-
-    def keep(self, step: int, entered: Tensors, slopes: Tensors) -> None:
-        """Note down what a step did, and move the biases."""
-        active, rows = self._at(step)
-        for layer in self.layers:
-            if layer.weight in entered:
-                self.rows[layer.weight][:active, rows] = entered[layer.weight].detach()
-            self.slopes[layer.weight][:active, rows] = slopes[layer.weight]
-        if self._descent is not None:
-            biased = [layer.weight for layer in self.layers if layer.bias is not None]
-            self._descent.step([slopes[name].sum(1) for name in biased], active)
-
-    def close(self) -> None:
-        """Scale the slopes by what they came to: W = W_0 - slopesᵀ rows from here on."""
-        scales = self._scales(torch.tensor(self.schedule.num_steps)).unsqueeze(2)
-        for slopes in self.slopes.values():
-            slopes.mul_(scales)
-
-    def _at(self, step: int) -> tuple[int, slice]:
-        num_rows = self.schedule.num_rows
-        return self.schedule.active(step), slice(step * num_rows, (step + 1) * num_rows)
-
-    def _scales(self, steps: Tensor) -> Tensor:
-        """Return [len(steps), rows]: lr · c(t - s) after t steps for the rows of step s."""
-        like = next(iter(self.slopes.values()))
-        ages = steps.unsqueeze(1) - torch.arange(self.schedule.samples.shape[1])
-        powers = self._momentum ** ages.clamp(min=0).double()
-        moved = self._lr * (1 - powers) / (1 - self._momentum)
-        return moved.repeat_interleave(self.schedule.num_rows, dim=1).to(like)
 
 
 class TrainedFactors:
     """Several clients as their rows and slopes."""
 
-    def __init__(self, model: Model, factors: _Factors, losses: Sequence[float]) -> None:
+    def __init__(self, model: Model, factors: Factors, losses: Sequence[float]) -> None:
         self.names = [client.name for client in factors.schedule.clients]
         self.losses = losses
         self.states: Sequence[Tensors] = [{}] * len(self.names)
@@ -458,5 +262,5 @@ class TrainedFactors:
             out = out - (given @ rows.T) @ slopes
             return out if bias is None else out + biases[bias]
 
-        params: Any = {name: _Parameter(name, run) for name in start}
+        params: Any = {name: LinearParameter(name, run) for name in start}
         return self._model.apply(params, inputs)

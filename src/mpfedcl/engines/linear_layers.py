@@ -1,0 +1,77 @@
+"""Which linear layers a method's loss consists of: found by trying it out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from mpfedcl.engines.work import Work
+from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.models import Model
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, as a loss was seen to use it."""
+
+    weight: str
+    bias: str | None
+    takes_inputs: bool
+    """Whether the client's inputs go into it as they are."""
+
+
+class LinearParameter:
+    """Stands for a parameter; the only thing that can be done with it is a linear layer."""
+
+    def __init__(self, name: str, run: Callable[..., Tensor]) -> None:
+        self.name = name
+        self.run = run
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Tensor:
+        if function is not linear or kwargs or not isinstance(args[1], cls):
+            raise TypeError(f"{function} is no linear layer")
+        inputs, weight, bias = (*args, None)[:3]
+        if not (bias is None or isinstance(bias, cls)):
+            raise TypeError("a bias that is no parameter")
+        out: Tensor = weight.run(inputs, weight.name, None if bias is None else bias.name)
+        return out
+
+
+def find_layers(
+    method: Method, model: Model, work: Work, received: object
+) -> tuple[Layer, ...] | None:
+    """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
+    if any(
+        getattr(type(method), hook) is not getattr(Method, hook)
+        for hook in ("adjust", "finish", "init_client")
+    ):
+        return None
+    layers: list[Layer] = []
+    # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
+    both = torch.arange(2, device=work.client.labels.device) % len(work.client.labels)
+    inputs, labels = work.client.inputs[both], work.client.labels[both]
+
+    def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
+        if given.dim() != 2 or len(given) != len(inputs):
+            raise TypeError("a linear layer over other rows than the samples")
+        if torch._C._functorch.is_functorch_wrapped_tensor(given):
+            raise TypeError("a linear layer that is differentiated by its inputs")
+        layers.append(Layer(weight, bias, given is inputs))
+        return linear(given, work.start[weight], None if bias is None else work.start[bias])
+
+    params: Any = {name: LinearParameter(name, run) for name in work.start}
+    batch = Batch(inputs, labels, torch.ones_like(labels).bool())
+    context = Context(model.apply, work.start, method.at_step(received, 0), work.state)
+    try:
+        method.loss(params, batch, context)
+    except Exception:
+        # Whatever it is: the plain trainers will tell, if it is an error at all.
+        return None
+    used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
+    return tuple(layers) if sorted(used) == sorted(work.start) else None
