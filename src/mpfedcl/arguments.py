@@ -60,7 +60,7 @@ class Compare:
     out: _Folder = None
     """Folder for the comparison [default: a new one below runs/]."""
     jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
-    """Runs at the same time, a process each [default: 0, one a core]."""
+    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
     readings: Literal["headline", "all"] = "headline"
     """all: every method by all four readings on both tests."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -1,17 +1,21 @@
 """Which trainer a client gets."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from own_methods import Clipped, Decay
 from tasks import NUM_CLASSES, NUM_INPUTS, Task
+from torch import Tensor
 
 from mpfedcl.engines.choice import _MOST_ROWS, _SMALL_MODEL, TrainerChoice
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained import Trained, TrainedAlone, TrainedStack
-from mpfedcl.methods import Method
-from mpfedcl.models import Mlp
+from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.models import Mlp, Tensors
+from small_runs import assert_same_tensors, build_federation, small
 
 KINDS = {TrainedAlone: "loop", TrainedStack: "stacked", TrainedFactors: "factored"}
 
@@ -78,3 +82,29 @@ def test_auto_stacks_small_models_only() -> None:
     changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 100}
     assert choose([2] * 4, method=Clipped, hidden=largest, **changes) == ["stacked"] * 4
     assert choose([2] * 4, method=Clipped, hidden=largest + 1, **changes) == ["loop"] * 4
+
+
+class LooksAtValues(FedAvg):
+    """A loss that branches on a value, which no batched trainer can run."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        loss = super().loss(params, batch, context)
+        return loss * 2 if float(loss) > 0 else loss
+
+
+def test_what_cannot_be_batched_is_looped(images: Path) -> None:
+    experiment = small(images, clients=5)
+    found = {}
+    for engine in ("auto", "loop"):
+        federation = build_federation(experiment.replace(engine=engine), method_class=LooksAtValues)
+        federation.run_round(evaluate=False)
+        found[engine] = federation.state.server.params
+    assert_same_tensors(found["auto"], found["loop"])
+
+
+def test_what_cannot_be_batched_is_said_where_it_was_asked_for(images: Path) -> None:
+    federation = build_federation(
+        small(images, clients=5, engine="stacked"), method_class=LooksAtValues
+    )
+    with pytest.raises(RuntimeError, match="vmap"):
+        federation.run_round(evaluate=False)

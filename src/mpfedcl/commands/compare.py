@@ -30,7 +30,7 @@ def compare_command(arguments: Compare) -> int:
             )
     if arguments.jobs < 0:
         raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
-    jobs = arguments.jobs or count_cores()
+    jobs = arguments.jobs or max(1, count_cores() // arguments.settings.workers)
     path = arguments.out or _free_folder()
     comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
     total = sum(plan.experiment.rounds for plan in comparison.plans)

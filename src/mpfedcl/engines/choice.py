@@ -28,38 +28,51 @@ class TrainerChoice:
         self._model = model
         self._loop = LoopTrainer(experiment, method, model)
         self._stacked = StackedTrainer(experiment, method, model)
+        self._loops = experiment.engine == "loop"
         self._layers: tuple[Layer, ...] | None = None
         self._looked = False
 
     def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
-        """Train the clients, each by its trainer."""
-        trained: list[Trained] = []
-        try:
-            for trainer, some in self._sort(works, received):
-                if some:
-                    trained += trainer.train(some, round_number, received)
-        except (TypeError, AttributeError):
-            if self._layers is None:
-                raise
-            # The loss has turned to something else than linear layers since it was looked at.
+        """Train the clients, each by its trainer.
+
+        A method may turn out to be more than a trainer can run, in any round: clients are then
+        trained the plainer way from there on. No trainer changes anything before it returns.
+        """
+        while True:
+            try:
+                sorts = self._sort(works, received)
+                return [
+                    trained
+                    for trainer, some in sorts
+                    if some
+                    for trained in trainer.train(some, round_number, received)
+                ]
+            except Exception:
+                if not self._retreat():
+                    raise
+
+    def _retreat(self) -> bool:
+        """Give up the most demanding trainer; False where only the loop is left."""
+        if self._layers is not None:
             self._layers = None
-            return self.train(works, round_number, received)
-        return trained
+        elif self._experiment.engine == "auto" and not self._loops:
+            self._loops = True
+        else:
+            return False
+        return True
 
     def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:
-        if self._experiment.engine == "loop":
+        if self._loops:
             return [(self._loop, list(works))]
-        few, many = [], list(works)
+        few: list[Work] = []
         layers = self._find_layers(works[0], received)
         if layers is not None:
             few = [work for work in works if self._num_rows(work) <= _MOST_ROWS]
-            many = [work for work in works if self._num_rows(work) > _MOST_ROWS]
+        factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
+        many = [work for work in works if layers is None or self._num_rows(work) > _MOST_ROWS]
         plain: Trainer = self._stacked
         if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
             plain = self._loop
-        if layers is None:
-            return [(plain, many)]
-        factored = FactoredTrainer(self._experiment, self._method, self._model, layers)
         return [(factored, few), (plain, many)]
 
     def _find_layers(self, work: Work, received: object) -> tuple[Layer, ...] | None:
