@@ -89,7 +89,7 @@ class LooksAtValues(FedAvg):
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         loss = super().loss(params, batch, context)
-        return loss * 2 if float(loss) > 0 else loss
+        return loss * 2 if float(loss.detach()) > 0 else loss
 
 
 def test_what_cannot_be_batched_is_looped(images: Path) -> None:

@@ -120,6 +120,7 @@ SITUATIONS: dict[str, Situation] = {
     "read every other round": Situation({"evaluate_every": 2}, methods=DIFFERENT),
     "more than at once": Situation(
         {"partition__kind": "iid", "clients": 40, "rounds": 2},
+        {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 16},
         methods=DIFFERENT,
         holds=lambda _, c: len(c) > in_process_module._CLIENTS_AT_ONCE,
     ),
