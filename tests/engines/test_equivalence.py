@@ -18,7 +18,6 @@ from mpfedcl.clock import Clock
 from mpfedcl.data.federated import ClientData, FederatedData, load_federated
 from mpfedcl.data.preprocessing import Preprocessing
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines import in_process as in_process_module
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.methods import find_method
@@ -122,7 +121,7 @@ SITUATIONS: dict[str, Situation] = {
         {"partition__kind": "iid", "clients": 40, "rounds": 2},
         {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 16},
         methods=DIFFERENT,
-        holds=lambda _, c: len(c) > in_process_module._CLIENTS_AT_ONCE,
+        holds=lambda _, c: len(c) > 2 * 16,
     ),
     "chunks of two": Situation(
         RAGGED, {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
