@@ -64,7 +64,7 @@ def sweep(
                 name: rounds_of(workload.federation(engine=engine), most, written)
                 for name, (engine, most, written) in CONTENDERS.items()
             }
-            found = interleave(contenders, repeats, progress=progress, warm=2, patience=20)
+            found = interleave(contenders, repeats, progress=progress, warm=2, patience=6)
             medians = {name: Spread.of(times).median for name, times in found.items()}
             cells.append(
                 {
@@ -102,7 +102,7 @@ def main() -> None:
     """Measure and write."""
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    rows, clients = [8, 32, 64, 128, 192, 256, 384, 512], [2, 4, 8, 32, 64]
+    rows, clients = [16, 64, 128, 192, 256, 384], [2, 8, 32]
     if arguments.quick:
         rows, clients = [8, 64], [2, 8]
     progress = Progress()
