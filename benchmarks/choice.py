@@ -40,7 +40,7 @@ def rounds_of(federation: Federation, most_rows: int, written_from: int) -> Call
 
 def pick(workload: Workload, num_clients: int, num_rows: int) -> str:
     """Return what the engine `auto` takes, by the constants as they are."""
-    if num_rows <= choice._MOST_ROWS:
+    if num_rows <= choice.most_rows(num_clients):
         return "written" if num_rows >= factored._WRITTEN_OUT_FROM else "factored"
     model = workload.federation().state.server.params
     size = sum(value.numel() for value in model.values())
@@ -102,7 +102,7 @@ def main() -> None:
     """Measure and write."""
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    rows, clients = [16, 64, 128, 192, 256, 384], [2, 8, 32]
+    rows, clients = [16, 64, 128, 192, 256, 384, 512], [2, 5, 8, 32]
     if arguments.quick:
         rows, clients = [8, 64], [2, 8]
     progress = Progress()

@@ -68,6 +68,12 @@ def test_auto_runs_a_few_large_clients_one_by_one() -> None:
     assert choose([large, 2, *[large] * 3], **changes) == ["stacked", "factored", *["stacked"] * 3]
 
 
+def test_auto_asks_for_company() -> None:
+    changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 64}
+    assert choose([130, 2], **changes) == ["loop", "factored"]
+    assert choose([130, 2, 3], **changes) == ["factored"] * 3
+
+
 @pytest.mark.parametrize("method", [Decay, Clipped])
 def test_methods_beyond_linear_layers_are_never_rows(method: type[Method]) -> None:
     assert choose([1, 5, 30, 2], method=method, engine="stacked") == ["stacked"] * 4

@@ -12,11 +12,18 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
 
-_MOST_ROWS = 256
-"""Samples times epochs up to which rows are cheaper than weights."""
+_MOST_ROWS = 512
+"""Samples times epochs up to which rows are cheaper than weights, in good company."""
+_ROWS_A_CLIENT = 64
+"""The same for few clients: so many rows for each client that is trained at the same time."""
 _SMALL_MODEL = 200_000
 """Parameters up to which a stack of models is faster than one after the other."""
 _FEWEST_STACKED = 4
+
+
+def most_rows(num_clients: int) -> int:
+    """Return up to how many rows a client is trained as rows, among so many clients."""
+    return min(_MOST_ROWS, _ROWS_A_CLIENT * num_clients)
 
 
 class TrainerChoice:
@@ -64,12 +71,13 @@ class TrainerChoice:
     def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:
         if self._loops:
             return [(self._loop, list(works))]
-        few: list[Work] = []
         layers = self._find_layers(works[0], received)
+        limit = 0
         if layers is not None:
-            few = [work for work in works if self._num_rows(work) <= _MOST_ROWS]
+            limit = _MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(works))
+        few = [work for work in works if self._num_rows(work) <= limit]
         factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
-        many = [work for work in works if layers is None or self._num_rows(work) > _MOST_ROWS]
+        many = [work for work in works if self._num_rows(work) > limit]
         plain: Trainer = self._stacked
         if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
             plain = self._loop
