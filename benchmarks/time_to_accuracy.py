@@ -9,8 +9,6 @@ from typing import Any
 
 from measuring import Progress, Result, Table, parse_arguments
 from mpfedcl import Experiment, run
-from mpfedcl.data.reader import open_image_set
-from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.simulation import Observer
 
@@ -46,15 +44,6 @@ class Arrival:
             if value >= GOAL:
                 return cls(reading, record["round"], seconds, megabytes, value)
         return cls(reading, None, seconds, megabytes, value)
-
-
-def find_dataset() -> str:
-    """Return the whole MNIST where there is one, else the sample inside the package."""
-    try:
-        open_image_set(Experiment().replace(dataset__name="mnist").dataset)
-    except InvalidInput:
-        return "mnist-sample"
-    return "mnist"
 
 
 def run_until(experiment: Experiment, readings: Sequence[Reading]) -> dict[str, Arrival]:
@@ -93,7 +82,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     seeds, rounds = ([0], 2) if arguments.quick else ([0, 1, 2], 60)
     rates = [0.1] if arguments.quick else [0.01, 0.1]
-    dataset = "mnist-sample" if arguments.quick else find_dataset()
+    dataset = "mnist-sample"
     progress = Progress()
     result = Result("time_to_accuracy", (__doc__ or "").strip(), arguments.quick)
     for rate in rates:
