@@ -14,7 +14,7 @@ from mpfedcl.models import Model
 
 _MOST_ROWS = 512
 """Samples times epochs up to which rows are cheaper than weights, in good company."""
-_ROWS_A_CLIENT = 64
+_ROWS_A_CLIENT = 80
 """The same for few clients: so many rows for each client that is trained at the same time."""
 _SMALL_MODEL = 200_000
 """Parameters up to which a stack of models is faster than one after the other."""

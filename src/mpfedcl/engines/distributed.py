@@ -5,7 +5,7 @@ exchange what they took in: the sums of models are added up, prototypes and who 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,23 +61,22 @@ class DistributedEngine:
 
     def unite(self, intake: Intake) -> None:
         """Make one intake of those of all processes."""
-        intake.mean.replace(
-            self._team.sum(intake.mean.padded(intake.template)),
-            sum(self._exchange(intake.mean.weight)),
-        )
+        sums = self._team.sum(intake.mean.padded(intake.template))
         own = {
+            "weight": intake.mean.weight,
             "losses": intake.losses,
             "rejected": intake.rejected,
             "bytes_up": intake.bytes_up,
             "largest": intake.largest,
         }
-        intake.rows = self._gather_rows(intake.rows)
-        for other in (reports := self._exchange(own)):
-            intake.losses |= other["losses"]
-            intake.rejected |= other["rejected"]
-        intake.bytes_up = sum(other["bytes_up"] for other in reports)
+        reports, intake.rows = self._exchange(own, intake.rows)
+        intake.mean.replace(sums, sum(report["weight"] for report in reports))
+        for report in reports:
+            intake.losses |= report["losses"]
+            intake.rejected |= report["rejected"]
+        intake.bytes_up = sum(report["bytes_up"] for report in reports)
         intake.largest = {
-            name: max(other["largest"][name] for other in reports) for name in intake.largest
+            name: max(report["largest"][name] for report in reports) for name in intake.largest
         }
 
     def evaluate(
@@ -86,10 +85,11 @@ class DistributedEngine:
         """Let each process read its clients; put the readings together."""
         own = self.here(names)
         if pool is None and averaged is not None:
-            rows = self._gather_rows(self._engine.rows_for_reading(own))
+            _, rows = self._exchange(None, self._engine.rows_for_reading(own))
             pool = self._engine.gather_for_reading(rows)
         tables: dict[str, Table] = {}
-        for part in self._exchange(self._engine.read(averaged, pool, own)):
+        parts, _ = self._exchange(self._engine.read(averaged, pool, own), {})
+        for part in parts:
             tables |= part
         return Readings({name: tables[name] for name in self.sizes}, names)
 
@@ -115,16 +115,16 @@ class DistributedEngine:
         """Take up the states of the clients of this process."""
         self._engine.load_state(state)
 
-    def _exchange(self, content: Any) -> list[Any]:
-        """Return what every process has to say, as plain values."""
-        return [json.loads(part) for part in self._team.gather(json.dumps(content).encode())]
-
-    def _gather_rows(self, rows: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
-        """Return the prototypes of all processes, in order of name."""
-        found: dict[str, Prototypes] = {}
-        for part in self._team.gather(_pack_rows(rows)):
-            found |= _unpack_rows(part)
-        return {name: found[name].to(self._device) for name in sorted(found)}
+    def _exchange(
+        self, report: Any, rows: Mapping[str, Prototypes]
+    ) -> tuple[list[Any], dict[str, Prototypes]]:
+        """Return what every process reports, as plain values, and the prototypes of all."""
+        reports, found = [], {}
+        for part in self._team.gather(_pack_rows(report, rows)):
+            said, theirs = _unpack_rows(part)
+            reports.append(said)
+            found |= theirs
+        return reports, {name: found[name].to(self._device) for name in sorted(found)}
 
 
 def _pack(name: str, tensors: Tensors) -> bytes:
@@ -137,30 +137,30 @@ def _unpack(part: bytes) -> tuple[str, Tensors]:
     return name.decode(), load(content)
 
 
-def _pack_rows(rows: Mapping[str, Prototypes]) -> bytes:
-    """Return clients' prototypes as one array each of vectors, labels, counts and owners."""
-    names = json.dumps(list(rows))
+def _pack_rows(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
+    """Return plain values, and clients' prototypes as one array each."""
+    said = json.dumps([report, list(rows)])
     if not rows:
-        return _pack(names, {})
-    sizes = torch.tensor([len(each) for each in rows.values()])
+        return _pack(said, {})
     return _pack(
-        names,
+        said,
         {
             "vectors": torch.cat([each.vectors for each in rows.values()]),
             "labels": torch.cat([each.labels for each in rows.values()]),
             "counts": torch.cat([each.counts for each in rows.values()]),
-            "sizes": sizes,
+            "sizes": torch.tensor([len(each) for each in rows.values()]),
         },
     )
 
 
-def _unpack_rows(part: bytes) -> dict[str, Prototypes]:
-    names, tensors = _unpack(part)
+def _unpack_rows(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
+    said, tensors = _unpack(part)
+    report, names = json.loads(said)
     if not tensors:
-        return {}
-    sizes: Iterable[int] = tensors["sizes"].tolist()
-    columns = (torch.split(tensors[name], list(sizes)) for name in ("vectors", "labels", "counts"))
-    return {
+        return report, {}
+    sizes = tensors["sizes"].tolist()
+    columns = (torch.split(tensors[name], sizes) for name in ("vectors", "labels", "counts"))
+    return report, {
         name: Prototypes(*parts)
-        for name, parts in zip(json.loads(names), zip(*columns, strict=True), strict=True)
+        for name, parts in zip(names, zip(*columns, strict=True), strict=True)
     }
