@@ -70,8 +70,8 @@ def test_auto_runs_a_few_large_clients_one_by_one() -> None:
 
 def test_auto_asks_for_company() -> None:
     changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 64}
-    assert choose([130, 2], **changes) == ["loop", "factored"]
-    assert choose([130, 2, 3], **changes) == ["factored"] * 3
+    assert choose([200, 2], **changes) == ["loop", "factored"]
+    assert choose([200, 2, 3], **changes) == ["factored"] * 3
 
 
 @pytest.mark.parametrize("method", [Decay, Clipped])

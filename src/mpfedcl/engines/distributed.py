@@ -119,7 +119,8 @@ class DistributedEngine:
         self, report: Any, rows: Mapping[str, Prototypes]
     ) -> tuple[list[Any], dict[str, Prototypes]]:
         """Return what every process reports, as plain values, and the prototypes of all."""
-        reports, found = [], {}
+        reports: list[Any] = []
+        found: dict[str, Prototypes] = {}
         for part in self._team.gather(_pack_rows(report, rows)):
             said, theirs = _unpack_rows(part)
             reports.append(said)
