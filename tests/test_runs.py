@@ -349,3 +349,9 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, asked: str | None, given: int)
         assert torch.get_num_threads() == given
     finally:
         torch.set_num_threads(before)
+
+
+def test_personal_models_can_be_left_out(images: Path, tmp_path: Path) -> None:
+    run(small(images, personal_models=False), tmp_path / "run")
+    assert list((tmp_path / "run" / "models").iterdir()) == []
+    assert (tmp_path / "run" / "model.safetensors").exists()

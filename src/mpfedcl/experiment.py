@@ -219,6 +219,8 @@ class Experiment(Settings):
     """Processes that share the clients, on this machine; with torchrun it says how many."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
+    personal_models: bool = True
+    """Write each client's own model at the end; a thousand clients' take gigabytes."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()

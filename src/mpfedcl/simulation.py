@@ -189,8 +189,7 @@ class _Simulation:
         while self._goes_on(True):
             _, is_last = self._advance()
             if is_last:
-                models = self._engine.personal_models(self._federation.shared_parameters)
-                deque(models, maxlen=0)
+                deque(self._personal_models(), maxlen=0)
             self._engine.state()
 
     def _goes_on(self, wanted: bool) -> bool:
@@ -225,7 +224,7 @@ class _Simulation:
                 directory.write_models(
                     self._federation.averaged_model,
                     pool,
-                    self._engine.personal_models(self._federation.shared_parameters),
+                    self._personal_models(),
                 )
             save_checkpoint(
                 directory.checkpoints,
@@ -234,6 +233,10 @@ class _Simulation:
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
         directory.append_record(record)
         return record
+
+    def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
+        if self._experiment.personal_models:
+            yield from self._engine.personal_models(self._federation.shared_parameters)
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
         checkpoint, problems = load_checkpoint(directory.checkpoints)

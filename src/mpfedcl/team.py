@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -105,15 +106,19 @@ def team_of(num_workers: int) -> Iterator[Team | None]:
     """Join the team that this process was started in, or start one; None for a process alone."""
     if _PLACE in os.environ:
         port, rank, size = (int(part) for part in os.environ[_PLACE].split(":"))
-        with _joined(rank, size, TCPStore("127.0.0.1", port, size, False, _TIMEOUT)) as team:
+        store = TCPStore("127.0.0.1", port, size, False, _TIMEOUT)
+        store.set(f"here/{rank}", "yes")
+        with _joined(rank, size, store) as team:
             yield team
     elif is_under_torchrun():
         with _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as team:
             yield team
     elif num_workers > 1:
         store = TCPStore("127.0.0.1", 0, num_workers, True, _TIMEOUT, wait_for_workers=False)
-        with _started(num_workers, store.port), _joined(0, num_workers, store) as team:
-            yield team
+        with _started(num_workers, store.port) as workers:
+            _await(workers, store)
+            with _joined(0, num_workers, store) as team:
+                yield team
     else:
         yield None
 
@@ -144,7 +149,7 @@ def end_with_parent() -> None:
 def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
     # Over the loopback device unless told otherwise: a host's own name need not lead to it.
     if store is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     _guarded(
         lambda: (
@@ -162,8 +167,18 @@ def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
             dist.destroy_process_group()
 
 
+def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
+    """Wait until all have come; one that has ended never will."""
+    expected = [f"here/{rank}" for rank in range(1, len(workers) + 1)]
+    while not store.check(expected):
+        for worker in workers:
+            if worker.poll() is not None:
+                raise LostWorker(f"it ended with code {worker.returncode} before it began")
+        time.sleep(0.02)
+
+
 @contextmanager
-def _started(size: int, port: int) -> Iterator[None]:
+def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the other processes of a team on this machine; end those that are left."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     workers = [
@@ -176,7 +191,7 @@ def _started(size: int, port: int) -> Iterator[None]:
         for rank in range(1, size)
     ]
     try:
-        yield
+        yield workers
     finally:
         for worker in workers:
             with contextlib.suppress(subprocess.TimeoutExpired):

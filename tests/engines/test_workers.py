@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import resume, run
 from mpfedcl.engines import deal_clients
+from mpfedcl.errors import LostWorker
 from small_runs import (
     METHODS,
     assert_close_results,
@@ -253,6 +254,15 @@ def test_a_worker_whose_data_are_missing_says_so(
     assert leader.startswith("mpfedcl: a worker was lost before the first round")
     assert other.startswith("mpfedcl: dataset.name is 'folder', but its folder data")
     assert leader.count("\n") == other.count("\n") == 1
+
+
+def test_a_worker_that_never_begins_is_not_waited_for(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpfedcl.team.sys.executable", "/bin/false")
+    with pytest.raises(LostWorker, match="ended with code 1 before it began"):
+        run(small(images, workers=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # Who gets whom
