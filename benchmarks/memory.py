@@ -22,12 +22,13 @@ CASES: dict[str, dict[str, Any]] = {
         "at": [10, 50],
         "sample": 32,
     },
-    f"head, 10,000 x 20, {_SAMPLED}": {
+    f"head, 10,000 x 20, {_SAMPLED}, evaluate_clients 100": {
         "model": "head",
         "clients": 10_000,
-        "rounds": 5,
-        "at": [2, 5],
+        "rounds": 12,
+        "at": [10, 12],
         "sample": 32,
+        "read": 100,
     },
 }
 QUICK: dict[str, dict[str, Any]] = {
@@ -56,11 +57,12 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     if case:
         make = {"mnist": mnist_clients, "head": head_clients}[case["model"]]
         workload = make(case["clients"], 20, num_test=1000)
-        changes = {"contrast__sample": case["sample"]} if case.get("sample") else {}
-        federation = workload.federation(**changes)
+        federation = workload.federation(
+            contrast__sample=case.get("sample"), evaluate_clients=case.get("read")
+        )
         loaded, began = _resident(), time.perf_counter()
         for number in range(1, case["rounds"] + 1):
-            # Evaluated with the personal models of all clients, on 1,000 images, at the end.
+            # Personal models are read at the end, on 1,000 images: of all clients if not said.
             federation.run_round(evaluate=number == case["rounds"])
             sizes[number] = _resident()
     return {

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,9 @@ class WrappedEngine:
         self._engine.unite(intake)
 
     def train(
-        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        updates = self._engine.train(broadcast, names, keep_models=keep_models)
+        updates = self._engine.train(broadcast, names, keep=keep)
         yield from self.meddle(
             broadcast, names, (replace(each, sums=tensors_of(each)) for each in updates)
         )

@@ -355,3 +355,34 @@ def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Pat
     assert len(models) > 1
     behind = [m for m in models.values() if torch.equal(m["hidden.0.bias"], now["hidden.0.bias"])]
     assert len(behind) >= len(models) - 1
+
+
+def test_personal_models_of_some_clients_are_read(images: Path) -> None:
+    experiment = small(images, clients=5, evaluate_clients=2, engine="loop")
+    some = build_federation(experiment).run_round(evaluate=True)
+    everyone = build_federation(experiment.replace(evaluate_clients=None)).run_round(evaluate=True)
+    assert some.accuracy_per_client is not None
+    assert everyone.accuracy_per_client is not None
+    read = {name for name, value in some.accuracy_per_client.items() if value is not None}
+    assert len(read) == 2
+    for name in read:
+        assert some.accuracy_per_client[name] == everyone.accuracy_per_client[name]
+    assert some.accuracy is not None
+    assert everyone.accuracy is not None
+    values = [some.accuracy_per_client[name] or 0.0 for name in read]
+    assert some.accuracy["own"]["personal_prototype"] == pytest.approx(sum(values) / 2)
+    assert (
+        some.accuracy["own"]["averaged_classifier"]
+        == everyone.accuracy["own"]["averaged_classifier"]
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+def test_models_are_kept_for_those_who_are_asked_only(images: Path, engine: str) -> None:
+    federation = build_federation(small(images, clients=5, evaluate_clients=2, engine=engine))
+    federation.run_round(evaluate=False)
+    assert dict(federation._engine.personal_models({})) == {}
+    federation.run_round(evaluate=True)
+    assert len(dict(federation._engine.personal_models({}))) == 2
+    federation.run_round(evaluate=True, keep_models=True)
+    assert len(dict(federation._engine.personal_models({}))) == 5

@@ -219,6 +219,9 @@ class Experiment(Settings):
     """Processes that share the clients, on this machine; with torchrun it says how many."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
+    evaluate_clients: Annotated[int | None, Field(ge=1), _Int] = None
+    """Personal models are read of so many clients, drawn in each evaluated round [default: of all];
+    with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
     dataset: DatasetSettings = DatasetSettings()

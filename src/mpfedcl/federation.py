@@ -99,7 +99,8 @@ class Federation:
             num_prototypes=method.num_prototypes,
             shares_prototypes=method.shares_prototypes,
             max_norm=experiment.guard.max_norm,
-            max_length=min(experiment.guard.max_norm, method.longest_prototype()),
+            # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
+            max_length=min(1.001 * experiment.guard.max_norm, method.longest_prototype()),
         )
 
     @property
@@ -126,13 +127,15 @@ class Federation:
             num_prototypes=self._method.num_prototypes,
         )
 
-    def run_round(self, *, evaluate: bool) -> RoundRecord:
-        """Run the next round and move the state on."""
+    def run_round(self, *, evaluate: bool, keep_models: bool = False) -> RoundRecord:
+        """Run the next round and move the state on; `keep_models` for the engine to hand out."""
         with self._clock.phase("broadcast"):
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round)
         intake = Intake(self._guard, broadcast, chosen)
-        updates = self._engine.train(broadcast, chosen, keep_models=evaluate)
+        read = self._choose_to_read(broadcast.round, chosen) if evaluate else []
+        keep = chosen if keep_models else read
+        updates = self._engine.train(broadcast, chosen, keep=keep)
         for update in in_name_order(updates, self._engine.here(chosen)):
             with self._clock.phase("aggregate"):
                 intake.take(update)
@@ -141,7 +144,8 @@ class Federation:
         with self._clock.phase("aggregate"):
             self._fold(broadcast.round, intake)
             self._engine.settle(intake.accepted)
-        readings = self._evaluate(intake.accepted) if evaluate else None
+        accepted = set(intake.accepted)
+        readings = self._evaluate([name for name in read if name in accepted]) if evaluate else None
         heard = {*intake.accepted, *intake.rejected}
         return RoundRecord(
             round=broadcast.round,
@@ -172,6 +176,14 @@ class Federation:
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
+    def _choose_to_read(self, round_number: int, chosen: list[str]) -> list[str]:
+        """Return the clients whose personal models are read."""
+        count = self._experiment.evaluate_clients
+        if count is None or count >= len(chosen):
+            return chosen
+        draw = numpy_generator(self._experiment.seed, round_number, "sample to read")
+        return sorted(str(name) for name in draw.choice(chosen, count, replace=False))
+
     def _fold(self, number: int, intake: Intake) -> None:
         """Move the state on; where nobody was accepted only the round's number moves."""
         rows = intake.rows
@@ -186,10 +198,10 @@ class Federation:
         server = self._method.reduce(self.state.server, intake.mean.means())
         self.state = FederationState(number, server, {**kept, **fresh})
 
-    def _evaluate(self, answered: list[str]) -> Readings:
+    def _evaluate(self, read: list[str]) -> Readings:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
-            return self._engine.evaluate(self.averaged_model, pool, answered)
+            return self._engine.evaluate(self.averaged_model, pool, read)
 
     def _mean_loss(self, losses: dict[str, float]) -> float | None:
         sizes = {name: self._engine.sizes[name] for name in sorted(losses)}

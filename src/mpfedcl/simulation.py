@@ -202,7 +202,8 @@ class _Simulation:
         number = self._federation.state.round + 1
         is_last = number == self._experiment.rounds
         is_read = is_last or number % self._experiment.evaluate_every == 0
-        return self._federation.run_round(evaluate=is_read), is_last
+        keeps = is_last and self._experiment.personal_models
+        return self._federation.run_round(evaluate=is_read, keep_models=keeps), is_last
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""

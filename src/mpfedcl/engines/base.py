@@ -1,6 +1,6 @@
 """The seam between the round loop and where clients live."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mpfedcl.exchange import Broadcast, Update
@@ -23,12 +23,12 @@ class Engine(Protocol):
         ...
 
     def train(
-        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         """Train the named clients and yield their updates in any order; name order is cheapest.
 
-        Only with `keep_models` may `evaluate` and `personal_models` be asked afterwards for models
-        that clients do not need themselves.
+        Only of the clients in `keep` may `evaluate` and `personal_models` be asked afterwards for
+        models that clients do not need themselves.
         """
         ...
 

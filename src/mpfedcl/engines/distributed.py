@@ -5,7 +5,7 @@ exchange what they took in: the sums of models are added up, prototypes and who 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,10 +54,10 @@ class DistributedEngine:
         return [name for name in names if name in self._engine.sizes]
 
     def train(
-        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         """Train the clients of this process."""
-        return self._engine.train(broadcast, self.here(names), keep_models=keep_models)
+        return self._engine.train(broadcast, self.here(names), keep=keep)
 
     def unite(self, intake: Intake) -> None:
         """Make one intake of those of all processes."""

@@ -1,6 +1,6 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class InProcessEngine:
         self._kept: dict[str, Tensors] = {}
         self._trained: dict[str, tuple[Trained, int]] = {}
         """The clients of the round under way, and after it those whose models were asked for."""
-        self._keeps_models = False
+        self._asked_for: set[str] = set()
 
     def here(self, names: Sequence[str]) -> Sequence[str]:
         """Return the named clients: all are here."""
@@ -59,12 +59,12 @@ class InProcessEngine:
         """There is nobody to unite with."""
 
     def train(
-        self, broadcast: Broadcast, names: Sequence[str], *, keep_models: bool
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         """Train the named clients and yield their updates in name order."""
         with self._clock.phase("broadcast"):
             received = self._method.prepare(broadcast)
-        self._trained, self._keeps_models = {}, keep_models
+        self._trained, self._asked_for = {}, set(keep)
         ordered, at_once = sorted(names), self._clients_at_once
         for first in range(0, len(ordered), at_once):
             clients = [self._data.client(name) for name in ordered[first : first + at_once]]
@@ -77,9 +77,9 @@ class InProcessEngine:
                 trained, index = self._trained[client.name]
                 sums, loss = trained.sums(index), trained.losses[index]
                 yield Update(client.name, len(client.labels), sums, prototypes, loss)
-            if not (keep_models or self._keeps_anything):
-                # The updates are out: nothing will ask for these models again.
-                self._trained.clear()
+            if not self._keeps_anything:
+                # The updates are out: nobody will ask for the other models again.
+                self._trained = self._still_asked_for()
 
     def evaluate(
         self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
@@ -134,8 +134,7 @@ class InProcessEngine:
             if self._stays_at_home:
                 params = trained.params(index)
                 self._kept[name] = {n: v for n, v in params.items() if not self._method.shared(n)}
-        if not self._keeps_models:
-            self._trained = {}
+        self._trained = self._still_asked_for()
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
@@ -175,6 +174,9 @@ class InProcessEngine:
         """Whether clients take something along to the next round."""
         # Only a `finish` of the method's own returns a state; whether it does shows when it runs.
         return self._stays_at_home or type(self._method).finish is not Method.finish
+
+    def _still_asked_for(self) -> dict[str, tuple[Trained, int]]:
+        return {name: place for name, place in self._trained.items() if name in self._asked_for}
 
     def _set_out(self, client: ClientData, broadcast: Broadcast) -> Work:
         start = {**self._initial, **self._kept.get(client.name, {}), **broadcast.params}
