@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -26,9 +26,18 @@ CANNOT = 77
 PORT = 29400
 
 
+class NoNamespacesError(Exception):
+    """This machine does not let us make network namespaces."""
+
+
 def ip(*words: str) -> None:
-    """Call the system's ip command."""
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    """Call the system's ip command, to set up a machine."""
+    try:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise NoNamespacesError("there is no command ip") from None
+    except subprocess.CalledProcessError as error:
+        raise NoNamespacesError(error.stderr.strip()) from None
 
 
 @contextmanager
@@ -48,7 +57,8 @@ def machines() -> Iterator[None]:
         yield
     finally:
         for name in MACHINES:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+            with suppress(FileNotFoundError):
+                subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 def start_agent(number: int, folder: Path, words: list[str]) -> subprocess.Popen[str]:
@@ -124,9 +134,7 @@ def main() -> int:
             with machines():
                 check_same_result(Path(name))
                 check_lost_machine(Path(name))
-        except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            if isinstance(error, subprocess.CalledProcessError) and error.cmd[0] != "ip":
-                raise
+        except NoNamespacesError as error:
             print(f"this machine does not allow network namespaces: {error}", file=sys.stderr)
             return CANNOT
     return 0

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,12 +225,14 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "mpfedcl", *(str(word) for word in words)]
 
 
-def call(*words: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def call(
+    *words: object, cwd: Path, variables: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     return subprocess.run(
         command(*words),
         cwd=cwd,
-        env=environment(),
+        env=environment(**variables or {}),
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.arguments import Run
 from mpfedcl.cli import parse
-from mpfedcl.experiment import FORMAT, DatasetSettings, PartitionSettings
+from mpfedcl.experiment import FORMAT
+from mpfedcl.settings import DatasetSettings, PartitionSettings
 
 NOWHERE = Path("nowhere.toml")
 

@@ -12,12 +12,12 @@ from PIL import Image
 from mpfedcl.arguments import Pretrain
 from mpfedcl.commands.pretrain import pretrain_command
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
 from mpfedcl.models.encoder import find_encoder
 from mpfedcl.models.weights import load_weights, read_safetensors_file
 from mpfedcl.pretrain.data import augment, load_pretrain_data
 from mpfedcl.pretrain.settings import PretrainSettings
 from mpfedcl.pretrain.training import Epoch, PretrainObserver, checkpoint_path, pretrain
+from mpfedcl.settings import DatasetSettings
 
 SIZE = 16
 

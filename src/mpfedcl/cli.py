@@ -97,8 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except LostWorker as error:
         # One process of a team speaks for all.
-        if os.environ.get("RANK", "0") == "0":
-            print(f"mpfedcl: {error}.", file=sys.stderr)
+        from mpfedcl.team import is_follower
+
+        if not is_follower():
+            print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         # The reader has gone (`| head`). Python would complain once more when it closes stdout.

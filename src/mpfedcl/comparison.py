@@ -64,7 +64,12 @@ class Comparison:
                 plans.append(Plan(method, experiment, path / folder))
         for plan in plans:
             directory = RunDirectory(plan.path)
-            if directory.holds_run() and directory.read_experiment() != plan.experiment:
+            # Where clients are run makes no difference to the result.
+            here = {"engine": plan.experiment.engine, "workers": plan.experiment.workers}
+            if (
+                directory.holds_run()
+                and directory.read_experiment().replace(**here) != plan.experiment
+            ):
                 raise InvalidInput(
                     f"out is {str(path)!r}; {plan.path.name} in it holds a run with other "
                     "settings: give another folder, or the settings it was begun with."
@@ -133,7 +138,8 @@ class Comparison:
 
 def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
     if RunDirectory(path).holds_run():
-        return resume(path, observer=observer).summary is not None
+        done = resume(path, observer=observer, engine=experiment.engine, workers=experiment.workers)
+        return done.summary is not None
     return run(experiment, path, observer).summary is not None
 
 

@@ -1,7 +1,9 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
+
+import torch
 
 from mpfedcl.clock import Clock
 from mpfedcl.engines.base import Engine
@@ -57,6 +59,17 @@ class FederationState:
     server: Server
     rows: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return the state on a device."""
+        return type(self)(
+            self.round,
+            Server(
+                {name: value.to(device) for name, value in self.server.params.items()},
+                {name: value.to(device) for name, value in self.server.extra.items()},
+            ),
+            {name: (received, rows.to(device)) for name, (received, rows) in self.rows.items()},
+        )
 
 
 class Federation:

@@ -19,12 +19,21 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError:
-        # On a full disk half a file helps nobody.
+    except OSError as error:
+        # On a full disk half a file helps nobody. The system names no file where a write fails.
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+        error.filename = str(path)
         raise
     sync_folder(path.parent)
+
+
+def free_folder(wanted: Path) -> Path:
+    """Return a folder that does not exist yet: as wanted, else with a number."""
+    path, number = wanted, 2
+    while path.exists():
+        path, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
+    return path
 
 
 def identify_file(path: Path) -> str:

@@ -28,10 +28,12 @@ def find_device(name: str) -> torch.device:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
-        # Some devices exist in name only; a number that comes back shows that this one computes.
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
+        # Some devices exist in name only, some (mps) know no double precision, which sums are
+        # taken in; a number that comes back shows that this one computes.
+        torch.zeros(1, device=device, dtype=torch.float64).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
         raise InvalidInput(
-            f"device is {name!r}; it must be a device that this torch can use, such as cpu."
+            f"device is {name!r}; it must be one that this torch can use, in double precision "
+            "too, such as cpu."
         ) from None
     return device

@@ -9,10 +9,11 @@ from mpfedcl.data.inputs import byte_inputs, feature_inputs
 from mpfedcl.data.reader import data_folder
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings, Experiment
+from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp, Model
 from mpfedcl.models.encoder import Encoder, find_encoder
 from mpfedcl.models.trainable import make_trainable
+from mpfedcl.settings import DatasetSettings
 from mpfedcl.team import Team
 
 _HIDDEN = (512, 512, 256)

@@ -1,6 +1,5 @@
 """From an experiment to a finished run on this machine."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,18 +17,20 @@ from mpfedcl.checkpoint import (
     save_checkpoint,
 )
 from mpfedcl.clock import Clock
+from mpfedcl.data.federated import is_same_deal
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation, FederationState, RoundRecord
+from mpfedcl.federation import Federation, RoundRecord
+from mpfedcl.files import free_folder
 from mpfedcl.hardware import cap_threads, find_device
 from mpfedcl.loading import load_in_turn
-from mpfedcl.methods import Method, Server, find_method
+from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
-from mpfedcl.team import Team, team_of
+from mpfedcl.team import Team, is_follower, team_of
 
 Record = Mapping[str, Any]
 
@@ -63,6 +64,7 @@ def run(
     experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
 ) -> RunResult:
     """Run an experiment into a new run directory and return what came of it."""
+    _refuse_to_follow()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     with _led(experiment) as (experiment, team):
         # Everything that can be wrong with the input is found before the folder is made.
@@ -84,6 +86,7 @@ def resume(
 
     Where the clients are run makes no difference to the result, so that may change too.
     """
+    _refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
         asked = {"rounds": rounds, "engine": engine, "workers": workers}
         changes = {name: value for name, value in asked.items() if value is not None}
@@ -100,6 +103,14 @@ def follow() -> None:
         _Simulation(Experiment.parse_toml(document, Path("experiment")), team).follow()
 
 
+def _refuse_to_follow() -> None:
+    if is_follower():
+        raise InvalidInput(
+            "this process was started by torchrun to work for another; only the command must be "
+            "started so: torchrun -m mpfedcl run. In Python, give the experiment workers."
+        )
+
+
 @contextmanager
 def _led(experiment: Experiment) -> Iterator[tuple[Experiment, Team | None]]:
     """Call a team together for an experiment and tell it what to do, if more than one process."""
@@ -112,7 +123,7 @@ def _led(experiment: Experiment) -> Iterator[tuple[Experiment, Team | None]]:
     except RunCutShort:
         raise
     except LostWorker as error:
-        raise LostWorker(f"a worker was lost before the first round ({error})") from None
+        raise LostWorker(f"a worker was lost before the first round ({error}).") from None
 
 
 class _Simulation:
@@ -177,7 +188,7 @@ class _Simulation:
         except LostWorker as error:
             raise RunCutShort(
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
-                f"kept: go on with mpfedcl run --resume {directory.path}"
+                f"kept. Go on with: mpfedcl run --resume {directory.path}"
             ) from None
         return self._conclude(directory, records)
 
@@ -208,7 +219,7 @@ class _Simulation:
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
         now, before = self.data.partition, directory.read_json("partition.json")
-        if before is not None and not _is_same(before, now):
+        if before is not None and not is_same_deal(before, now):
             raise InvalidInput(
                 f"{directory.path} was begun on other data; images and encoder must be the same "
                 "as then, or the run must be begun anew."
@@ -252,7 +263,7 @@ class _Simulation:
         return directory.rewind_records(checkpoint.record if checkpoint else None)
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
-        self._federation.state = _moved(checkpoint.state, self._device)
+        self._federation.state = checkpoint.state.to(self._device)
         self._engine.load_state(checkpoint.clients)
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
@@ -270,15 +281,6 @@ class _Simulation:
         )
 
 
-def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Tell whether two descriptions are of the same data, up to rounding in the inputs."""
-    means, others = before.get("input_means", {}), now["input_means"]
-    return {**before, "input_means": None} == {**now, "input_means": None} and all(
-        math.isclose(means[name], value, rel_tol=1e-4, abs_tol=1e-6)
-        for name, value in others.items()
-    )
-
-
 def _say_unchanged(record: Record) -> str:
     reasons = record["clients"]["rejected"].values()
     why = f" ({next(iter(reasons))})" if reasons else ""
@@ -286,22 +288,7 @@ def _say_unchanged(record: Record) -> str:
 
 
 def _free_folder(experiment: Experiment) -> Path:
-    """Return runs/<what it is>, numbered if that exists."""
+    """Return a folder under runs that says what is in it."""
     method = experiment.method.rpartition(":")[2]
     stem = f"{method}-{experiment.dataset.name}-{experiment.partition.kind}-seed{experiment.seed}"
-    path, number = Path("runs") / stem, 2
-    while path.exists():
-        path, number = Path("runs") / f"{stem}-{number}", number + 1
-    return path
-
-
-def _moved(state: FederationState, device: torch.device) -> FederationState:
-    """Return a state read from disk on the device of the run."""
-    return FederationState(
-        state.round,
-        Server(
-            {name: value.to(device) for name, value in state.server.params.items()},
-            {name: value.to(device) for name, value in state.server.extra.items()},
-        ),
-        {name: (received, rows.to(device)) for name, (received, rows) in state.rows.items()},
-    )
+    return free_folder(Path("runs") / stem)

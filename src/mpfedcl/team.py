@@ -7,15 +7,17 @@ summed. What travels as bytes is JSON or safetensors, never a pickle.
 import contextlib
 import os
 import re
-import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,8 +29,9 @@ from mpfedcl.models import Tensors
 
 _PLACE = "MPFEDCL_TEAM"
 """port:rank:size, for processes that this package starts itself."""
-_TIMEOUT = timedelta(minutes=30)
-"""How long one process waits for another before it takes it for lost."""
+_TIMEOUT = timedelta(hours=6)
+"""How long one process waits for another before it takes it for lost. One that has ended is noticed
+at once; this is for a network that has fallen silent, and must outlast any evaluation."""
 _Result = TypeVar("_Result")
 
 
@@ -68,11 +71,11 @@ class Team:
         """Return the sums over all processes, the same bits in each."""
         if not tensors:
             return {}
-        flat = torch.cat([value.flatten() for value in tensors.values()])
+        flat = torch.cat([value.flatten() for value in tensors.values()]).cpu()
         _guarded(lambda: dist.all_reduce(flat))
         parts = torch.split(flat, [value.numel() for value in tensors.values()])
         pairs = zip(tensors.items(), parts, strict=True)
-        return {name: part.view_as(value) for (name, value), part in pairs}
+        return {name: part.view_as(value).to(value.device) for (name, value), part in pairs}
 
     def wait(self) -> None:
         """Go on when all processes have come here."""
@@ -114,8 +117,7 @@ def team_of(num_workers: int) -> Iterator[Team | None]:
         with _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as team:
             yield team
     elif num_workers > 1:
-        store = TCPStore("127.0.0.1", 0, num_workers, True, _TIMEOUT, wait_for_workers=False)
-        with _started(num_workers, store.port) as workers:
+        with _open_store(num_workers) as store, _started(num_workers, store.port) as workers:
             _await(workers, store)
             with _joined(0, num_workers, store) as team:
                 yield team
@@ -125,7 +127,10 @@ def team_of(num_workers: int) -> Iterator[Team | None]:
 
 def is_under_torchrun() -> bool:
     """Tell whether torchrun has started this process together with others."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    # All of them: schedulers and containers leave one or the other behind.
+    size = os.environ.get("WORLD_SIZE", "")
+    named = all(name in os.environ for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    return named and size.isdecimal() and int(size) > 1
 
 
 def is_follower() -> bool:
@@ -137,11 +142,11 @@ def end_with_parent() -> None:
     """End this process when the one that started it is gone: it holds the other end of stdin."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Not through sys.stdin, whose lock this thread would hold when the interpreter ends.
+        while os.read(0, 4096):
+            pass
         os._exit(1)
 
-    # The terminal sends Ctrl-C to all; the leader alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -150,21 +155,46 @@ def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
     # Over the loopback device unless told otherwise: a host's own name need not lead to it.
     if store is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    _guarded(
-        lambda: (
-            dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT
-            )
-            if store is not None
-            else dist.init_process_group(backend, timeout=_TIMEOUT)
-        )
+    if dist.is_initialized():
+        # Left by a run that was interrupted in the midst of an exchange.
+        dist.destroy_process_group()
+    place: dict[str, Any] = (
+        {} if store is None else {"store": store, "rank": rank, "world_size": size}
     )
+    _guarded(lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place))
     try:
         yield Team(rank, size)
-    finally:
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+    except KeyboardInterrupt:
+        # An exchange may be under way, and cannot be taken down while it is.
+        raise
+    except BaseException:
+        _leave()
+        raise
+    _leave()
+
+
+def _leave() -> None:
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _open_store(size: int) -> Iterator[TCPStore]:
+    """Open the place where the processes of this machine meet; nobody else can reach it."""
+    # By default a store listens on every network that the machine has.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        yield TCPStore(
+            "127.0.0.1",
+            port,
+            size,
+            True,
+            _TIMEOUT,
+            wait_for_workers=False,
+            # The store closes what it is given.
+            master_listen_fd=os.dup(server.fileno()),
+            use_libuv=True,
+        )
 
 
 def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
@@ -180,13 +210,17 @@ def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
 @contextmanager
 def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the other processes of a team on this machine; end those that are left."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # The leader's modules, from the same places; "" is the folder it was started in.
+    places = [str(Path(path).absolute()) for path in sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "mpfedcl.follower"],
+            [sys.executable, "-P", "-m", "mpfedcl.follower"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=environment | {_PLACE: f"{port}:{rank}:{size}"},
+            # A terminal's Ctrl-C is for the leader, which decides what it means.
+            process_group=0,
         )
         for rank in range(1, size)
     ]
@@ -197,7 +231,7 @@ def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(timeout=0.2)
             if worker.poll() is None:
-                worker.terminate()
+                worker.kill()
         for worker in workers:
             worker.wait()
             assert worker.stdin is not None
@@ -206,8 +240,18 @@ def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def _guarded(call: Callable[[], _Result]) -> _Result:
     """Call torch.distributed; whatever goes wrong there means that somebody is gone."""
+    outcome: Future[_Result] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # In a thread: a call that waits for others keeps its own thread from hearing any signal.
+    threading.Thread(target=work, daemon=True).start()
     try:
-        return call()
+        return outcome.result()
     except (RuntimeError, ConnectionError) as error:
         # What the library says first is the reason; what comes before and after is its own affair.
         reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpfedcl.data.imageset import ImageSet
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 
 def make_arrays(

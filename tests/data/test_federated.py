@@ -12,7 +12,8 @@ from PIL import Image
 from mpfedcl.data.federated import FederatedData, load_federated
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings, Experiment
+from mpfedcl.experiment import Experiment
+from mpfedcl.settings import DatasetSettings
 
 KINDS = ["iid", "label", "classes", "quantity"]
 

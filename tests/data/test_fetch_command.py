@@ -20,7 +20,7 @@ from mpfedcl.data.originals import FETCH_PLANS, Collection, FetchPlan, Original
 from mpfedcl.data.prepare import set_domains
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 QUICK = Patience(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
 

@@ -13,7 +13,7 @@ from mpfedcl.data.imageset import Domain
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "src" / "mpfedcl" / "data" / "mnist_sample.npz"

@@ -13,7 +13,7 @@ from PIL import Image
 from mpfedcl.data.imageset import ImageSet
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 
 def save(path: Path, picture: Image.Image, **options: Any) -> Path:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mpfedcl.data.reader import data_folder, read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 
 @pytest.fixture(autouse=True)

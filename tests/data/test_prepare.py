@@ -27,7 +27,7 @@ from original_files import (
 from mpfedcl.data.prepare import Preparation, prepare_set
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
+from mpfedcl.settings import DatasetSettings
 
 
 @pytest.fixture

@@ -174,6 +174,24 @@ class Smooth(Method):
         return batch.cross_entropy(logits) + 0.01 * batch.mean(slopes.square().sum(1))
 
 
+class ViewLater(Method):
+    """Sees the inputs as they are in round 1, and a view of them from round 2 on."""
+
+    def prepare(self, broadcast: Broadcast) -> bool:
+        return broadcast.round > 1
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        inputs = 0.5 * batch.inputs if context.received else batch.inputs
+        return batch.cross_entropy(context.apply(params, inputs)[1])
+
+
+class ViewFirst(ViewLater):
+    """The other way round."""
+
+    def prepare(self, broadcast: Broadcast) -> bool:
+        return broadcast.round == 1
+
+
 class TwoViewsLater(TwoViews):
     """One view in round 1, two from round 2 on."""
 

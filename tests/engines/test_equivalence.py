@@ -170,6 +170,8 @@ HARD_TO_SEE = (
     "own_methods:SideBySide",
     "own_methods:MeanInput",
     "own_methods:TwoViewsLater",
+    "own_methods:ViewLater",
+    "own_methods:ViewFirst",
 )
 
 
@@ -339,6 +341,17 @@ def test_a_reading_decides_nothing_about_what_clients_keep(images: Path, engine:
         unread.run_round(evaluate=False)
     assert len(read._engine.state()) == 6
     assert_close_tensors(unread._engine.state(), read._engine.state(), 0)
+
+
+@pytest.mark.parametrize("engine", ["auto", "stacked"])
+def test_clients_that_keep_something_beside_clients_that_do_not_yet(
+    images: Path, tmp_path: Path, engine: str
+) -> None:
+    """With client sampling some have a state from an earlier round, and some have none."""
+    experiment = double(images, "own_methods:Counts", {"fraction": 0.5})
+    run(experiment.replace(engine="loop"), tmp_path / "loop")
+    run(experiment.replace(engine=engine), tmp_path / "other")
+    assert_equivalent(tmp_path / "loop", tmp_path / "other", DOUBLE)
 
 
 # One client goes astray

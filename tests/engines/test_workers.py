@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import resume, run
 from mpfedcl.engines import deal_clients
-from mpfedcl.errors import LostWorker
+from mpfedcl.errors import InvalidInput, LostWorker
 from small_runs import (
     METHODS,
     assert_close_results,
@@ -73,6 +73,24 @@ def wait_for_rounds(path: Path, count: int) -> None:
 def children(process: subprocess.Popen[str]) -> list[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(child) for child in listed]
+
+
+def listening_addresses(process: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, on which a process waits for calls."""
+    held = {
+        str(each.readlink()) for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()
+    }
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
+    ]
+    # Column 3 is the state, 0A for listening; column 9 the number of the socket.
+    return {
+        words[1].partition(":")[0]
+        for words in lines
+        if words[3] == "0A" and f"socket:[{words[9]}]" in held
+    }
 
 
 def is_gone(process: int) -> bool:
@@ -182,7 +200,7 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     assert (leader.returncode, out) == (1, "")
     assert said.count("\n") == 1
     assert "a worker was lost in round" in said
-    assert "go on with mpfedcl run --resume run" in said
+    assert "Go on with: mpfedcl run --resume run" in said
     done = len(read_records(tmp_path / "run"))
     assert done >= 3
     ended = call("run", "--resume", "run", "--rounds", done + 1, "--workers", 1, cwd=tmp_path)
@@ -219,6 +237,78 @@ def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
     assert leader.returncode == 130
     assert "Go on with: mpfedcl run --resume run" in said
     assert is_gone(worker)
+
+
+def test_a_second_interrupt_ends_a_leader_that_waits(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
+    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 1)
+    (worker,) = children(leader)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(0.5)
+    leader.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    leader.send_signal(signal.SIGINT)
+    _, said = leader.communicate(timeout=30)
+    assert leader.returncode == 130
+    assert said.endswith("mpfedcl: stopped at once; what was done is kept.\n")
+    assert is_gone(worker)
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_workers(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 1)
+    (worker,) = children(leader)
+    assert os.getpgid(worker) != os.getpgid(leader.pid)
+
+
+def test_the_meeting_point_of_one_machine_is_closed_to_others(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 1)
+    for process in (leader.pid, *children(leader)):
+        assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
+
+
+def test_scraps_of_a_schedulers_environment_start_no_team(images: Path, tmp_path: Path) -> None:
+    words = ["run", *flags(images, clients=2), "--out", "run"]
+    scraps = {"WORLD_SIZE": "4", "RANK": "1"}
+    ended = call(*words, cwd=tmp_path, variables=scraps)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_only_the_command_run_goes_with_torchrun(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ended = call("compare", *flags(images), cwd=tmp_path, variables=place)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "compare was started by torchrun" in ended.stderr
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match="started by torchrun to work for another"):
+        run(small(images), tmp_path / "run")
+
+
+def test_workers_find_modules_where_the_leader_does(images: Path, tmp_path: Path) -> None:
+    """A method beside the script, imported by a path that is only right from there."""
+    (tmp_path / "beside.py").write_text(
+        "from mpfedcl.methods import Method\nclass Mine(Method):\n    pass\n"
+    )
+    words = ["run", *flags(images, method="beside:Mine", clients=4, workers=2), "--out", "run"]
+    ended = call(*words, cwd=tmp_path, variables={"PYTHONPATH": "."})
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from torch.func import grad, vmap
 
 from mpfedcl.prototypes import (
     ContrastTargets,
+    PoolGrid,
     PrototypePool,
     Prototypes,
     contrastive_loss,
     prepare_contrast,
     prototype_contrastive_loss,
 )
-from mpfedcl.prototypes.contrast import Lists, Table
+from mpfedcl.prototypes.targets import Lists, Table
 
 torch.set_num_threads(1)
 quick = settings(deadline=None, max_examples=50)
@@ -377,7 +378,7 @@ def prepare(pool: PrototypePool, is_large: bool, padding: Any = "all") -> Contra
     """Lay a pool out as a small one, or as if it were large."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr(f"{CONTRAST}._LARGEST_TABLE", 0)
+            patch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", 0)
         targets = prepare_contrast(pool, padding)
     assert isinstance(targets.members, Lists if is_large else Table)
     return targets
@@ -469,9 +470,9 @@ def test_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -
     pool = make_pool(2)
     members = prepare_contrast(pool).members
     assert isinstance(members, Table)
-    monkeypatch.setattr(f"{CONTRAST}._LARGEST_TABLE", members.counts.numel())
+    monkeypatch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", members.counts.numel())
     assert isinstance(prepare_contrast(pool).members, Table)
-    monkeypatch.setattr(f"{CONTRAST}._LARGEST_TABLE", members.counts.numel() - 1)
+    monkeypatch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", members.counts.numel() - 1)
     assert isinstance(prepare_contrast(pool).members, Lists)
 
 
@@ -516,7 +517,7 @@ def test_the_mean_over_single_clients_is_the_whole_pool(
             z,
             labels,
             real,
-            prepare_contrast(pool, padding, torch.tensor([client])),
+            PoolGrid.lay_out(pool, padding).targets(torch.tensor([client])),
             0.5,
             form,
             reach,
@@ -536,7 +537,7 @@ def test_some_clients_are_padded_by_the_means_of_the_whole_pool(padding: Any) ->
     pool = make_pool(4)
     grid, _ = pool.padded(padding)
     for chosen in ([1], [0, 2], [0, 1, 2]):
-        targets = prepare_contrast(pool, padding, torch.tensor(chosen))
+        targets = PoolGrid.lay_out(pool, padding).targets(torch.tensor(chosen))
         wanted = grid[chosen].flatten(0, 1)
         repeats = (targets.weights * len(wanted)).round().long()
         prepared = targets.vectors[targets.slices].repeat_interleave(repeats, 0)

@@ -11,10 +11,10 @@ from mpfedcl.data.imageset import Listing
 from mpfedcl.data.reader import locate_set, open_image_set
 from mpfedcl.data.resize import Images
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
 from mpfedcl.methods import built_in_methods
 from mpfedcl.progress import results
 from mpfedcl.report.tables import READING_TITLES, Grid
+from mpfedcl.settings import DatasetSettings
 
 _MOST_CLASSES_SHOWN = 12
 _PICTURE_SIZE = 96

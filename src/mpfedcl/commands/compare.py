@@ -9,12 +9,13 @@ from mpfedcl.commands.run import describe_partition
 from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
+from mpfedcl.files import free_folder, write_atomically
 from mpfedcl.methods import READINGS
 from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
 from mpfedcl.readings import TESTS
 from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
 from mpfedcl.runs import RunDirectory
+from mpfedcl.team import is_under_torchrun
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
@@ -22,6 +23,11 @@ _MOST_CLIENTS = 6
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
+    if is_under_torchrun():
+        raise InvalidInput(
+            "compare was started by torchrun; it must be started alone, where --workers and --jobs "
+            "say how many processes it takes."
+        )
     given = arguments.settings
     for name, many in (("method", "methods"), ("seed", "seeds")):
         if arguments.file is None and getattr(given, name) != getattr(Experiment(), name):
@@ -31,7 +37,7 @@ def compare_command(arguments: Compare) -> int:
     if arguments.jobs < 0:
         raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
     jobs = arguments.jobs or max(1, count_cores() // arguments.settings.workers)
-    path = arguments.out or _free_folder()
+    path = arguments.out or free_folder(Path("runs") / "comparison")
     comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
     total = sum(plan.experiment.rounds for plan in comparison.plans)
     console = messages()
@@ -57,13 +63,6 @@ def compare_command(arguments: Compare) -> int:
     results().print(f"comparison: {path}")
     results().print("in it: table.md, comparison.json, accuracy.png, partition.png")
     return 0
-
-
-def _free_folder() -> Path:
-    path, number = Path("runs") / "comparison", 2
-    while path.exists():
-        path, number = Path("runs") / f"comparison-{number}", number + 1
-    return path
 
 
 def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: bool) -> list[Grid]:

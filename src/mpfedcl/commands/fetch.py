@@ -78,7 +78,7 @@ def prepare_command(name: str, source: Path, root: Path | None, replace: bool = 
 
 def _data_folder(root: Path | None) -> Path:
     from mpfedcl.data.reader import data_folder
-    from mpfedcl.experiment import DatasetSettings
+    from mpfedcl.settings import DatasetSettings
 
     return data_folder(DatasetSettings(root=root))[0]
 

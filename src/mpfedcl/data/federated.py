@@ -1,5 +1,6 @@
 """The clients' data: images of a set, dealt out and turned into tensors."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -119,4 +120,13 @@ def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None
         inputs[torch.from_numpy(dealt.place(dealt.test))],
         torch.from_numpy(dealt.test.labels),
         {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
+    )
+
+
+def is_same_deal(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Tell whether two descriptions are of the same deal, up to rounding in the inputs."""
+    means, others = before.get("input_means", {}), now["input_means"]
+    return {**before, "input_means": None} == {**now, "input_means": None} and all(
+        math.isclose(means.get(name, value), value, rel_tol=1e-4, abs_tol=1e-6)
+        for name, value in others.items()
     )

@@ -22,8 +22,8 @@ from mpfedcl.data.imageset import (
 from mpfedcl.data.pictures import EXTENSIONS, PictureStore, is_picture
 from mpfedcl.data.resize import choose_size
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import DatasetSettings
 from mpfedcl.files import identify_file
+from mpfedcl.settings import DatasetSettings
 
 _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5

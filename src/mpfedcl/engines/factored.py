@@ -98,14 +98,16 @@ class FactoredTrainer:
         entered: Tensors = {}
         seen: set[str] = set()
 
-        def run(inputs: Tensor, weight: str, _bias: str | None) -> Tensor:
-            if weight in seen or inputs.shape[:-1] != batch.labels.shape:
+        def run(inputs: Tensor, weight: str, bias: str | None) -> Tensor:
+            layer = Layer(weight, bias, inputs is batch.inputs)
+            is_known = layer in self._layers and weight not in seen
+            if not is_known or inputs.shape[:-1] != batch.labels.shape:
                 raise TypeError(f"{weight} is used otherwise than in the first step of the run")
             seen.add(weight)
             # The tap holds the bias, and x W_0ᵀ where x are the inputs; the slope there is the
             # slope of what comes out.
             out = taps[weight]
-            if inputs is not batch.inputs:
+            if not layer.takes_inputs:
                 entered[weight] = inputs
                 out = linear(inputs, start[weight]) + out
             if not past:

@@ -130,7 +130,8 @@ class InProcessEngine:
         self._trained = {n: place for n, place in self._trained.items() if n in held}
         for name, (trained, index) in self._trained.items():
             if trained.states[index]:
-                self._states[name] = trained.states[index]
+                # Copies: a view of a stack would keep the whole stack in memory.
+                self._states[name] = {n: v.clone() for n, v in trained.states[index].items()}
             if self._stays_at_home:
                 params = trained.params(index)
                 self._kept[name] = {n: v for n, v in params.items() if not self._method.shared(n)}

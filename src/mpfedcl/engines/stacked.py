@@ -29,13 +29,19 @@ class StackedTrainer:
         self._model = model
 
     def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
-        """Train the clients side by side."""
+        """Train side by side the clients that keep the same things."""
+        alike: dict[tuple[str, ...], list[Work]] = {}
+        for work in works:
+            alike.setdefault(tuple(sorted(work.state)), []).append(work)
+        return [self._train_alike(some, round_number, received) for some in alike.values()]
+
+    def _train_alike(self, works: Sequence[Work], round_number: int, received: object) -> Trained:
         schedule = make_schedule([work.client for work in works], self._experiment, round_number)
         by_name = {work.client.name: work for work in works}
         works = [by_name[client.name] for client in schedule.clients]
         start, state = _stack([w.start for w in works]), _stack([w.state for w in works])
         params, losses = self._descend(schedule, start, state, round_number, received)
-        return [self._finish(works, schedule, params, losses, received)]
+        return self._finish(works, schedule, params, losses, received)
 
     def _descend(
         self,

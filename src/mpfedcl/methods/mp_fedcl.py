@@ -10,8 +10,11 @@ from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.models import Tensors
-from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
+from mpfedcl.prototypes import ContrastTargets, PoolGrid, contrastive_loss
 from mpfedcl.rng import generator
+
+_STEPS_KEPT = 64
+"""Draws that are kept for the next client; those of later steps are made again, to bound memory."""
 
 
 class MpFedCL(Method):
@@ -37,8 +40,10 @@ class MpFedCL(Method):
 
     def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""
-        sampled = SampledContrast(self.experiment, broadcast)
-        return sampled if self._draws(broadcast) else sampled.targets(None)
+        grid = PoolGrid.lay_out(broadcast.pool, self.experiment.prototypes.padding or "all")
+        if self._draws(broadcast):
+            return SampledContrast(grid, self.experiment, broadcast.round)
+        return grid.targets()
 
     def at_step(self, received: "ContrastTargets | SampledContrast", step: int) -> ContrastTargets:
         """Where the pool is sampled, draw anew."""
@@ -55,7 +60,8 @@ class MpFedCL(Method):
             context.received,
             temperature=settings.temperature,
             form=settings.form,
-            reach=self.longest_prototype(),
+            # Embeddings are of the prototypes' length at most.
+            reach=self.longest_prototype() ** 2,
         )
         return batch.cross_entropy(logits) + settings.weight * contrast
 
@@ -77,21 +83,20 @@ class SampledContrast:
     All clients see the same draw in the same step, so every engine draws alike.
     """
 
-    def __init__(self, experiment: Experiment, broadcast: Broadcast) -> None:
+    def __init__(self, grid: PoolGrid, experiment: Experiment, round_number: int) -> None:
+        self._grid = grid
         self._experiment = experiment
-        self._broadcast = broadcast
+        self._round = round_number
         self._steps: dict[int, ContrastTargets] = {}
 
     def at_step(self, step: int) -> ContrastTargets:
         """Return what a step contrasts with."""
-        if step not in self._steps:
-            key = (self._experiment.seed, self._broadcast.round, "sample of the pool", step)
-            order = torch.randperm(self._broadcast.pool.num_clients, generator=generator(*key))
-            drawn = order[: self._experiment.contrast.sample].sort().values
-            self._steps[step] = self.targets(drawn.to(self._broadcast.pool.labels.device))
-        return self._steps[step]
-
-    def targets(self, clients: Tensor | None) -> ContrastTargets:
-        """Lay out the pool, or the part of some clients."""
-        padding = self._experiment.prototypes.padding or "all"
-        return prepare_contrast(self._broadcast.pool, padding, clients)
+        if step in self._steps:
+            return self._steps[step]
+        key = (self._experiment.seed, self._round, "sample of the pool", step)
+        order = torch.randperm(len(self._grid.slots), generator=generator(*key))
+        drawn = order[: self._experiment.contrast.sample].sort().values
+        targets = self._grid.targets(drawn.to(self._grid.slots.device))
+        if len(self._steps) < _STEPS_KEPT:
+            self._steps[step] = targets
+        return targets

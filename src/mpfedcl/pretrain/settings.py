@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mpfedcl.experiment import DatasetSettings, Settings
+from mpfedcl.settings import DatasetSettings, Settings
 
 
 class PretrainSettings(Settings):

@@ -6,17 +6,14 @@ from mpfedcl.prototypes.clustering import (
     dbscan_clients,
     mean_clients,
 )
-from mpfedcl.prototypes.contrast import (
-    ContrastTargets,
-    contrastive_loss,
-    prepare_contrast,
-    prototype_contrastive_loss,
-)
+from mpfedcl.prototypes.contrast import contrastive_loss, prototype_contrastive_loss
 from mpfedcl.prototypes.pool import PrototypePool
 from mpfedcl.prototypes.prototypes import Prototypes
+from mpfedcl.prototypes.targets import ContrastTargets, PoolGrid, prepare_contrast
 
 __all__ = [
     "ContrastTargets",
+    "PoolGrid",
     "PrototypePool",
     "Prototypes",
     "cluster_clients",

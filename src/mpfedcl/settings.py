@@ -1,0 +1,195 @@
+"""The groups of settings that make up an experiment, validated one by one.
+
+This module imports no torch, so the command line can check its input and teach before it loads it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mpfedcl.errors import InvalidInput
+
+# Settings that a data set or method fills in: the text says by what, so no "(default: None)".
+OpenInt = tyro.conf.arg(metavar="INT", help_behavior_hint="")
+OpenFloat = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+OpenText = tyro.conf.arg(metavar="NAME", help_behavior_hint="")
+OpenPath = tyro.conf.arg(metavar="PATH", help_behavior_hint="")
+
+
+class Settings(BaseModel):
+    """A group of settings: frozen, no unknown names, errors as one sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    section: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidInput(_sentence(self.section, type(self), error)) from None
+
+
+class DatasetSettings(Settings):
+    """Which data, and how much of it."""
+
+    section: ClassVar[str] = "dataset"
+    name: str = "mnist-sample"
+    """Data set; `mpfedcl data list` names them all."""
+    root: Annotated[Path | None, OpenPath] = None
+    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
+    train_size: Annotated[int | None, Field(ge=1), OpenInt] = None
+    """Training images drawn in all [default: the data set's; mnist 2000]."""
+    test_fraction: Annotated[float | None, Field(gt=0, lt=1), OpenFloat] = None
+    """Share of the images kept for testing where a test set is not given [default: the data
+    set's, mostly 0.5]."""
+    domains: tuple[str, ...] = ()
+    """Only these domains of a set that has several [default: the data set's; all under feature
+    skew]."""
+    per_class: Annotated[int | None, Field(ge=1), OpenInt] = None
+    """At most so many images of a class: in all, or under feature skew for training in each
+    domain [default: the data set's]."""
+    test_per_class: Annotated[int | None, Field(ge=1), OpenInt] = None
+    """Feature skew: at most so many test images of a class in each domain [default: the data
+    set's]."""
+    standardize: bool = True
+    """Bring pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
+    image_size: Annotated[int | None, Field(ge=1, le=1024), OpenInt] = None
+    """Resize images to this many pixels a side [default: as they are; 28 where sizes differ]."""
+
+
+class PartitionSettings(Settings):
+    """How the images are dealt out to the clients."""
+
+    section: ClassVar[str] = "partition"
+    kind: Literal["label", "feature", "iid", "classes", "quantity"] = "label"
+    """label: Dirichlet shares of each class; feature: a domain a client; iid: equal shares at
+    random; classes: a few classes each; quantity: Dirichlet shares of the whole."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """Dirichlet concentration; smaller is more skewed."""
+    balanced: bool = True
+    """Label skew: a client that holds its fair share gets none of the next class."""
+    min_size: Annotated[int | None, Field(ge=1), OpenInt] = None
+    """Redraw until each client has this many training images [default: the data set's]."""
+    test: Annotated[
+        Literal["shared", "matched"] | None,
+        tyro.conf.arg(metavar="{shared,matched}", help_behavior_hint=""),
+    ] = None
+    """shared: everyone is tested on the whole test set; matched: each on images dealt out as its
+    training images are [default: the data set's]."""
+    classes_per_client: Annotated[int, Field(ge=1)] = 2
+    """Classes that each client holds under `--partition.kind classes`."""
+
+
+class TrainSettings(Settings):
+    """Local training by stochastic gradient descent."""
+
+    section: ClassVar[str] = "train"
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over a client's data each round."""
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Images a step; the last, smaller batch is kept."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of the first round."""
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """The learning rate is multiplied by this after each round."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Momentum, fresh each round."""
+
+
+class PrototypeSettings(Settings):
+    """What a client's prototypes are."""
+
+    section: ClassVar[str] = "prototypes"
+    per_class: Annotated[int | None, Field(ge=1, le=65_536), OpenInt] = None
+    """K, prototypes a class (mp-fedcl) [default: the data set's; mnist 2]."""
+    normalize: bool = True
+    """Scale embeddings to length 1 for the loss, for clustering and for distances."""
+    padding: Annotated[
+        Literal["all", "fill"] | None,
+        tyro.conf.arg(metavar="{all,fill}", help_behavior_hint=""),
+    ] = None
+    """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
+    only the missing ones are filled [default: all; fill for dp-fedcl]."""
+    min_cluster_size: Annotated[int, Field(ge=1)] = 1
+    """Prototypes that stand for fewer images are never sent."""
+    init: Literal["k-means++", "random"] = "k-means++"
+    """How k-means starts."""
+    pool_ttl: Annotated[int, Field(ge=1)] = 1
+    """Broadcasts that a client's prototypes serve; more than 1 matters when clients are sampled."""
+
+
+class ContrastSettings(Settings):
+    """The contrastive loss."""
+
+    section: ClassVar[str] = "contrast"
+    form: Literal["slots", "pooled", "literal"] = "slots"
+    """slots: the paper's text; pooled: free of slot order; literal: the paper's printed formula,
+    here only to show that it hurts."""
+    temperature: Annotated[float, Field(gt=0)] = 0.07
+    """Smaller looks harder at the nearest wrong class."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight beside the cross-entropy."""
+    sample: Annotated[int | None, Field(ge=1), OpenInt] = None
+    """Large pools: contrast each step with the prototypes of so many clients, drawn anew; the loss
+    is right on average [default: with all of them]."""
+
+
+class FedProxSettings(Settings):
+    """FedProx."""
+
+    section: ClassVar[str] = "fedprox"
+    mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the pull to the global model."""
+
+
+class FedProtoSettings(Settings):
+    """FedProto."""
+
+    section: ClassVar[str] = "fedproto"
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the pull to the global prototypes."""
+
+
+class DbscanSettings(Settings):
+    """Clustering by DBSCAN (dp-fedcl)."""
+
+    section: ClassVar[str] = "dbscan"
+    eps: Annotated[float | None, Field(gt=0), OpenFloat] = None
+    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
+    min_samples: Annotated[int, Field(ge=1)] = 3
+    """Images that make a dense neighbourhood, the image itself included."""
+
+
+class EncoderSettings(Settings):
+    """The frozen encoder that turns pictures into features."""
+
+    section: ClassVar[str] = "encoder"
+    name: Annotated[str | None, OpenText] = None
+    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
+    [default: the data set's; mnist none, others resnet18]."""
+    weights: Annotated[Path | None, OpenPath] = None
+    """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
+    train: bool = False
+    """Train the encoder too (resnet18): each client runs the full network."""
+
+
+class GuardSettings(Settings):
+    """What an update from a client may look like."""
+
+    section: ClassVar[str] = "guard"
+    max_norm: Annotated[float, Field(gt=0)] = 1e6
+    """Largest length of a client's change to the model, and of a prototype."""
+
+
+def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:
+    """Say the first validation error in one sentence: field, value, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in ([section] if section else []) + list(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        allowed = ", ".join(model.model_fields)
+        place = f"[{section}]" if section else "an experiment"
+        return f"{field} is not a setting; {place} has {allowed}."
+    wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
+    return f"{field} is {first['input']!r}; it must be {wanted}."
