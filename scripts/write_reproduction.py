@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.paper import ITEM_IDS
-from mpfedcl.paper.results import LEGEND, grids
+from mpfedcl.paper.results import grids, remarks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS, FIGURES, PAGE = DOCS / "results", DOCS / "images" / "paper", DOCS / "reproduction.md"
@@ -55,9 +55,7 @@ def write(item: str) -> str:
     if item in _ASIDE:
         tables = ["<details><summary>the numbers</summary>\n", *tables, "</details>\n"]
     parts += tables
-    if any(cell["mark"] for cell in result["cells"]):
-        parts.append(f"{LEGEND}\n")
-    parts += [f"{note}\n" for note in result["notes"]]
+    parts += [f"{remark}\n" for remark in remarks(result)]
     if result["verdicts"] and item not in _ASIDE:
         parts += ["What the seeds say (differences in points):\n"]
         parts += ["\n".join(f"- {sentence}" for sentence in result["verdicts"]) + "\n"]

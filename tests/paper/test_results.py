@@ -58,9 +58,9 @@ def test_numbers_are_read_a_seed_and_marked_by_paired_differences() -> None:
 def test_tables_show_ours_and_the_paper_s_beside_them() -> None:
     ours, beside = grids(collect(make(), (0, 1, 2), lookup))
     assert ours.columns == ["", "set 1", "set 2"]
-    assert ours.rows[0] == ["MP-FedCL", "73.0(1.6)†", "74.0(1.6)†"]
+    assert ours.rows[0] == ["MP-FedCL", "▲73.0(1.6)", "▲74.0(1.6)"]
     assert ours.rows[1] == ["FedAvg", "63.0(2.2)", "64.0(2.2)"]
-    assert ours.rows[2][1] == "72.3(2.6)≈"
+    assert ours.rows[2][1] == "≈72.3(2.6)"
     assert beside.rows == [["FedAvg", "50.0(1.5)  +13.0", "50.0(1.5)  +14.0"]]
 
 

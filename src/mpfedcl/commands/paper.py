@@ -10,7 +10,7 @@ from mpfedcl.files import write_atomically
 from mpfedcl.paper import ITEM_IDS, Item, find_items
 from mpfedcl.paper.item import TRACKS
 from mpfedcl.paper.items import choose_tracks
-from mpfedcl.paper.results import LEGEND, grids
+from mpfedcl.paper.results import grids, remarks
 from mpfedcl.paper.runner import PaperRuns
 from mpfedcl.paper.sets import Sets
 from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
@@ -133,16 +133,13 @@ def _show(result: dict[str, Any]) -> None:
     console = results()
     for grid in grids(result):
         grid.show(console)
-    if any(cell["mark"] for cell in result["cells"]):
-        console.print(LEGEND)
-    for note in result["notes"]:
-        console.print(note)
+    for remark in remarks(result):
+        console.print(remark)
 
 
 def _markdown(result: dict[str, Any]) -> str:
     parts = [f"{grid.title}\n\n{grid.markdown()}" for grid in grids(result)]
-    legend = [LEGEND] if any(cell["mark"] for cell in result["cells"]) else []
-    return "\n".join([*parts, *legend, *result["notes"]]) + "\n"
+    return "\n".join([*parts, *remarks(result)]) + "\n"
 
 
 def _published_grid(item: Item) -> Grid:

@@ -6,19 +6,13 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.paper.item import Cell, Curves, Finished, Item, Published, Track
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import MARKS, Grid, explain_marks, mean_and_deviation
 from mpfedcl.statistics import best_and_within, paired_difference
 
 Lookup = Callable[[Track, Experiment, int], Finished]
 """The run of a track's experiment with a seed."""
 
 _FLAGSHIP = "mp-fedcl"
-_MARKS = {"best": "†", "within": "≈"}
-LEGEND = (
-    "Mean(std) over seeds, last round. † the best of its column; ≈ not clearly worse: the 95 % "
-    "interval of the paired differences over seeds holds 0. With three seeds such an interval is "
-    "4.3 standard errors wide to each side, so small differences stay undecided."
-)
 _TRACK_TITLES = {
     "paper": "the paper's settings",
     "tuned": "each method tuned on validation data",
@@ -166,6 +160,12 @@ def _draw(curves: Curves, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any
     return {"title": curves.title, "x": "round", "y": "accuracy %", "lines": lines}
 
 
+def remarks(result: dict[str, Any]) -> list[str]:
+    """Return what is to be said below an item's tables."""
+    is_marked = any(cell["mark"] for cell in result["cells"])
+    return [*([explain_marks(len(result["seeds"]))] if is_marked else []), *result["notes"]]
+
+
 def grids(result: dict[str, Any]) -> list[Grid]:
     """Return an item's tables, one a track, panel and test, and the paper's numbers beside ours."""
     several_tracks = len({cell["track"] for cell in result["cells"]}) > 1
@@ -220,12 +220,9 @@ def show(cell: dict[str, Any] | None) -> str:
     """Return a cell's mean(std) with its mark; a dash where a seed has no value."""
     if cell is None or None in cell["values"]:
         return "-"
-    values = cell["values"]
-    mean = statistics.fmean(values)
     if cell["unit"] == "numbers":
-        return f"{mean:,.0f}"
-    spread = f"({statistics.pstdev(values):.1f})" if len(values) > 1 else ""
-    return f"{mean:.1f}{spread}{_MARKS.get(cell['mark'] or '', '')}"
+        return f"{statistics.fmean(cell['values']):,.0f}"
+    return MARKS.get(cell["mark"] or "", "") + mean_and_deviation(cell["values"])
 
 
 def _beside(cell: dict[str, Any] | None) -> str:
