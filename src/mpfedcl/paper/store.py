@@ -45,8 +45,7 @@ class Store:
 
     def rounds_done(self, experiment: Experiment) -> int:
         """Return how many of a run's rounds are on record."""
-        records = RunDirectory(self.folder(experiment)).read_records()
-        return min(len(records), experiment.rounds)
+        return min(RunDirectory(self.folder(experiment)).count_records(), experiment.rounds)
 
     def is_finished(self, experiment: Experiment) -> bool:
         """Tell whether a run has got as far as an experiment asks."""
