@@ -1,7 +1,6 @@
 """Searches: on validation images alone, gone on with after a kill, written down whole."""
 
 import json
-import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +15,7 @@ from mpfedcl import Experiment, InvalidInput
 from mpfedcl.cli import main
 from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import run
+from mpfedcl.simulation import Observer, resume, run
 from mpfedcl.tuning import Search, Tuning, load_tuning, run_searches, tune
 from mpfedcl.tuning.halving import Rung, choose, keep_best
 from small_runs import Json, command, environment, flags, read_records, save_images, small
@@ -224,27 +223,27 @@ def test_stopped_between_rounds_and_gone_on_with(images: Path, tuned: Path, tmp_
     assert (found.chosen, found.rounds_run) == (whole.chosen, whole.rounds_run)
 
 
-def test_a_run_on_its_way_to_the_next_rung(images: Path, tuned: Path, tmp_path: Path) -> None:
-    """Killed before the first round of a rung: the run says more rounds than it has."""
-    path = tmp_path / "killed"
-    shutil.copytree(tuned / "fedavg", path)
-    (path / "tuning.json").unlink()
-    found = load(tuned / "fedavg")
-    (folder,) = found.trials[0].runs
-    directory = RunDirectory(path / folder)
-    for suffix in (".json", ".safetensors"):
-        for number in (3, 4):
-            (directory.checkpoints / f"round-00000{number}{suffix}").unlink()
-    save = read_records(path / folder)[:2]
-    assert len(save) == 2
-    # Nothing is left of rounds 3 and 4 but the number of rounds wanted.
-    (path / folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in save))
-    directory.remove_summary()
-    assert not Plan(directory.read_experiment(), path / folder).is_done()
-    assert Plan(directory.read_experiment().replace(rounds=2), path / folder).is_done()
-    again = tune(small(images, rounds=ROUNDS), "fedavg", path, budget=BUDGET)
-    assert again is not None
-    assert again.trials == found.trials
+def test_killed_before_the_first_round_of_a_rung(images: Path, tuned: Path, tmp_path: Path) -> None:
+    """The run then says more rounds than it has, and its summary is gone."""
+    path, base = tmp_path / "killed", small(images, rounds=ROUNDS)
+    search = Search.prepare(base, "fedavg", path, BUDGET)
+    search.write()
+    while search.due()[0].experiment.rounds < ROUNDS:
+        assert run_plans(search.due(), 1, lambda: False, lambda: None)
+    plan = search.due()[0]
+    resume(plan.path, ROUNDS, Observer(should_stop=lambda: True))
+    assert plan.summary() is None
+    assert plan.rounds_done() == 2
+    assert not plan.is_done()
+    assert Plan(plan.experiment.replace(rounds=2), plan.path).is_done()
+    found = tune(base, "fedavg", path, budget=BUDGET)
+    assert found is not None
+    assert found.trials == load(tuned / "fedavg").trials
+
+
+def test_weights_are_dropped_in_the_end(tuned: Path) -> None:
+    assert [*tuned.rglob("*.safetensors"), *tuned.rglob("checkpoint")] == []
+    assert len([*tuned.rglob("rounds.jsonl")]) == 2 * BUDGET
 
 
 def test_kill_at_any_moment_with_two_jobs(images: Path, tuned: Path, tmp_path: Path) -> None:

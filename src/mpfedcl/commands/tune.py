@@ -79,6 +79,8 @@ def _write(path: Path, searches: Sequence[Search], found: Sequence[Tuning]) -> d
     content = {"format": FORMAT, "methods": {each.method: each.to_json() for each in found}}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path / "tuning.json", text.encode())
+    for search in searches:
+        search.clear()
     return content
 
 

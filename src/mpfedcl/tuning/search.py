@@ -5,6 +5,7 @@ Everything is read from the runs' records, so a search that was killed goes on f
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +56,7 @@ def tune(
         return None
     tuning = search.conclude()
     tuning.write(search.path)
+    search.clear()
     return tuning
 
 
@@ -200,6 +202,13 @@ class Search:
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self._description(), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / "search.json", text.encode())
+
+    def clear(self) -> None:
+        """Drop the weights of all runs of a complete search; what is read of them is on record."""
+        for path in self.path.glob("trial-*"):
+            shutil.rmtree(RunDirectory(path).checkpoints, ignore_errors=True)
+            for file in path.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
 
     def _climb(self) -> tuple[list[dict[int, float | None]], dict[int, int], list[Plan]]:
         """Return the scores so far, after which round settings were given up, and what is due."""
