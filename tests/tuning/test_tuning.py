@@ -246,18 +246,17 @@ def test_weights_are_dropped_in_the_end(tuned: Path) -> None:
     assert len([*tuned.rglob("rounds.jsonl")]) == 2 * BUDGET
 
 
-def test_kill_at_any_moment_with_two_jobs(images: Path, tuned: Path, tmp_path: Path) -> None:
+def test_a_kill_with_two_jobs(images: Path, tuned: Path, tmp_path: Path) -> None:
     path = tmp_path / "jobs"
     line = command(*words(images, path))
     line[line.index("--jobs") + 1] = "2"
-    for wanted in (1, 9):
-        with subprocess.Popen(line, env=environment(), stdout=-3, stderr=-3) as process:
-            deadline = time.monotonic() + 60
-            while count_rounds(path) < wanted and process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            process.kill()
-        assert process.returncode == -signal.SIGKILL
+    with subprocess.Popen(line, env=environment(), stdout=-3, stderr=-3) as process:
+        deadline = time.monotonic() + 60
+        while count_rounds(path) < 5 and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     done = subprocess.run(
         line, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
