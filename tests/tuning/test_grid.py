@@ -47,6 +47,9 @@ def test_the_defaults_first_and_each_setting_once(
         times = Counter(each["train__lr"] for each in found)
         assert len(times) == min(len(grid["train__lr"]), len(found))
         assert max(times.values()) - min(times.values()) <= 1
+        # The learning rate alone is changed first.
+        for each in found[: len(grid["train__lr"])]:
+            assert {**each, "train__lr": None} == {**defaults, "train__lr": None}
 
 
 def test_seeds_draw_other_settings() -> None:

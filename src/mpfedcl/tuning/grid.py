@@ -55,20 +55,24 @@ def count_settings(grid: Mapping[str, Sequence[Any]]) -> int:
 def draw_settings(
     grid: Knobs, defaults: KnobValues, budget: int, generator: numpy.random.Generator
 ) -> list[KnobValues]:
-    """Draw `budget` different settings, or all there are: the defaults first.
+    """Draw `budget` different settings, or all there are.
 
-    Each learning rate is tried as often as the others, give or take one.
+    The defaults come first, then the defaults at each other learning rate, then what is drawn. Each
+    learning rate is tried as often as the others, give or take one.
     """
     rates = grid.get(LEARNING_RATE, (None,))
     others = {name: values for name, values in grid.items() if name != LEARNING_RATE}
     shape = [len(values) for values in others.values()]
     size = math.prod(shape)
     at_default = [values.index(defaults[name]) for name, values in others.items()]
-    # Numbers in place of settings: a grid of many knobs is never written out.
-    hands = [list(generator.choice(size, min(size, budget + 1), replace=False)) for _ in rates]
     default_rate = rates.index(defaults.get(LEARNING_RATE))
-    default_number = numpy.ravel_multi_index(at_default, shape) if shape else 0
-    hands[default_rate] = [each for each in hands[default_rate] if each != default_number]
+    default_number = int(numpy.ravel_multi_index(at_default, shape)) if shape else 0
+    hands = []
+    for index in range(len(rates)):
+        # Numbers in place of settings: a grid of many knobs is never written out.
+        drawn = [int(each) for each in generator.choice(size, min(size, budget + 1), replace=False)]
+        first = [] if index == default_rate else [default_number]
+        hands.append([*first, *(number for number in drawn if number != default_number)])
     order = [int(each) for each in generator.permutation(len(rates))]
     tried = [int(index == default_rate) for index in range(len(rates))]
     chosen = [dict(defaults)]
