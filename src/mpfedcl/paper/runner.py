@@ -90,8 +90,7 @@ class PaperRuns:
     def _search(self, base: Experiment) -> Search:
         base = self._shortened(base)
         return Search.prepare(
-            # Only what decides is read: the ends of the rungs.
-            base.replace(dataset__root=self.root, evaluate_every=base.rounds, **self.changes),
+            base.replace(dataset__root=self.root, **self.changes),
             base.method,
             self.tuning_folder(base),
             _QUICK_BUDGET if self.quick else _BUDGET,
