@@ -94,6 +94,9 @@ class Crew:
     def _run_in_processes(
         self, todo: Sequence[Plan], should_stop: Callable[[], bool], on_wait: Callable[[], None]
     ) -> bool:
+        for folder in {plan.path.parent for plan in todo}:
+            # Where nothing can be written is found out before processes are started.
+            folder.mkdir(parents=True, exist_ok=True)
         if self._pool is None:
             # Fresh processes, not forks: forking a process that has threads can hang it.
             context = multiprocessing.get_context("spawn")

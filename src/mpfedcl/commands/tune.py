@@ -86,14 +86,12 @@ def _write(path: Path, searches: Sequence[Search], found: Sequence[Tuning]) -> d
 
 def _grid(found: Sequence[Tuning]) -> Grid:
     first = found[0]
-    rounds = " and ".join(
-        f"round {rung.rounds} ({rung.settings} of {len(first.trials)})" for rung in first.rungs
-    )
+    rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
     partition = describe_partition(
         first.base.replace(partition__validation=first.validation), with_seed=False
     )
     return Grid(
-        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %, read after {rounds}",
+        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; settings run: {rungs}",
         ["method", "chosen", "score", "± error", "defaults", "tried", "rounds"],
         [
             [
@@ -107,8 +105,8 @@ def _grid(found: Sequence[Tuning]) -> Grid:
             ]
             for each in found
         ],
-        "Chosen: the fewest changes among the settings within "
-        f"{first.tolerance:g} standard errors of the best.\n"
+        "Chosen: the fewest changes among settings within "
+        f"{first.tolerance:g} times the standard error (±) of the best.\n"
         "No test image was opened; scores of chosen settings are flattered by the choice.",
     )
 
