@@ -45,7 +45,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
         (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
         (["show", "tables"], "'tables' is no table of the paper"),
         (["draw"], "'paper draw' is not a command"),
-        (["run"], "mpfedcl paper run --help"),
+        (["run"], "no table is named; it must be all, or one or more of sent, label"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -40,7 +40,8 @@ def label_skew(sets: Sets) -> Item:
             for name, ours in sets.all.items():
                 length = ROUNDS if track == "tuned" else rounds.get(method, ROUNDS)
                 base = experiment(ours, method, length)
-                numbers = published.LABEL_SKEW.get(method, {}) if name == ours else {}
+                is_known = name == ours and track == "paper"
+                numbers = published.LABEL_SKEW.get(method, {}) if is_known else {}
                 for measure in (measures.OWN, measures.UNION):
                     paper = number(numbers, name) if measure is measures.OWN else None
                     cells.append(Cell(method, ours, base, measure, "", paper, track))

@@ -18,9 +18,13 @@ def partitions(sets: Sets) -> Item:
         "Training images by client and class, of the first seed.",
         {},
         {},
-        pictures=(
-            Picture("partitions-label", "partitions", "Label skew, Dir(0.05)", by_label),
-            Picture("partitions-feature", "partitions", "Feature skew", by_domain),
+        pictures=tuple(
+            Picture(name, "partitions", title, several)
+            for name, title, several in (
+                ("partitions-label", "Label skew, Dir(0.05)", by_label),
+                ("partitions-feature", "Feature skew", by_domain),
+            )
+            if several
         ),
     )
 

@@ -29,6 +29,10 @@ ITEM_IDS = tuple(_MAKERS)
 def find_items(ids: Iterable[str], sets: Sets) -> list[Item]:
     """Return the items by id, `all` for every one, with the data sets that there are."""
     wanted = list(dict.fromkeys(ids))
+    if not wanted:
+        raise InvalidInput(
+            f"no table is named; it must be all, or one or more of {', '.join(ITEM_IDS)}."
+        )
     if "all" in wanted:
         wanted = list(ITEM_IDS)
     for each in wanted:
