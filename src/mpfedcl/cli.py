@@ -22,6 +22,7 @@ from mpfedcl.arguments import (
     DataShow,
     Methods,
     Pretrain,
+    Report,
     Run,
 )
 from mpfedcl.errors import InvalidInput, LostWorker
@@ -32,6 +33,7 @@ mpfedcl: federated learning for clients whose data differ
 
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
+  mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
@@ -54,6 +56,7 @@ class Command:
 _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
+    "report": Command(Report, "report", "report_command"),
     "methods": Command(Methods, "catalogues", "methods_command"),
     "data list": Command(DataList, "catalogues", "data_list_command"),
     "data show": Command(DataShow, "catalogues", "data_show_command"),
