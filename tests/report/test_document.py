@@ -6,10 +6,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
 from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.storage import pack_tensors
 from written_runs import accuracy_of, paper_result, write_json, write_run
 
 Json = dict[str, Any]
@@ -145,9 +147,9 @@ def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     # Written runs are all judged by personal_prototype, one below the first reading.
     for place, row in enumerate(headline["rows"]):
         values = [base + 10 * place + seed - 1 for seed in range(3)]
-        assert row[2]["text"] == f"{fmean(values):.1f}({pstdev(values):.1f})"
+        assert row[1]["text"] == f"{fmean(values):.1f}({pstdev(values):.1f})"
     # The difference is 10 for every seed: no doubt about it.
-    assert [row[2].get("mark") for row in headline["rows"]] == [None, "best"]
+    assert [row[1].get("mark") for row in headline["rows"]] == [None, "best"]
     band = document["groups"][0]["curves"]["accuracy"]["own"]["personal_prototype"]["std"]
     assert band == pytest.approx([pstdev((0, 1, 2))] * 3, abs=1e-3)
     assert section["command"].startswith("mpfedcl compare --methods fedavg mp-fedcl --seeds 0 1 2")
@@ -162,10 +164,16 @@ def test_a_folder_of_runs_without_comparison_json_is_a_comparison(tmp_path: Path
 
 
 def test_only_first_seeds_of_a_comparison_have_a_map(tmp_path: Path) -> None:
-    path = write_comparison(tmp_path / "both", ("fedavg",), (0, 1))
-    missing = [run["map"]["missing"] for run in gather(path)["runs"]]
-    assert "no prototypes" in missing[0]
-    assert "first seed" in missing[1]
+    path = write_comparison(tmp_path / "both", ("mp-fedcl", "fedavg"), (0, 1))
+    for seed in (0, 1):
+        columns = {name: torch.tensor([0, 1]) for name in ("labels", "owners", "counts")}
+        pool = {"vectors": torch.eye(2), **columns}
+        content = pack_tensors(pool, note=("names", json.dumps(["client-0", "client-1"])))
+        (path / f"mp-fedcl-seed{seed}" / "pool.safetensors").write_bytes(content)
+    maps = [run["map"] for run in gather(path)["runs"]]
+    assert len(maps[0]["prototypes"]["x"]) == 2
+    assert "first seed" in maps[1]["missing"]
+    assert ["no prototypes" in each["missing"] for each in maps[2:]] == [True, True]
 
 
 # Several
@@ -183,7 +191,7 @@ def test_several_folders_have_a_section_each_and_one_together(tmp_path: Path) ->
         ("fedavg", [0]),
     ]
     # Other seeds: the numbers are shown, but nobody is called best.
-    marks = [row[2].get("mark") for row in document["sections"][0]["tables"][0]["rows"]]
+    marks = [row[1].get("mark") for row in document["sections"][0]["tables"][0]["rows"]]
     assert marks == [None, None]
 
 

@@ -108,8 +108,7 @@ def _headline_table(
         notes.append("Nothing is marked as best: data, clients, split or seeds are not the same.")
     rows = [
         [
-            _cell(group["name"]),
-            _cell(READING_TITLES[group["reading"]]),
+            _cell(group["name"], note=READING_TITLES[group["reading"]]),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
             _cell(f"{training_seconds(group):,.1f}"),
@@ -122,7 +121,7 @@ def _headline_table(
     return {
         "caption": f"Accuracy in % of the last round, never the best one: {over}, each method by "
         "the reading it is judged by",
-        "columns": ["method", "read by", *_TEST_TITLES.values(), "MB sent", "seconds"],
+        "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
         "rows": rows,
         "notes": [*notes, "MB and seconds are of a whole run, without evaluation."],
     }

@@ -19,6 +19,7 @@ _SCRIPTS = (
     "charts/scatter.js",
     "parts.js",
     "views.js",
+    "prototype_map.js",
     "page.js",
 )
 """In this order: each uses only what stands before it."""

@@ -9,7 +9,7 @@ from mpfedcl.commands.run import describe_partition
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.report.numbers import known, mean, rounded
+from mpfedcl.report.numbers import rounded
 from mpfedcl.report.prototype_map import describe_map
 from mpfedcl.report.records import (
     Confusion,
@@ -109,7 +109,7 @@ def describe_run(records: RunRecords, *, with_map: bool) -> Json:
         "clients": clients,
         "confusion": confusion,
         "partition": _describe_partition(records.partition),
-        "map": _describe_map(records) if with_map else {"missing": _MAP_LEFT_OUT},
+        "map": _describe_map(records, with_map=with_map),
         "absences": _describe_absences(records),
         "settings": {
             "toml": experiment.to_toml(),
@@ -132,13 +132,14 @@ def find_worst(run: Json) -> tuple[Json | None, Json | None]:
     """Return the client and the class with the lowest accuracy, as far as they are known."""
     clients = [each for each in run["clients"] if each["accuracy"] is not None]
     classes = [each for each in run["confusion"].get("by_class", []) if each["tested"]]
-    worst = min(clients, key=lambda each: each["accuracy"], default=None)
-    return worst, min(classes, key=lambda each: each["accuracy"], default=None)
+    return _lowest(clients), _lowest(classes)
 
 
-def mean_accuracy(run: Json) -> float | None:
-    """Return the mean over the clients that were read."""
-    return mean(known([each["accuracy"] for each in run["clients"]]))
+def _lowest(several: list[Json]) -> Json | None:
+    if len(several) > 1 and len({each["accuracy"] for each in several}) == 1:
+        # As with one model on one test: nobody is behind.
+        return {**several[0], "name": "all alike"}
+    return min(several, key=lambda each: each["accuracy"], default=None)
 
 
 def _describe_clients(records: RunRecords) -> list[Json]:
@@ -182,11 +183,11 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
         "classes": found.classes,
         "all": total,
         "unanswered": silent,
-        "clients": {
-            name: {"counts": counts, "unanswered": found.unanswered.get(name)}
+        "clients": [
+            {"name": name, "counts": counts, "unanswered": found.unanswered.get(name)}
             for name, counts in found.clients.items()
             if name in kept
-        },
+        ],
         "left_out": len(found.clients) - len(kept),
         "by_class": [
             {
@@ -211,9 +212,11 @@ def _describe_partition(partition: Partition | None) -> Json:
     }
 
 
-def _describe_map(records: RunRecords) -> Json:
+def _describe_map(records: RunRecords, *, with_map: bool) -> Json:
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
+    if not with_map and (records.path / "pool.safetensors").is_file():
+        return {"missing": _MAP_LEFT_OUT}
     dealt = RunDirectory(records.path).read_json("partition.json")
     return describe_map(records.path, records.experiment, dealt, records.partition.classes)
 

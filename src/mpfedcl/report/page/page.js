@@ -2,7 +2,9 @@
 /* The report: reads the document that stands in the page and lays its sections out. */
 (() => {
   const { html } = Charts;
-  const report = JSON.parse(document.getElementById("document").textContent);
+  // Signs that turn the direction of text would turn the words around a name as well.
+  const plain = (_, value) => (typeof value === "string" ? value.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd") : value);
+  const report = JSON.parse(document.getElementById("document").textContent, plain);
   const main = document.getElementById("content");
 
   function show(node, views) {
@@ -11,8 +13,9 @@
   }
 
   function heading(section, place) {
+    // One section alone has the page's title already.
     return [
-      html("h2", { id: `heading-${place}` }, section.title),
+      html("h2", { id: `heading-${place}`, class: report.sections.length > 1 ? null : "unseen" }, section.title),
       section.about.filter(Boolean).map((each) => html("p", { class: "about" }, each)),
       section.folder ? html("p", { class: "folder" }, section.folder) : null,
     ];
@@ -32,7 +35,7 @@
       const chart = html("div");
       node.append(Parts.block(figure.title, null, chart));
       const spread = figure.lines.some((line) => line.std) ? "The band is one standard deviation over seeds." : "";
-      Charts.lines(chart, { ...figure, description: spread });
+      Charts.lines(chart, { ...figure, title: `${figure.y} by ${figure.x}`, description: spread });
     }
     const notes = section.notes.map((each) => html("li", {}, each));
     if (notes.length) node.append(Parts.block("Notes", null, html("ul", {}, notes)));

@@ -12,13 +12,14 @@ const Parts = {};
     html(
       "div",
       { class: "results" },
+      // Not the table's own caption: that would be cut off where a narrow screen scrolls the table.
+      html("p", { class: "note" }, caption),
       html(
         "div",
         { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
         html(
           "table",
-          {},
-          html("caption", {}, caption),
+          { "aria-label": caption },
           html("thead", {}, html("tr", {}, columns.map((name) => html("th", { scope: "col" }, name)))),
           html("tbody", {}, rows.map((row) => html("tr", {}, row.map(cell)))),
         ),
@@ -65,6 +66,9 @@ const Parts = {};
       about ? html("p", { class: "about" }, about) : null,
       content,
     );
+
+  /** Return a block and how to draw it once it is on the page: only there a chart knows its width. */
+  Parts.ready = (node, draw = () => {}) => ({ node, draw });
 
   Parts.sentence = (text, kind = "note") => html("p", { class: kind }, text);
 

@@ -4,13 +4,14 @@ const Views = {};
 
 (() => {
   const { html } = Charts;
-  const { block, choice, controls, copy, sentence, toggle } = Parts;
+  const { block, choice, controls, copy, ready, sentence } = Parts;
   const READINGS = {
     personal_classifier: "personal, classifier",
     personal_prototype: "personal, prototype",
     averaged_classifier: "averaged, classifier",
     averaged_prototype: "averaged, prototype",
   };
+  const percent = (value) => `${Charts.fixed(value)}\u00a0%`;
   const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
 
   /** Accuracy or loss per round; a line a group, or a line a reading where there is one group. */
@@ -93,11 +94,12 @@ const Views = {};
     const hardest = lowest(tested);
     const mean = known.length ? known.reduce((sum, each) => sum + each.accuracy, 0) / known.length : null;
     const told = html("p", { class: "finding" });
+    if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
     if (worst) {
-      const below = Charts.show(mean - worst.accuracy);
-      told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${Charts.show(worst.accuracy)} %, ${below} points below the mean of ${Charts.show(mean)} %.`);
+      const below = Charts.fixed(mean - worst.accuracy);
+      told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
     }
-    if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${Charts.show(hardest.accuracy)} %.`);
+    if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
     const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
     return ready(
       block("Who is left behind", null, told, html("div", { class: "pair" }, clients, classes)),
@@ -126,21 +128,26 @@ const Views = {};
     );
   };
 
-  const lowest = (list) => list.reduce((least, each) => (least && least.accuracy <= each.accuracy ? least : each), null);
+  /** Return the one with the lowest accuracy; nobody is behind where all are equal. */
+  function lowest(list) {
+    const ordered = [...list].sort((a, b) => a.accuracy - b.accuracy);
+    return ordered.length > 1 && ordered[0].accuracy < ordered[ordered.length - 1].accuracy ? ordered[0] : null;
+  }
 
   /** Which class is taken for which. */
   Views.confusion = (run) => {
     const found = run.confusion;
     const title = "What is taken for what";
-    if (found.missing) return ready(block(title, null, sentence(found.missing)), () => {});
+    if (found.missing) return ready(block(title, null, sentence(found.missing)));
     const state = { client: "", percent: true };
     const chart = html("div");
+    const list = html("div");
     const draw = () => {
-      const one = state.client === "" ? null : found.clients[names[Number(state.client)]];
+      const one = state.client === "" ? null : found.clients[Number(state.client)];
       const counts = one ? one.counts : found.all;
       const silent = one ? one.unanswered : found.unanswered;
       const any = silent && silent.some((count) => count > 0);
-      const who = one ? `Client ${names[Number(state.client)]}` : "All clients";
+      const who = one ? `Client ${one.name}` : "All clients";
       Charts.matrix(chart, {
         title: `${who}: true class against the class said`,
         description: `${state.percent ? "Percent of each row" : "Numbers of test images"}; the diagonal is right.${any ? " none: no prototype gave an answer." : ""}`,
@@ -148,9 +155,9 @@ const Views = {};
         columns: any ? [...found.classes, "none"] : found.classes,
         counts: any ? counts.map((row, place) => [...row, silent[place]]) : counts,
       });
+      list.replaceChildren(...frequent(counts, found.classes));
     };
-    const names = Object.keys(found.clients);
-    const options = [["", "all clients"], ...names.map((name, place) => [String(place), name])];
+    const options = [["", "all clients"], ...found.clients.map(({ name }, place) => [String(place), name])];
     return ready(
       block(
         title, null,
@@ -158,17 +165,31 @@ const Views = {};
           choice("Client", options, (value) => { state.client = value; draw(); }),
           choice("Numbers", [["percent", "% of the row"], ["counts", "counts"]], (value) => { state.percent = value === "percent"; draw(); }),
         ),
-        found.left_out ? sentence(`Only the ${names.length} clients with the lowest accuracy can be chosen; all are in the sum.`) : null,
-        chart,
+        found.left_out ? sentence(`Only the ${found.clients.length} clients with the lowest accuracy can be chosen; all are in the sum.`) : null,
+        html("div", { class: "beside" }, chart, list),
       ),
       draw,
     );
   };
 
+  /** The most frequent mistakes in words. */
+  function frequent(counts, classes) {
+    const sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
+    const pairs = counts.flatMap((row, truth) => row.map((count, said) => ({ truth, said, count })));
+    const wrong = pairs.filter(({ truth, said, count }) => truth !== said && count > 0).sort((a, b) => b.count - a.count);
+    if (!wrong.length) return [html("p", { class: "note" }, "No image was taken for another class.")];
+    const item = ({ truth, said, count }) =>
+      html(
+        "li", {}, html("strong", {}, classes[truth]), " taken for ", html("strong", {}, classes[said]),
+        html("small", {}, `${Charts.show(count)} of ${Charts.show(sums[truth])} (${percent((100 * count) / sums[truth])})`),
+      );
+    return [html("p", {}, html("strong", {}, "Most frequent mistakes")), html("ol", {}, wrong.slice(0, 6).map(item))];
+  }
+
   /** Who holds what. */
   Views.partition = (run) => {
     const held = run.partition;
-    if (held.missing) return ready(block("Who holds what", null, sentence(held.missing)), () => {});
+    if (held.missing) return ready(block("Who holds what", null, sentence(held.missing)));
     const chart = html("div");
     return ready(block("Who holds what", null, chart), () => {
       Charts.bubbles(chart, {
@@ -179,88 +200,17 @@ const Views = {};
     });
   };
 
-  /** The prototype map. */
-  Views.map = (run) => {
-    const map = run.map;
-    const title = "Map of the prototypes";
-    if (map.missing) return ready(block(title, null, sentence(map.missing)), () => {});
-    const state = { class: "", client: "", samples: true };
-    const chart = html("div");
-    const all = pointsOf(map);
-    const draw = () => {
-      const points = all.filter((point) =>
-        (state.class === "" || point.colour === Number(state.class)) &&
-        (state.client === "" || point.client === Number(state.client)) &&
-        (state.samples || point.kind === "prototype"));
-      const count = (kind) => points.filter((point) => point.kind === kind).length;
-      const samples = map.samples ? ` and ${count("sample")} test images, embedded by ${map.embedded_by}` : "";
-      const share = (map.shares[0] + map.shares[1]) * 100;
-      Charts.scatter(chart, {
-        title: `${count("prototype")} prototypes${samples}`,
-        description: `Near each other means alike. Two directions (principal components) keep ${Charts.show(share, 0)} % of the differences. Colours and plates are classes.`,
-        x: `first direction (${Charts.show(100 * map.shares[0], 0)} %)`, y: `second direction (${Charts.show(100 * map.shares[1], 0)} %)`,
-        points, labels: labelsOf(points, map.classes), bounds: boundsOf(all),
-        columns: ["what", "class", "client", "images", "x", "y"],
-      });
-    };
-    const pick = (names) => [["", "all"], ...names.map((name, place) => [String(place), name])];
-    return ready(
-      block(
-        title, null,
-        controls(
-          choice("Class", pick(map.classes), (value) => { state.class = value; draw(); }),
-          choice("Client", pick(map.clients), (value) => { state.client = value; draw(); }),
-          map.samples ? toggle("test images", true, (on) => { state.samples = on; draw(); }) : null,
-        ),
-        map.notes.map((note) => sentence(note)),
-        chart,
-      ),
-      draw,
-    );
-  };
-
-  function pointsOf(map) {
-    const most = Math.max(1, ...map.prototypes.count);
-    const make = (list, kind, place) => {
-      const name = list.client[place] === null ? "shared by clients" : map.clients[list.client[place]];
-      const label = map.classes[list.class[place]];
-      const count = kind === "prototype" ? list.count[place] : 1;
-      const what = kind === "prototype" ? "prototype" : "test image";
-      return {
-        x: list.x[place], y: list.y[place], kind, colour: list.class[place], client: list.client[place],
-        size: count / most, cells: [what, label, name, count, list.x[place], list.y[place]],
-        text: [`${what} of class ${label}`, `client ${name}`, ...(kind === "prototype" ? [`stands for ${Charts.show(count)} training images`] : [])],
-      };
-    };
-    const each = (list, kind) => (list ? list.x.map((_, place) => make(list, kind, place)) : []);
-    return [...each(map.prototypes, "prototype"), ...each(map.samples, "sample")];
-  }
-
-  /** A plate a class, at the middle of its prototypes. */
-  function labelsOf(points, classes) {
-    return classes.flatMap((text, colour) => {
-      const own = points.filter((point) => point.kind === "prototype" && point.colour === colour);
-      const middle = (axis) => own.map((point) => point[axis]).sort((a, b) => a - b)[Math.floor(own.length / 2)];
-      return own.length ? [{ text, colour, x: middle("x"), y: middle("y") }] : [];
-    });
-  }
-
-  function boundsOf(points) {
-    const range = (axis) => points.reduce(([low, high], point) => [Math.min(low, point[axis]), Math.max(high, point[axis])], [Infinity, -Infinity]);
-    return { x: range("x"), y: range("y") };
-  }
-
   /** Updates that were rejected, clients that did not answer. */
   Views.absences = (run) => {
     const { rows, left_out: leftOut } = run.absences;
     const title = "Rejected and missing clients";
-    if (!rows.length) return ready(block(title, null, sentence("None: every chosen client answered in every round, and nothing was rejected.")), () => {});
+    if (!rows.length) return ready(block(title, null, sentence("None: every chosen client answered in every round, and nothing was rejected.")));
     const table = Charts.numbers({
       caption: "Who was rejected or did not answer",
       columns: ["client", "what happened", "why", "times", "rounds"],
       rows: rows.map((row) => [row.client, row.what, row.why || "-", row.times, row.first === row.last ? row.first : `${row.first} to ${row.last}`]),
     });
-    return ready(block(title, null, table, leftOut ? sentence(`${leftOut} more are left out.`) : null), () => {});
+    return ready(block(title, null, table, leftOut ? sentence(`${leftOut} more are left out.`) : null));
   };
 
   /** Every setting, the versions, and how to get the run again. */
@@ -275,10 +225,6 @@ const Views = {};
         html("details", { class: "numbers" }, html("summary", {}, "All settings"), html("pre", { tabindex: 0, "aria-label": "All settings" }, html("code", {}, settings.toml))),
         versions ? sentence(`Made with ${versions}${settings.threads ? `; ${settings.threads} thread${settings.threads > 1 ? "s" : ""}` : ""}.`) : null,
       ),
-      () => {},
     );
   };
-
-  /** A block and how to draw it once it is on the page: only there a chart knows its width. */
-  const ready = (node, draw) => ({ node, draw });
 })();

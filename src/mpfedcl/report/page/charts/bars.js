@@ -49,18 +49,19 @@
         );
         spots.push({ x: (from + to) / 2, y: y + height / 2, row, box: [from, y - 4, Math.max(to - from, 6), ROW], text: say(data, bar, part) });
       });
-      const known = bar.values.some((value) => value !== null);
-      svg.append(
-        Charts.svg("text", { class: "value", x: x(start) + 6, y: y + height / 2 + 4 }, known ? Charts.show(total(bar), data.digits ?? 1) : "not read"),
-      );
     });
     mark(svg, data, x, area);
+    data.bars.forEach((bar, row) => {
+      const known = bar.values.some((value) => value !== null);
+      const text = known ? Charts.fixed(total(bar), data.digits ?? 1) : "not read";
+      svg.append(Charts.svg("text", { class: "value", x: x(total(bar)) + 6, y: area.top + (row + 0.5) * ROW + 4 }, text));
+    });
     return { svg, spots, legend: legend(data) };
   }
 
   function drawMany(data, width) {
     const height = 220;
-    const area = { left: 46, right: width - 10, top: 26, bottom: height - 30 };
+    const area = { left: 46, right: width - 10, top: 26, bottom: height - 42 };
     const svg = Charts.canvas(width, height);
     const y = Charts.scale([0, highest(data)], [area.bottom, area.top]);
     Charts.axes(svg, area, {
@@ -92,7 +93,7 @@
   }
 
   function say(data, bar, part) {
-    const value = `${Charts.show(bar.values[part], data.digits ?? 1)} ${data.unit}`;
+    const value = `${Charts.fixed(bar.values[part], data.digits ?? 1)} ${data.unit}`;
     const lines = [bar.name, data.parts.length > 1 ? `${data.parts[part]}: ${value}` : value];
     return bar.note ? [...lines, bar.note] : lines;
   }
@@ -109,7 +110,7 @@
       : [];
     if (data.reference) {
       const line = Charts.svg("line", { class: "reference", x1: 7, x2: 7, y1: 0, y2: 14 });
-      keys.push(key(line, `${data.reference.name} ${Charts.show(data.reference.value)}`));
+      keys.push(key(line, `${data.reference.name} ${Charts.fixed(data.reference.value)}`));
     }
     return keys;
   }
@@ -125,8 +126,8 @@
       columns: ["", ...data.parts.map((name) => `${name} (${data.unit})`), ...(several ? ["total"] : [])],
       rows: data.bars.map((bar) => [
         bar.name,
-        ...bar.values.map((value) => Charts.show(value, data.digits ?? 1)),
-        ...(several ? [Charts.show(total(bar), data.digits ?? 1)] : []),
+        ...bar.values.map((value) => Charts.fixed(value, data.digits ?? 1)),
+        ...(several ? [Charts.fixed(total(bar), data.digits ?? 1)] : []),
       ]),
     };
   }

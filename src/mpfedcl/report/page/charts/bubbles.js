@@ -67,13 +67,13 @@
 
   function number(svg, value, x, y, radius, reach) {
     const text = Charts.show(value);
-    const inside = text.length * 6.4 < 2 * radius - 2;
+    const inside = text.length * 7 < 2 * radius - 3;
     const beside = Math.min(radius + 4, reach - 1);
     svg.append(
       Charts.svg(
         "text",
         inside
-          ? { class: "value in-bubble", x, y: y + 4, "text-anchor": "middle" }
+          ? { class: "value on-heat", x, y: y + 4, "text-anchor": "middle" }
           : { class: "value small", x: x + beside, y: y - Math.min(radius, 6) + 2 },
         text,
       ),

@@ -25,7 +25,7 @@ const Charts = {};
       if (value === null || value === undefined || value === false) continue;
       node.setAttribute(name, value === true ? "" : String(value));
     }
-    for (const child of children.flat()) {
+    for (const child of children.flat(Infinity)) {
       if (child !== null && child !== undefined) node.append(child);
     }
     return node;
@@ -36,6 +36,12 @@ const Charts = {};
     value === null || value === undefined
       ? "-"
       : value.toLocaleString("en", { maximumFractionDigits: digits });
+
+  /** Return a number with exactly so many decimals, a dash for none. */
+  Charts.fixed = (value, digits = 1) =>
+    value === null || value === undefined
+      ? "-"
+      : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
   /** Return as much of a text as fits so many pixels of a chart's small print. */
   Charts.fit = (text, pixels) => {
@@ -163,8 +169,7 @@ const Charts = {};
       { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
       Charts.html(
         "table",
-        {},
-        Charts.html("caption", {}, caption),
+        { "aria-label": caption },
         Charts.html("thead", {}, Charts.html("tr", {}, columns.map((name) => Charts.html("th", { scope: "col" }, name)))),
         Charts.html(
           "tbody",

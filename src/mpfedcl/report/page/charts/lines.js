@@ -29,7 +29,7 @@
     );
     const bounds = { low: data.low ?? -Infinity, high: data.high ?? Infinity };
     const [low, high] = Charts.range(ends.map((each) => clamp(each, bounds.low, bounds.high)), bounds);
-    const places = data.lines.flatMap((line) => line.x);
+    const places = data.lines.flatMap((line) => line.x.filter((_, place) => line.mean[place] !== null));
     const [first, last] = [minimum(places), maximum(places)];
     const x = Charts.scale([first, last === first ? first + 1 : last], [area.left + 6, area.right - 6]);
     const y = Charts.scale([low, high], [area.bottom, area.top]);
@@ -99,8 +99,8 @@
     return line.x.flatMap((at, place) => {
       const value = line.mean[place];
       if (value === null) return [];
-      const spread = line.std ? ` ± ${Charts.show(line.std[place], data.digits ?? 1)}` : "";
-      const text = [line.name, `${data.x} ${Charts.show(at, 3)}: ${Charts.show(value, data.digits ?? 1)}${spread}`];
+      const spread = line.std ? ` ± ${Charts.fixed(line.std[place], data.digits ?? 1)}` : "";
+      const text = [line.name, `${data.x} ${Charts.show(at, 3)}: ${Charts.fixed(value, data.digits ?? 1)}${spread}`];
       return [{ x: x(at), y: y(value), row: line.index, text }];
     });
   }
@@ -141,8 +141,8 @@
         ...data.lines.map((line, index) => {
           const place = places[index].get(at);
           if (place === undefined || line.mean[place] === null) return "-";
-          const spread = line.std ? `(${Charts.show(line.std[place], digits)})` : "";
-          return `${Charts.show(line.mean[place], digits)}${spread}`;
+          const spread = line.std ? `(${Charts.fixed(line.std[place], digits)})` : "";
+          return `${Charts.fixed(line.mean[place], digits)}${spread}`;
         }),
       ]),
     };

@@ -20,7 +20,7 @@
   function draw(data, width) {
     const longest = Math.max(...data.rows.map((name) => Array.from(name).length), 2);
     const left = 26 + Math.min(width * 0.26, 10 + longest * 6.8);
-    const step = Math.max(3, Math.min(46, (width - left - 4) / data.columns.length));
+    const step = Math.max(3, Math.min(data.columns.length < 6 ? 64 : 48, (width - left - 4) / data.columns.length));
     const turned = data.columns.some((name) => Array.from(name).length * 7 > step);
     const top = turned ? 100 : 46;
     const svg = Charts.canvas(width, top + data.rows.length * step + 8);
@@ -49,9 +49,9 @@
         const x = left + column * step;
         cell(svg, { x, y, step, share, right: row === column });
         if (step >= 24 && count) {
-          const text = data.percent ? Charts.show(100 * share, 0) : Charts.show(count);
+          const text = data.percent ? (share < 0.005 ? "<1" : Charts.show(100 * share, 0)) : Charts.show(count);
           const fits = text.length * 6.4 <= step;
-          svg.append(Charts.svg("text", { class: `value ${share > 0.5 ? "on-heat" : ""} ${fits ? "" : "small"}`, x: x + step / 2, y: y + step / 2 + 4, "text-anchor": "middle" }, text));
+          svg.append(Charts.svg("text", { class: `value in-cell ${share > 0.6 ? "on-heat" : ""} ${fits ? "" : "small"}`, x: x + step / 2, y: y + step / 2 + 4, "text-anchor": "middle" }, text));
         }
         spots.push({
           x: x + step / 2, y: y + step / 2, row, radius: step / 2 - 3, box: [x, y, step, step],
@@ -66,7 +66,7 @@
     const size = { x: x + 0.5, y: y + 0.5, width: Math.max(1, step - 1), height: Math.max(1, step - 1) };
     svg.append(Charts.svg("rect", { class: right ? "cell right" : "cell", ...size }));
     if (share > 0) {
-      svg.append(Charts.svg("rect", { class: right ? "heat good" : "heat", ...size, "fill-opacity": (0.08 + 0.92 * share).toFixed(2) }));
+      svg.append(Charts.svg("rect", { class: right ? "heat good" : "heat", ...size, "fill-opacity": (share ** 0.8).toFixed(3) }));
     }
   }
 

@@ -48,10 +48,11 @@
       const text = Charts.fit(label.text, 110);
       const half = 4 + Array.from(text).length * 3.8;
       const x = Math.max(area.left + half, Math.min(area.right - half, label.x));
-      let y = label.y;
+      const above = label.y - 20;
+      let y = above;
       const overlaps = (at) => placed.some((other) => Math.abs(other.x - x) < other.half + half && Math.abs(other.y - at) < 17);
       for (let tries = 1; overlaps(y) && tries < 40; tries += 1) {
-        y = label.y + (tries % 2 ? -1 : 1) * Math.ceil(tries / 2) * 9;
+        y = above + (tries % 2 ? -1 : 1) * Math.ceil(tries / 2) * 9;
       }
       y = Math.max(area.top + 12, Math.min(area.bottom - 6, y));
       placed.push({ x, y, half });
