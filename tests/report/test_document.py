@@ -122,6 +122,12 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert "has not ended" in document["runs"][0]["map"]["missing"]
 
 
+def test_a_method_that_is_gone_is_still_reported(tmp_path: Path) -> None:
+    (run,) = gather(write_run(tmp_path / "run", method="gone_module:Gone"))["runs"]
+    assert run["settings"]["command"] is None
+    assert "no pool.safetensors" in run["map"]["missing"]
+
+
 def test_a_run_from_before_has_no_confusion_and_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     (path / "confusion.json").unlink()

@@ -124,7 +124,11 @@ def project_to_plane(
 def _why_no_pool(path: Path, experiment: Experiment) -> str:
     if not (path / "summary.json").is_file():
         return "The pool is written at the end of a run, and this one has not ended."
-    if find_method(experiment.method).shares_prototypes:
+    try:
+        is_shared = find_method(experiment.method).shares_prototypes
+    except InvalidInput:
+        is_shared = True
+    if is_shared:
         return "The run has no pool.safetensors, so there is no map."
     return f"{experiment.method} shares no prototypes, so there is no map."
 

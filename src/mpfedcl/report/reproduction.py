@@ -17,8 +17,7 @@ def run_command(experiment: Experiment) -> str | None:
 
     None where flags cannot say it; the run's experiment.toml always can.
     """
-    words = ["run", *_flags(experiment, leave_out=())]
-    return _join(words) if _gives(words, [experiment]) else None
+    return _tried("run", [experiment], leave_out=())
 
 
 def compare_command(experiments: Sequence[Experiment]) -> str | None:
@@ -27,13 +26,22 @@ def compare_command(experiments: Sequence[Experiment]) -> str | None:
     seeds = list(dict.fromkeys(each.seed for each in experiments))
     if not experiments or len(experiments) != len(methods) * len(seeds):
         return None
-    words = [
-        "compare",
-        *("--methods", *methods),
-        *("--seeds", *(str(seed) for seed in seeds)),
-        *_flags(experiments[0], leave_out=("method", "seed")),
-    ]
-    return _join(words) if _gives(words, experiments) else None
+    several = ("--methods", *methods, "--seeds", *(str(seed) for seed in seeds))
+    return _tried("compare", experiments, *several, leave_out=("method", "seed"))
+
+
+def _tried(
+    command: str, experiments: Sequence[Experiment], *first: str, leave_out: Sequence[str]
+) -> str | None:
+    """Return a command line that means these experiments and no others, if there is one."""
+    try:
+        words = [command, *first, *_flags(experiments[0], leave_out)]
+        settings = parse(words).settings
+        found = [_resolve(settings.replace(method=e.method, seed=e.seed)) for e in experiments]
+    except InvalidInput:
+        # A method of somebody's own that is not here any more, or a value no flag can say.
+        return None
+    return _join(words) if found == list(experiments) else None
 
 
 def _flags(experiment: Experiment, leave_out: Sequence[str]) -> list[str]:
@@ -81,18 +89,6 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, tuple):
         return [flag, *(str(each) for each in value)]
     return [flag, str(value)]
-
-
-def _gives(words: list[str], experiments: Sequence[Experiment]) -> bool:
-    """Tell whether a command line means these experiments and no others."""
-    try:
-        settings = parse(words).settings
-        return all(
-            _resolve(settings.replace(method=each.method, seed=each.seed)) == each
-            for each in experiments
-        )
-    except InvalidInput:
-        return False
 
 
 def _resolve(experiment: Experiment) -> Experiment:

@@ -65,6 +65,7 @@ const Views = {};
     const bytes = html("div");
     const several = groups.length > 1;
     const mean = groups.some((group) => group.runs.length > 1) ? ", mean over seeds" : "";
+    const small = groups.every((group) => Object.values(group.bytes).every((each) => each < 1e5));
     const bars = (field, factor) => {
       const names = [...new Set(groups.flatMap((group) => Object.keys(group[field])))];
       const used = names.filter((name) => groups.some((group) => group[field][name] > 0));
@@ -78,8 +79,8 @@ const Views = {};
         unit: "s", digits: 2, ...bars("seconds", 1),
       });
       Charts.bars(bytes, {
-        title: "Megabytes sent", description: `All clients and rounds of a run${mean}: up to the server, down to the clients.`,
-        unit: "MB", digits: 2, ...bars("bytes", 1e-6),
+        title: small ? "Kilobytes sent" : "Megabytes sent", description: `All clients and rounds of a run${mean}: up to the server, down to the clients.`,
+        unit: small ? "kB" : "MB", digits: small ? 1 : 2, ...bars("bytes", small ? 1e-3 : 1e-6),
       });
     });
   };

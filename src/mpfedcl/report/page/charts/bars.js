@@ -22,7 +22,7 @@
 
   function draw(data, width) {
     const longest = Math.max(...data.bars.map((bar) => Array.from(bar.name).length));
-    const left = Math.min(width * 0.36, 14 + longest * 6.8);
+    const left = Math.min(width * 0.36, 16 + longest * 7.4);
     const area = { left, right: width - 58, top: 12, bottom: 12 + data.bars.length * ROW };
     const svg = Charts.canvas(width, area.bottom + 30);
     const x = Charts.scale([0, highest(data)], [area.left, area.right]);

@@ -17,12 +17,12 @@
 
   function draw(data, width) {
     const longest = Math.max(...data.rows.map((name) => Array.from(name).length), 4);
-    const left = Math.min(width * 0.32, 16 + longest * 6.8);
+    const left = Math.min(width * 0.32, 16 + longest * 7.4);
     const right = width - 52;
     const step = (right - left) / Math.max(1, data.columns.length);
     const height = data.rows.length > MANY ? 20 : Math.max(28, Math.min(44, step));
     const turned = data.columns.some((name) => Array.from(name).length * 7 > step);
-    const top = turned ? 86 : 34;
+    const top = turned ? 24 + Math.min(66, 8 + 6.4 * Math.max(...data.columns.map((name) => Array.from(name).length))) : 34;
     const bottom = top + data.rows.length * height;
     const svg = Charts.canvas(width, bottom + 12);
     const biggest = Math.max(1, ...data.values.map((row) => Math.max(0, ...row)));

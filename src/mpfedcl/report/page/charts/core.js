@@ -46,7 +46,7 @@ const Charts = {};
   /** Return as much of a text as fits so many pixels of a chart's small print. */
   Charts.fit = (text, pixels) => {
     const signs = Array.from(text);
-    const most = Math.max(2, Math.floor(pixels / 6.6));
+    const most = Math.max(2, Math.floor(pixels / 7.2));
     return signs.length <= most ? text : `${signs.slice(0, most - 1).join("")}…`;
   };
 

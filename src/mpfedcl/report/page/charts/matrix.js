@@ -19,10 +19,10 @@
 
   function draw(data, width) {
     const longest = Math.max(...data.rows.map((name) => Array.from(name).length), 2);
-    const left = 26 + Math.min(width * 0.26, 10 + longest * 6.8);
+    const left = 26 + Math.min(width * 0.26, 14 + longest * 7.4);
     const step = Math.max(3, Math.min(data.columns.length < 6 ? 64 : 48, (width - left - 4) / data.columns.length));
     const turned = data.columns.some((name) => Array.from(name).length * 7 > step);
-    const top = turned ? 100 : 46;
+    const top = turned ? 36 + headroom(data.columns) : 46;
     const svg = Charts.canvas(width, top + data.rows.length * step + 8);
     const middle = top + (data.rows.length * step) / 2;
     svg.append(
@@ -61,6 +61,9 @@
     });
     return { svg, spots };
   }
+
+  /** Return how high names stand that are turned by 60 degrees. */
+  const headroom = (names) => Math.min(66, 8 + 6.4 * Math.max(...names.map((name) => Array.from(name).length)));
 
   function cell(svg, { x, y, step, share, right }) {
     const size = { x: x + 0.5, y: y + 0.5, width: Math.max(1, step - 1), height: Math.max(1, step - 1) };
