@@ -47,14 +47,14 @@
   function pointsOf(map) {
     const most = Math.max(1, ...map.prototypes.count);
     const make = (list, kind, place) => {
-      const name = list.client[place] === null ? "shared by clients" : map.clients[list.client[place]];
+      const name = list.client[place] === null ? "several" : map.clients[list.client[place]];
       const label = map.classes[list.class[place]];
       const count = kind === "prototype" ? list.count[place] : 1;
       const what = kind === "prototype" ? "prototype" : "test image";
       return {
         x: list.x[place], y: list.y[place], kind, colour: list.class[place], client: list.client[place],
         size: count / most, cells: [what, label, name, count, list.x[place], list.y[place]],
-        text: [`${what} of class ${label}`, `client ${name}`, ...(kind === "prototype" ? [`stands for ${Charts.show(count)} training images`] : [])],
+        text: [`${what} of class ${label}`, list.client[place] === null ? "several clients are tested on it" : `client ${name}`, ...(kind === "prototype" ? [`stands for ${Charts.show(count)} training images`] : [])],
       };
     };
     const each = (list, kind) => (list ? list.x.map((_, place) => make(list, kind, place)) : []);
