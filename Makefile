@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint format unit reproduce results fidelity bench bench-quick bench-peers \
-	test-machines wheel clean help
+	test-browser test-machines wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (under 3 minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make fidelity   the measurements of docs/fidelity.md"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
+	@echo "make test-browser  the HTML report in a real browser (installs Chromium on Debian)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build and check the wheel"
 
@@ -65,6 +66,12 @@ bench-quick: $(READY)
 bench-peers: $(READY)
 	benchmarks/peers/install.sh
 	$(BIN)/python benchmarks/peers/compare.py --repeats 3
+
+# Drives the system's own browser; pictures of what it shows are left in screenshots/.
+test-browser: $(READY)
+	scripts/install_browser.sh
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
 
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py

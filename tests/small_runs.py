@@ -116,9 +116,14 @@ class WrappedEngine:
         return updates
 
     def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        confuse: bool = False,
     ) -> Readings:
-        return self._engine.evaluate(averaged, pool, names)
+        return self._engine.evaluate(averaged, pool, names, confuse=confuse)
 
     def settle(self, accepted: Sequence[str]) -> None:
         self._engine.settle(accepted)

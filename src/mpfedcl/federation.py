@@ -15,7 +15,7 @@ from mpfedcl.intake import Intake, in_name_order
 from mpfedcl.methods import Method, Server
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Readings, Table
+from mpfedcl.readings import Counts, Readings, Table
 from mpfedcl.rng import numpy_generator
 
 
@@ -91,6 +91,8 @@ class Federation:
                 f"clients, {len(engine.sizes)}."
             )
         self.state = FederationState(0, method.init_server(initial), {})
+        self.confusion: dict[str, Counts] = {}
+        """What the last round counted, by client, if it was asked to."""
         self._experiment = experiment
         self._method = method
         self._engine = engine
@@ -140,8 +142,13 @@ class Federation:
             num_prototypes=self._method.num_prototypes,
         )
 
-    def run_round(self, *, evaluate: bool, keep_models: bool = False) -> RoundRecord:
-        """Run the next round and move the state on; `keep_models` for the engine to hand out."""
+    def run_round(
+        self, *, evaluate: bool, keep_models: bool = False, confuse: bool = False
+    ) -> RoundRecord:
+        """Run the next round and move the state on.
+
+        `keep_models` for the engine to hand out; `confuse` to count confusions where it evaluates.
+        """
         with self._clock.phase("broadcast"):
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round)
@@ -158,7 +165,9 @@ class Federation:
             self._fold(broadcast.round, intake)
             self._engine.settle(intake.accepted)
         accepted = set(intake.accepted)
-        readings = self._evaluate([name for name in read if name in accepted]) if evaluate else None
+        own = [name for name in read if name in accepted]
+        readings = self._evaluate(own, confuse=confuse) if evaluate else None
+        self.confusion = readings.confusion if readings else {}
         heard = {*intake.accepted, *intake.rejected}
         return RoundRecord(
             round=broadcast.round,
@@ -211,10 +220,10 @@ class Federation:
         server = self._method.reduce(self.state.server, intake.mean.means())
         self.state = FederationState(number, server, {**kept, **fresh})
 
-    def _evaluate(self, read: list[str]) -> Readings:
+    def _evaluate(self, read: list[str], *, confuse: bool) -> Readings:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
-            return self._engine.evaluate(self.averaged_model, pool, read)
+            return self._engine.evaluate(self.averaged_model, pool, read, confuse=confuse)
 
     def _mean_loss(self, losses: dict[str, float]) -> float | None:
         sizes = {name: self._engine.sizes[name] for name in sorted(losses)}

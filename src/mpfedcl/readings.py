@@ -1,7 +1,7 @@
 """Readings: which model predicts, by which rule, on whose test images."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ TESTS = ("own", "union")
 
 Table = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
+
+Counts = list[list[int]]
+"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
 _CHUNK = 4096
 """Images that pass through a model together."""
@@ -28,6 +31,8 @@ class Readings:
     clients: dict[str, Table]
     trained: Sequence[str]
     """The clients whose personal models count: those that trained in this round."""
+    confusion: dict[str, Counts] = field(default_factory=dict)
+    """Counted only where asked for: the method's own reading on each client's own test."""
 
     def table(self) -> Table:
         """Average over clients: averaged models over all, personal models over the trained."""
@@ -44,9 +49,9 @@ class Readings:
         return sum(known) / len(known) if known else None
 
 
-@dataclass
-class Marks:
-    """Which test images one model got right, by each rule."""
+@dataclass(frozen=True)
+class Answers:
+    """The class that one model says of each test image, by each rule; -1 for none."""
 
     classifier: Tensor
     prototype: Tensor | None
@@ -54,7 +59,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Marks models on the union of all clients' test images."""
+    """Asks models about the union of all clients' test images."""
 
     inputs: Tensor
     labels: Tensor
@@ -67,39 +72,49 @@ class Examiner:
         return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
-    def mark(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Marks]:
-        """Return what each of several models gets right.
+    def ask(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Answers]:
+        """Return what each of several models answers.
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
         """
         classifier, prototype = [], []
-        for inputs, labels in zip(
-            torch.split(self.inputs, _CHUNK), torch.split(self.labels, _CHUNK), strict=True
-        ):
+        for inputs in torch.split(self.inputs, _CHUNK):
             embeddings, logits = apply(inputs)
-            classifier.append(logits.argmax(dim=2) == labels)
+            classifier.append(logits.argmax(dim=2))
             if self.reference is not None:
                 nearest, _ = self.reference.nearest(self.project(embeddings).flatten(0, 1))
-                prototype.append(nearest.view(embeddings.shape[:2]) == labels)
+                prototype.append(nearest.view(embeddings.shape[:2]))
         by_classifier = torch.cat(classifier, dim=1)
         if self.reference is None:
-            return [Marks(right, None) for right in by_classifier]
+            return [Answers(said, None) for said in by_classifier]
         pairs = zip(by_classifier, torch.cat(prototype, dim=1), strict=True)
-        return [Marks(right, also) for right, also in pairs]
+        return [Answers(said, also) for said, also in pairs]
 
 
-def tabulate(personal: Marks | None, averaged: Marks | None, own: Tensor) -> Table:
-    """Return one client's four readings on both tests; `own` are its images in the union."""
-    marks: dict[Reading, Tensor | None] = {
+def by_reading(personal: Answers | None, averaged: Answers | None) -> dict[Reading, Tensor | None]:
+    """Return what a client's own model and the averaged one answer, by reading."""
+    return {
         "personal_classifier": personal.classifier if personal else None,
         "personal_prototype": personal.prototype if personal else None,
         "averaged_classifier": averaged.classifier if averaged else None,
         "averaged_prototype": averaged.prototype if averaged else None,
     }
+
+
+def tabulate(answers: Mapping[Reading, Tensor | None], labels: Tensor, own: Tensor) -> Table:
+    """Return one client's four readings on both tests; `own` are its images in the union."""
+    right = {r: None if said is None else said == labels for r, said in answers.items()}
     return {
-        "own": {r: _percent(None if m is None else m[own]) for r, m in marks.items()},
-        "union": {r: _percent(m) for r, m in marks.items()},
+        "own": {r: _percent(None if each is None else each[own]) for r, each in right.items()},
+        "union": {r: _percent(each) for r, each in right.items()},
     }
+
+
+def count_answers(said: Tensor, labels: Tensor, num_classes: int) -> Counts:
+    """Count [C][C + 1] answers by true class and class said; the last column holds the -1."""
+    columns = num_classes + 1
+    places = labels * columns + said.where(said >= 0, num_classes)
+    return torch.bincount(places, minlength=num_classes * columns).view(-1, columns).tolist()
 
 
 def _percent(correct: Tensor | None) -> float | None:

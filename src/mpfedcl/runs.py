@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.readings import Counts
 from mpfedcl.storage import pack_tensors
 
 
@@ -144,6 +145,32 @@ class RunDirectory:
         models.mkdir()
         for name, params in personal:
             write_atomically(models / f"{name}.safetensors", pack_tensors(params))
+
+    def write_confusion(
+        self,
+        confusion: Mapping[str, Counts],
+        *,
+        round_number: int,
+        reading: Reading,
+        class_names: Sequence[str],
+    ) -> None:
+        """Write which class was taken for which: for each client [C][C] counts, rows = truth.
+
+        Images that no prototype answers for stand under `unanswered`, by true class, of the
+        clients that have any.
+        """
+        silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
+        content = {
+            "format": FORMAT,
+            "round": round_number,
+            "reading": reading,
+            "classes": list(class_names),
+            "clients": {name: [row[:-1] for row in each] for name, each in confusion.items()},
+            "unanswered": {name: each for name, each in silent.items() if any(each)},
+        }
+        # On one line: a number a line would make it three times as long.
+        text = json.dumps(content, allow_nan=False) + "\n"
+        write_atomically(self.path / "confusion.json", text.encode())
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file for people and programs."""

@@ -214,7 +214,8 @@ class _Simulation:
         is_last = number == self._experiment.rounds
         is_read = is_last or number % self._experiment.evaluate_every == 0
         keeps = is_last and self._experiment.personal_models
-        return self._federation.run_round(evaluate=is_read, keep_models=keeps), is_last
+        record = self._federation.run_round(evaluate=is_read, keep_models=keeps, confuse=is_last)
+        return record, is_last
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
@@ -237,6 +238,12 @@ class _Simulation:
                     self._federation.averaged_model,
                     pool,
                     self._personal_models(),
+                )
+                directory.write_confusion(
+                    self._federation.confusion,
+                    round_number=done.round,
+                    reading=self._method.reading,
+                    class_names=self.data.class_names,
                 )
             save_checkpoint(
                 directory.checkpoints,

@@ -118,6 +118,8 @@ def test_two_processes_are_one(images: Path, tmp_path: Path, method: str) -> Non
     assert alone.summary is not None
     assert together.summary is not None
     assert together.summary["readings"] == alone.summary["readings"]
+    counted = [tmp_path / name / "confusion.json" for name in ("alone", "together")]
+    assert counted[0].read_bytes() == counted[1].read_bytes()
     assert together.summary["accuracy_per_client"] == alone.summary["accuracy_per_client"]
     for name in ("bytes", "clients", "sent"):
         assert [r[name] for r in together.history] == [r[name] for r in alone.history]

@@ -37,9 +37,17 @@ class Engine(Protocol):
         ...
 
     def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        confuse: bool = False,
     ) -> Readings:
-        """Read this round's personal models of the named clients, and the averaged model."""
+        """Read this round's personal models of the named clients, and the averaged model.
+
+        `confuse`: count too which class is taken for which, by the method's own reading.
+        """
         ...
 
     def settle(self, accepted: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Readings, Table
+from mpfedcl.readings import Counts, Readings, Table
 from mpfedcl.storage import pack_tensors
 from mpfedcl.team import Team
 
@@ -80,7 +80,12 @@ class DistributedEngine:
         }
 
     def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        confuse: bool = False,
     ) -> Readings:
         """Let each process read its clients; put the readings together."""
         own = self.here(names)
@@ -88,10 +93,13 @@ class DistributedEngine:
             _, rows = self._exchange(None, self._engine.rows_for_reading(own))
             pool = self._engine.gather_for_reading(rows)
         tables: dict[str, Table] = {}
-        parts, _ = self._exchange(self._engine.read(averaged, pool, own), {})
-        for part in parts:
-            tables |= part
-        return Readings({name: tables[name] for name in self.sizes}, names)
+        confusion: dict[str, Counts] = {}
+        parts, _ = self._exchange(self._engine.read(averaged, pool, own, confuse=confuse), {})
+        for read, counted in parts:
+            tables |= read
+            confusion |= counted
+        in_order = {name: confusion[name] for name in self.sizes if name in confusion}
+        return Readings({name: tables[name] for name in self.sizes}, names, in_order)
 
     def settle(self, accepted: Sequence[str]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""

@@ -1,6 +1,7 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,7 +17,16 @@ from mpfedcl.intake import Intake
 from mpfedcl.methods import Method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Examiner, Marks, Readings, Table, tabulate
+from mpfedcl.readings import (
+    Answers,
+    Counts,
+    Examiner,
+    Readings,
+    Table,
+    by_reading,
+    count_answers,
+    tabulate,
+)
 from mpfedcl.rng import seed_for
 
 _CLIENTS_AT_ONCE = 64
@@ -82,17 +92,28 @@ class InProcessEngine:
                 self._trained = self._still_asked_for()
 
     def evaluate(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        confuse: bool = False,
     ) -> Readings:
         """Read the personal models of this round and the averaged model, on both tests."""
         if pool is None and averaged is not None:
             pool = self.gather_for_reading(self.rows_for_reading(names))
-        return Readings(self.read(averaged, pool, names), names)
+        tables, confusion = self.read(averaged, pool, names, confuse=confuse)
+        return Readings(tables, names, confusion)
 
     def read(
-        self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
-    ) -> dict[str, Table]:
-        """Return every client's readings; personal ones of the named clients."""
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        confuse: bool = False,
+    ) -> tuple[dict[str, Table], dict[str, Counts]]:
+        """Return every client's readings, personal ones of the named clients, and confusions."""
         examiner = Examiner(
             self._data.test_inputs,
             self._data.test_labels,
@@ -101,12 +122,19 @@ class InProcessEngine:
         )
         shared = None
         if averaged is not None:
-            (shared,) = examiner.mark(lambda inputs: _single(self._model.apply(averaged, inputs)))
-        personal = self._mark_personal(examiner, names)
-        return {
-            client.name: tabulate(personal.get(client.name), shared, client.test)
-            for client in self._data.clients
-        }
+            (shared,) = examiner.ask(lambda inputs: _single(self._model.apply(averaged, inputs)))
+        tables: dict[str, Table] = {}
+        confusion: dict[str, Counts] = {}
+        unread = ((name, None) for name in self.sizes.keys() - set(names))
+        for name, personal in chain(self._ask_personal(examiner, names), unread):
+            answers, own = by_reading(personal, shared), self._data.client(name).test
+            tables[name] = tabulate(answers, examiner.labels, own)
+            said = answers[self._method.reading]
+            if confuse and said is not None and len(own):
+                counts = count_answers(said[own], examiner.labels[own], self._data.num_classes)
+                confusion[name] = counts
+        in_order = [name for name in self.sizes if name in confusion]
+        return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
 
     def rows_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
@@ -227,8 +255,10 @@ class InProcessEngine:
         like = next(iter(self._initial.values()))
         return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
 
-    def _mark_personal(self, examiner: Examiner, names: Sequence[str]) -> dict[str, Marks]:
-        marks: dict[str, Marks] = {}
+    def _ask_personal(
+        self, examiner: Examiner, names: Sequence[str]
+    ) -> Iterator[tuple[str, Answers]]:
+        """Yield what each named client's model answers; few are held at a time."""
         wanted = set(names)
         for group in _distinct(self._trained[name][0] for name in names):
             at_once = examiner.models_at_once
@@ -240,8 +270,9 @@ class InProcessEngine:
                 ) -> tuple[Tensor, Tensor]:
                     return group.predict(first, last, inputs)
 
-                marks |= zip(group.names[first:last], examiner.mark(apply), strict=True)
-        return {name: each for name, each in marks.items() if name in wanted}
+                for name, answers in zip(group.names[first:last], examiner.ask(apply), strict=True):
+                    if name in wanted:
+                        yield name, answers
 
 
 def _single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""Tables and figures for people."""
+"""Tables, figures and the HTML report for people."""

@@ -1,0 +1,236 @@
+"""What a report says of runs that differ in their seed alone: tables, curves and costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpfedcl.methods import READINGS
+from mpfedcl.readings import TESTS
+from mpfedcl.report.marking import marks
+from mpfedcl.report.numbers import (
+    deviation,
+    known,
+    mean,
+    mean_text,
+    rounded,
+    significant,
+    thin,
+)
+from mpfedcl.report.run_content import Json, RunRecords, find_worst
+from mpfedcl.report.tables import READING_TITLES
+
+_TEST_TITLES = {"own": "own test", "union": "union test"}
+_LEGEND = (
+    "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
+    "difference, paired by seed, contains 0. With few seeds such intervals are wide."
+)
+_ONE_SEED = "Of one seed alone no difference can be told from chance."
+
+
+def describe_group(name: str, runs: Sequence[RunRecords], places: Sequence[int], most: int) -> Json:
+    """Return the curves and costs of runs of one name; `places` says where they stand."""
+    return {
+        "name": name,
+        "reading": runs[0].reading,
+        "runs": list(places),
+        "seeds": [run.experiment.seed for run in runs],
+        "curves": {
+            "accuracy": {
+                test: {
+                    reading: curve
+                    for reading in READINGS
+                    if (curve := _curve([_accuracies(run, test, reading) for run in runs], most))
+                }
+                for test in TESTS
+            },
+            "loss": _curve([{line.round: line.loss for line in run.rounds} for run in runs], most),
+        },
+        "seconds": _mean_total([_total(line.seconds for line in run.rounds) for run in runs]),
+        "bytes": _mean_total([_total(line.bytes for line in run.rounds) for run in runs]),
+    }
+
+
+def run_table(run: RunRecords) -> Json:
+    """Return the four readings of one run on both tests."""
+    number = run.last_read.round if run.last_read else None
+    rows = []
+    for reading in READINGS:
+        cells = [_cell(rounded_text(run.value(test, reading))) for test in TESTS]
+        is_own = reading == run.reading
+        title = _cell(READING_TITLES[reading], note="judged by this" if is_own else None)
+        rows.append([{**cell, "strong": is_own} for cell in (title, *cells)])
+    return {
+        "caption": "Accuracy in %"
+        + (f" in round {number}, the last one evaluated" if number else ""),
+        "columns": ["reading", *_TEST_TITLES.values()],
+        "rows": rows,
+        "notes": [
+            "personal: each client's own model after its training, averaged over clients; "
+            "averaged: the server's model. classifier: the network's last layer; prototype: the "
+            "nearest prototype. own: each client on its own test images; union: on everybody's."
+        ],
+    }
+
+
+def group_tables(
+    groups: Sequence[Json], runs: Sequence[RunRecords], content: Sequence[Json], *, comparable: bool
+) -> list[Json]:
+    """Return the headline of several groups, then all four readings on each test."""
+    return [
+        _headline_table(groups, runs, comparable=comparable),
+        _left_behind_table(groups, content),
+        *_reading_tables(groups, runs),
+    ]
+
+
+def rounded_text(value: float | None) -> str:
+    """Return an accuracy with two decimals, a dash where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _headline_table(
+    groups: Sequence[Json], runs: Sequence[RunRecords], *, comparable: bool
+) -> Json:
+    seeds = sorted({seed for group in groups for seed in group["seeds"]})
+    columns, notes = [], []
+    for test in TESTS:
+        by_seed = {str(place): _by_seed(group, runs, test) for place, group in enumerate(groups)}
+        aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
+        found: dict[str, str | None] = marks(aligned) if comparable else {}
+        columns.append([
+            _cell(mean_text(list(each.values())), mark=found.get(name))
+            for name, each in by_seed.items()
+        ])  # fmt: skip
+    if comparable and len(groups) > 1:
+        notes.append(_LEGEND)
+    if any(len(group["seeds"]) == 1 for group in groups):
+        notes.append(_ONE_SEED)
+    if not comparable:
+        notes.append("Nothing is marked as best: data, clients, split or seeds are not the same.")
+    rows = [
+        [
+            _cell(group["name"], note=READING_TITLES[group["reading"]]),
+            *(column[place] for column in columns),
+            _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
+            _cell(f"{training_seconds(group):,.1f}"),
+        ]
+        for place, group in enumerate(groups)
+    ]
+    counts = {len(group["seeds"]) for group in groups}
+    number = f"{counts.pop()}" if len(counts) == 1 else "its"
+    over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
+    return {
+        "caption": f"Accuracy in % of the last round, never the best one: {over}, each method by "
+        "the reading it is judged by",
+        "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
+        "rows": rows,
+        "notes": [*notes, "MB and seconds are of a whole run, without evaluation."],
+    }
+
+
+def training_seconds(group: Json) -> float:
+    """Return what a run takes without being evaluated."""
+    seconds: dict[str, float] = group["seconds"]
+    return sum(value for phase, value in seconds.items() if phase != "evaluate")
+
+
+def _left_behind_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
+    rows = []
+    for group in groups:
+        worst = [find_worst(content[place]) for place in group["runs"]]
+        clients = [client["accuracy"] if client else None for client, _ in worst]
+        classes = [each["accuracy"] if each else None for _, each in worst]
+        names = [
+            ", ".join(dict.fromkeys(each["name"] for each in column if each))
+            for column in zip(*worst, strict=True)
+        ]
+        rows.append([
+            _cell(group["name"]),
+            _cell(mean_text(clients), note=names[0]),
+            _cell(mean_text(classes), note=names[1]),
+        ])  # fmt: skip
+    return {
+        "caption": "Who is left behind: the worst client and the worst class of each run, "
+        "accuracy in % on the clients' own tests",
+        "columns": ["method", "worst client", "worst class"],
+        "rows": rows,
+        "notes": [],
+    }
+
+
+def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
+    """Return a table a test, or one where both tests are the same."""
+    tables = {}
+    for test in TESTS:
+        tables[test] = [
+            [mean_text([runs[place].value(test, reading) for place in group["runs"]])
+             for reading in READINGS]
+            for group in groups
+        ]  # fmt: skip
+    titles = {test: f"the {title}" for test, title in _TEST_TITLES.items()}
+    if tables["own"] == tables["union"]:
+        titles = {"own": "the own test, which is the union test here"}
+    return [
+        {
+            "caption": f"All four readings on {title}, accuracy in % of the last round",
+            "columns": ["method", *READING_TITLES.values()],
+            "rows": [
+                [
+                    _cell(group["name"]),
+                    *(
+                        {**_cell(text), "strong": reading == group["reading"]}
+                        for reading, text in zip(READINGS, row, strict=True)
+                    ),
+                ]
+                for group, row in zip(groups, tables[test], strict=True)
+            ],
+            "notes": ["Bold: the reading by which the method is judged."],
+        }
+        for test, title in titles.items()
+    ]
+
+
+def _cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
+    return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
+
+
+def _by_seed(group: Json, runs: Sequence[RunRecords], test: str) -> dict[int, float | None]:
+    here = [runs[place] for place in group["runs"]]
+    return {run.experiment.seed: run.value(test, group["reading"]) for run in here}
+
+
+def _accuracies(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:
+    return {
+        line.round: line.accuracy.get(test, {}).get(reading) for line in run.rounds if line.accuracy
+    }
+
+
+def _curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
+    """Return mean and deviation in the rounds that all runs have, at most so many of them."""
+    common = [
+        number
+        for number in several[0]
+        if all(len(known([each.get(number)])) == 1 for each in several)
+    ]
+    if not common:
+        return None
+    chosen = [common[place] for place in thin(len(common), most)]
+    values = [known([each[number] for each in several]) for number in chosen]
+    curve: Json = {"x": chosen, "mean": [significant(mean(each), 5) for each in values]}
+    if len(several) > 1:
+        curve["std"] = [significant(deviation(each), 3) for each in values]
+    return curve
+
+
+def _total(parts: Any) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _mean_total(totals: Sequence[dict[str, float]]) -> Json:
+    names = dict.fromkeys(name for each in totals for name in each)
+    return {
+        name: rounded(sum(each.get(name, 0) for each in totals) / len(totals), 3) for name in names
+    }

@@ -1,0 +1,65 @@
+"""One HTML file that holds everything: document, style and program, and asks nobody for more."""
+
+import base64
+import hashlib
+import html
+import json
+from importlib.resources import files
+
+from mpfedcl.report.run_content import Json
+
+_STYLES = ("page.css",)
+_SCRIPTS = (
+    "charts/core.js",
+    "charts/explore.js",
+    "charts/lines.js",
+    "charts/bars.js",
+    "charts/bubbles.js",
+    "charts/matrix.js",
+    "charts/scatter.js",
+    "parts.js",
+    "views.js",
+    "prototype_map.js",
+    "page.js",
+)
+"""In this order: each uses only what stands before it."""
+
+
+def fill_page(document: Json) -> str:
+    """Return the page that shows a document."""
+    style = "\n".join(_read(name) for name in _STYLES)
+    script = "\n".join(_read(name) for name in _SCRIPTS)
+    parts = {
+        "TITLE": html.escape(str(document["title"]).encode("utf-8", "replace").decode()),
+        "POLICY": html.escape(_policy(style, script)),
+        "STYLE": style,
+        "DOCUMENT": escape_json(document),
+        "SCRIPT": script,
+    }
+    page = _read("page.html")
+    # Split, not replaced one after the other: what is filled in may itself look like a mark.
+    pieces = page.split("@@")
+    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def escape_json(document: Json) -> str:
+    """Return JSON that cannot end the element it stands in, whatever names it holds."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _read(name: str) -> str:
+    return (files("mpfedcl.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Forbid all but this very style and program: no address is ever asked for anything."""
+    allowed = {"script-src": script, "style-src": style}
+    rules = [f"{name} 'sha256-{_digest(content)}'" for name, content in allowed.items()]
+    return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
+
+
+def _digest(content: str) -> str:
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,0 +1,159 @@
+"use strict";
+/*
+ * Charts.lines(element, { title, description, x, y, low?, high?, digits?, lines })
+ * lines: [{ name, x: [...], mean: [...], std?: [...] }]; x and y are the titles of the axes.
+ * Lines can be switched off and on in the legend.
+ */
+(() => {
+  const HEIGHT = 320;
+
+  Charts.lines = (element, data) => {
+    const hidden = new Set();
+    Charts.frame(
+      element,
+      data,
+      (width, redraw) => draw(data, width, hidden, redraw),
+      () => tabulate(data),
+    );
+  };
+
+  function draw(data, width, hidden, redraw) {
+    const area = { left: 46, right: width - 14, top: 28, bottom: HEIGHT - 44 };
+    const shown = data.lines.map((line, index) => ({ ...line, index })).filter((line) => !hidden.has(line.index));
+    const ends = shown.flatMap((line) =>
+      line.mean.flatMap((value, place) => {
+        if (value === null) return [];
+        const spread = line.std?.[place] || 0;
+        return [value - spread, value + spread];
+      }),
+    );
+    const bounds = { low: data.low ?? -Infinity, high: data.high ?? Infinity };
+    const [low, high] = Charts.range(ends.map((each) => clamp(each, bounds.low, bounds.high)), bounds);
+    const places = data.lines.flatMap((line) => line.x.filter((_, place) => line.mean[place] !== null));
+    const [first, last] = [minimum(places), maximum(places)];
+    const x = Charts.scale([first, last === first ? first + 1 : last], [area.left + 6, area.right - 6]);
+    const y = Charts.scale([low, high], [area.bottom, area.top]);
+    const svg = Charts.canvas(width, HEIGHT);
+    Charts.axes(svg, area, {
+      x: data.x,
+      y: data.y,
+      xTicks: xTicks(first, last, width).map((each) => [x(each), Charts.show(each, 3)]),
+      yTicks: Charts.ticks(low, high, 6).map((each) => [y(each), Charts.show(each, 4)]),
+    });
+    const limit = (value) => y(clamp(value, low, high));
+    const spots = [];
+    for (const line of shown) svg.append(band(line, x, limit));
+    for (const line of shown) {
+      svg.append(path(line, x, limit));
+      spots.push(...spotsOf(line, x, limit, data));
+    }
+    return { svg, spots, legend: data.lines.length > 1 ? legend(data.lines, hidden, redraw) : [] };
+  }
+
+  function band(line, x, y) {
+    const group = Charts.svg("g", {});
+    if (!line.std) return group;
+    for (const piece of pieces(line)) {
+      const upper = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] + line.std[place])}`);
+      const lower = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] - line.std[place])}`);
+      group.append(
+        Charts.svg("polygon", { class: `band ${Charts.colour(line.index)}`, points: [...upper, ...lower.reverse()].join(" ") }),
+      );
+    }
+    return group;
+  }
+
+  function path(line, x, y) {
+    const group = Charts.svg("g", { class: `line ${Charts.colour(line.index)}` });
+    const every = Math.max(1, Math.ceil(line.x.length / 9));
+    for (const piece of pieces(line)) {
+      const points = piece.map((place) => `${x(line.x[place]).toFixed(1)},${y(line.mean[place]).toFixed(1)}`);
+      group.append(
+        Charts.svg("polyline", { points: points.join(" "), "stroke-dasharray": Charts.dash(line.index) || null }),
+      );
+    }
+    line.mean.forEach((value, place) => {
+      const marked = place % every === (line.index * 2) % every || place === line.x.length - 1;
+      if (value === null || !marked) return;
+      group.append(
+        Charts.svg("path", {
+          d: Charts.marker(line.index, 3.6),
+          transform: `translate(${x(line.x[place]).toFixed(1)},${y(value).toFixed(1)})`,
+        }),
+      );
+    });
+    return group;
+  }
+
+  /** Return the stretches of a line without gaps, as lists of places. */
+  function pieces(line) {
+    const found = [[]];
+    line.mean.forEach((value, place) => {
+      if (value === null) found.push([]);
+      else found[found.length - 1].push(place);
+    });
+    return found.filter((piece) => piece.length);
+  }
+
+  function spotsOf(line, x, y, data) {
+    return line.x.flatMap((at, place) => {
+      const value = line.mean[place];
+      if (value === null) return [];
+      const spread = line.std ? ` ± ${Charts.fixed(line.std[place], data.digits ?? 1)}` : "";
+      const text = [line.name, `${data.x} ${Charts.show(at, 3)}: ${Charts.fixed(value, data.digits ?? 1)}${spread}`];
+      return [{ x: x(at), y: y(value), row: line.index, text }];
+    });
+  }
+
+  function legend(lines, hidden, redraw) {
+    return lines.map((line, index) => {
+      const swatch = Charts.svg(
+        "svg",
+        { class: `swatch line ${Charts.colour(index)}`, width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" },
+        Charts.svg("polyline", { points: "1,7 33,7", "stroke-dasharray": Charts.dash(index) || null }),
+        Charts.svg("path", { d: Charts.marker(index, 3.6), transform: "translate(17,7)" }),
+      );
+      const button = Charts.html(
+        "button",
+        { type: "button", class: "key", "aria-pressed": hidden.has(index) ? "false" : "true", title: "Show or hide this line" },
+        swatch,
+        line.name,
+      );
+      button.addEventListener("click", () => {
+        if (hidden.has(index)) hidden.delete(index);
+        else hidden.add(index);
+        const legendBox = button.parentElement;
+        redraw();
+        legendBox.children[index].focus();
+      });
+      return button;
+    });
+  }
+
+  function tabulate(data) {
+    const digits = data.digits ?? 1;
+    const rows = [...new Set(data.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    const places = data.lines.map((line) => new Map(line.x.map((at, place) => [at, place])));
+    return {
+      columns: [data.x, ...data.lines.map((line) => line.name)],
+      rows: rows.map((at) => [
+        Charts.show(at, 3),
+        ...data.lines.map((line, index) => {
+          const place = places[index].get(at);
+          if (place === undefined || line.mean[place] === null) return "-";
+          const spread = line.std ? `(${Charts.fixed(line.std[place], digits)})` : "";
+          return `${Charts.fixed(line.mean[place], digits)}${spread}`;
+        }),
+      ]),
+    };
+  }
+
+  function xTicks(first, last, width) {
+    const found = Charts.ticks(first, last, Math.max(2, Math.floor(width / 90)));
+    return Number.isInteger(first) && Number.isInteger(last) ? found.filter(Number.isInteger) : found;
+  }
+
+  const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+  const minimum = (list) => list.reduce((a, b) => Math.min(a, b), Infinity);
+  const maximum = (list) => list.reduce((a, b) => Math.max(a, b), -Infinity);
+})();

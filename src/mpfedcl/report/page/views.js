@@ -1,0 +1,231 @@
+"use strict";
+/* What a report shows of groups of runs and of one run, each as a block. */
+const Views = {};
+
+(() => {
+  const { html } = Charts;
+  const { block, choice, controls, copy, ready, sentence } = Parts;
+  const READINGS = {
+    personal_classifier: "personal, classifier",
+    personal_prototype: "personal, prototype",
+    averaged_classifier: "averaged, classifier",
+    averaged_prototype: "averaged, prototype",
+  };
+  const percent = (value) => `${Charts.fixed(value)}\u00a0%`;
+  const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
+
+  /** Accuracy or loss per round; a line a group, or a line a reading where there is one group. */
+  Views.rounds = (groups) => {
+    const state = { measure: "accuracy", test: "own", reading: "judged" };
+    const chart = html("div");
+    const alone = groups.length === 1;
+    const every = alone ? "all four" : "the one each is judged by";
+    const tests = choice("Test", Object.entries(TESTS), (value) => set("test", value));
+    const readings = choice("Reading", [["judged", every], ...Object.entries(READINGS)], (value) => set("reading", value));
+    const set = (name, value) => { state[name] = value; draw(); };
+    const draw = () => {
+      const isLoss = state.measure === "loss";
+      for (const each of [tests, readings]) each.hidden = isLoss;
+      const lines = isLoss ? lossLines(groups) : accuracyLines(groups, state, alone);
+      if (!lines.length) {
+        chart.replaceChildren(sentence("No run here has this reading."));
+        return;
+      }
+      const spread = lines.some((line) => line.std) ? " The band is one standard deviation over seeds." : "";
+      const read = state.reading === "judged" ? (alone ? "all readings" : "each method by its own reading") : `by the reading ${READINGS[state.reading]}`;
+      Charts.lines(chart, {
+        title: isLoss ? "Training loss per round" : `Accuracy per round on ${TESTS[state.test]}`,
+        description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}` : `In %, ${read}.${spread}`,
+        x: "round", y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1,
+        low: 0, high: isLoss ? undefined : 100, lines,
+      });
+    };
+    const measures = choice("Show", [["accuracy", "accuracy"], ["loss", "loss"]], (value) => set("measure", value));
+    return ready(block("Round by round", null, controls(measures, tests, readings), chart), draw);
+  };
+
+  function accuracyLines(groups, { test, reading }, alone) {
+    if (alone && reading === "judged") {
+      return Object.entries(groups[0].curves.accuracy[test]).map(([name, curve]) => ({
+        name: READINGS[name] + (name === groups[0].reading ? " (judged by this)" : ""), ...curve,
+      }));
+    }
+    return groups.flatMap((group) => {
+      const curve = group.curves.accuracy[test][reading === "judged" ? group.reading : reading];
+      return curve ? [{ name: group.name, ...curve }] : [];
+    });
+  }
+
+  const lossLines = (groups) =>
+    groups.flatMap((group) => (group.curves.loss ? [{ name: group.name, ...group.curves.loss }] : []));
+
+  /** Seconds by phase and bytes by direction, of a whole run. */
+  Views.cost = (groups) => {
+    const seconds = html("div");
+    const bytes = html("div");
+    const several = groups.length > 1;
+    const mean = groups.some((group) => group.runs.length > 1) ? ", mean over seeds" : "";
+    const small = groups.every((group) => Object.values(group.bytes).every((each) => each < 1e5));
+    const bars = (field, factor) => {
+      const names = [...new Set(groups.flatMap((group) => Object.keys(group[field])))];
+      const used = names.filter((name) => groups.some((group) => group[field][name] > 0));
+      const value = (group, name) => (group[field][name] || 0) * factor;
+      if (several) return { parts: used, bars: groups.map((group) => ({ name: group.name, values: used.map((name) => value(group, name)) })) };
+      return { parts: ["a run"], bars: used.map((name) => ({ name, values: [value(groups[0], name)] })) };
+    };
+    return ready(block("What it costs", null, html("div", { class: "pair" }, seconds, bytes)), () => {
+      Charts.bars(seconds, {
+        title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate is not part of the method.`,
+        unit: "s", digits: 2, ...bars("seconds", 1),
+      });
+      Charts.bars(bytes, {
+        title: small ? "Kilobytes sent" : "Megabytes sent", description: `All clients and rounds of a run${mean}: up to the server, down to the clients.`,
+        unit: small ? "kB" : "MB", digits: small ? 1 : 2, ...bars("bytes", small ? 1e-3 : 1e-6),
+      });
+    });
+  };
+
+  /** Who is left behind: accuracy by client and by class. */
+  Views.behind = (run) => {
+    const clients = html("div");
+    const classes = html("div");
+    const known = run.clients.filter((client) => client.accuracy !== null);
+    const tested = (run.confusion.by_class || []).filter((each) => each.tested);
+    const worst = lowest(known);
+    const hardest = lowest(tested);
+    const mean = known.length ? known.reduce((sum, each) => sum + each.accuracy, 0) / known.length : null;
+    const told = html("p", { class: "finding" });
+    if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
+    if (worst) {
+      const below = Charts.fixed(mean - worst.accuracy);
+      told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
+    }
+    if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
+    const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
+    return ready(
+      block("Who is left behind", null, told, html("div", { class: "pair" }, clients, classes)),
+      () => {
+        if (run.clients.length) {
+          Charts.bars(clients, {
+            title: "Accuracy by client", description: `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
+            reference: mean === null ? null : { value: mean, name: "mean" },
+            bars: run.clients.map((each) => ({
+              name: each.name, values: [each.accuracy], worst: each === worst,
+              note: each.train === null ? null : `${Charts.show(each.train)} training, ${Charts.show(each.test)} test images`,
+            })),
+          });
+        }
+        if (run.confusion.missing) classes.replaceChildren(sentence(run.confusion.missing));
+        else {
+          Charts.bars(classes, {
+            title: "Accuracy by class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
+            bars: run.confusion.by_class.map((each) => ({
+              name: each.name, values: [each.tested ? each.accuracy : null], worst: each === hardest,
+              note: `${Charts.show(each.tested)} test images`,
+            })),
+          });
+        }
+      },
+    );
+  };
+
+  /** Return the one with the lowest accuracy; nobody is behind where all are equal. */
+  function lowest(list) {
+    const ordered = [...list].sort((a, b) => a.accuracy - b.accuracy);
+    return ordered.length > 1 && ordered[0].accuracy < ordered[ordered.length - 1].accuracy ? ordered[0] : null;
+  }
+
+  /** Which class is taken for which. */
+  Views.confusion = (run) => {
+    const found = run.confusion;
+    const title = "What is taken for what";
+    if (found.missing) return ready(block(title, null, sentence(found.missing)));
+    const state = { client: "", percent: true };
+    const chart = html("div");
+    const list = html("div");
+    const draw = () => {
+      const one = state.client === "" ? null : found.clients[Number(state.client)];
+      const counts = one ? one.counts : found.all;
+      const silent = one ? one.unanswered : found.unanswered;
+      const any = silent && silent.some((count) => count > 0);
+      const who = one ? `Client ${one.name}` : "All clients";
+      Charts.matrix(chart, {
+        title: `${who}: true class against the class said`,
+        description: `${state.percent ? "Percent of each row" : "Numbers of test images"}; the diagonal is right.${any ? " none: no prototype gave an answer." : ""}`,
+        x: "said", y: "true", rows: found.classes, percent: state.percent,
+        columns: any ? [...found.classes, "none"] : found.classes,
+        counts: any ? counts.map((row, place) => [...row, silent[place]]) : counts,
+      });
+      list.replaceChildren(...frequent(counts, found.classes));
+    };
+    const options = [["", "all clients"], ...found.clients.map(({ name }, place) => [String(place), name])];
+    return ready(
+      block(
+        title, null,
+        controls(
+          choice("Client", options, (value) => { state.client = value; draw(); }),
+          choice("Numbers", [["percent", "% of the row"], ["counts", "counts"]], (value) => { state.percent = value === "percent"; draw(); }),
+        ),
+        found.left_out ? sentence(`Only the ${found.clients.length} clients with the lowest accuracy can be chosen; all are in the sum.`) : null,
+        html("div", { class: "beside" }, chart, list),
+      ),
+      draw,
+    );
+  };
+
+  /** The most frequent mistakes in words. */
+  function frequent(counts, classes) {
+    const sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
+    const pairs = counts.flatMap((row, truth) => row.map((count, said) => ({ truth, said, count })));
+    const wrong = pairs.filter(({ truth, said, count }) => truth !== said && count > 0).sort((a, b) => b.count - a.count);
+    if (!wrong.length) return [html("p", { class: "note" }, "No image was taken for another class.")];
+    const item = ({ truth, said, count }) =>
+      html(
+        "li", {}, html("strong", {}, classes[truth]), " taken for ", html("strong", {}, classes[said]),
+        html("small", {}, `${Charts.show(count)} of ${Charts.show(sums[truth])} (${percent((100 * count) / sums[truth])})`),
+      );
+    return [html("p", {}, html("strong", {}, "Most frequent mistakes")), html("ol", {}, wrong.slice(0, 6).map(item))];
+  }
+
+  /** Who holds what. */
+  Views.partition = (run) => {
+    const held = run.partition;
+    if (held.missing) return ready(block("Who holds what", null, sentence(held.missing)));
+    const chart = html("div");
+    return ready(block("Who holds what", null, chart), () => {
+      Charts.bubbles(chart, {
+        title: "Training images by client and class", description: `${run.setting}. The area of a bubble is the number of images.`,
+        x: "class", y: "client", unit: "training images", rows: held.clients.map((client) => client.name),
+        columns: held.classes, values: held.clients.map((client) => client.train),
+      });
+    });
+  };
+
+  /** Updates that were rejected, clients that did not answer. */
+  Views.absences = (run) => {
+    const { rows, left_out: leftOut } = run.absences;
+    const title = "Rejected and missing clients";
+    if (!rows.length) return ready(block(title, null, sentence("None: every chosen client answered in every round, and nothing was rejected.")));
+    const table = Charts.numbers({
+      caption: "Who was rejected or did not answer",
+      columns: ["client", "what happened", "why", "times", "rounds"],
+      rows: rows.map((row) => [row.client, row.what, row.why || "-", row.times, row.first === row.last ? row.first : `${row.first} to ${row.last}`]),
+    });
+    return ready(block(title, null, table, leftOut ? sentence(`${leftOut} more are left out.`) : null));
+  };
+
+  /** Every setting, the versions, and how to get the run again. */
+  Views.settings = (run) => {
+    const { settings } = run;
+    const versions = Object.entries(settings.versions).map(([name, value]) => `${name} ${value}`).join(", ");
+    return ready(
+      block(
+        "Run it again", null,
+        settings.command ? copy(settings.command, "In one command:") : null,
+        copy(settings.file_command, settings.command ? "Or from the run's own file, which holds every setting:" : "From the run's own file, which holds every setting:"),
+        html("details", { class: "numbers" }, html("summary", {}, "All settings"), html("pre", { tabindex: 0, "aria-label": "All settings" }, html("code", {}, settings.toml))),
+        versions ? sentence(`Made with ${versions}${settings.threads ? `; ${settings.threads} thread${settings.threads > 1 ? "s" : ""}` : ""}.`) : null,
+      ),
+    );
+  };
+})();

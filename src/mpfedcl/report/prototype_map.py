@@ -1,0 +1,216 @@
+"""The prototype map: a run's pool and some test images, in the two directions that tell most."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mpfedcl.data.federated import FederatedData, is_same_deal
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.loading import load_data_and_model
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Model
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.report.numbers import rounded, thin
+from mpfedcl.storage import load_tensors
+
+MOST_SAMPLES = 400
+MOST_PROTOTYPES = 1500
+_MOST_CLIENTS = 40
+"""Clients whose personal models are opened, where there is no averaged one."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Embedded test images, and by whose model."""
+
+    vectors: NDArray[numpy.float64]
+    labels: list[int]
+    owners: list[str | None]
+    """Whose test image it is; None where several clients are tested on it."""
+    embedded_by: str
+
+
+def describe_map(
+    path: Path, experiment: Experiment, partition: Json | None, class_names: list[str]
+) -> Json:
+    """Return the map of a run, or under `missing` a sentence that says why there is none."""
+    if not (path / "pool.safetensors").is_file():
+        return {"missing": _why_no_pool(path, experiment)}
+    pool = read_pool(path / "pool.safetensors", len(class_names))
+    if not len(pool):
+        return {"missing": "The pool of this run is empty, so there is no map."}
+    samples, note = _embed_if_possible(path, experiment, partition)
+    chosen = thin(len(pool), MOST_PROTOTYPES)
+    notes = [note] if note else []
+    if len(chosen) < len(pool):
+        notes.append(f"{len(chosen):,} of {len(pool):,} prototypes are shown, evenly drawn.")
+    vectors = pool.vectors[chosen].double().numpy()
+    together = vectors if samples is None else numpy.concatenate([vectors, samples.vectors])
+    places, shares = project_to_plane(together)
+    drawn: Json = {
+        "classes": class_names,
+        "clients": list(pool.names),
+        "shares": [rounded(share, 3) for share in shares],
+        "prototypes": {
+            **_coordinates(places[: len(chosen)]),
+            "class": pool.labels[chosen].tolist(),
+            "client": pool.owners[chosen].tolist(),
+            "count": pool.counts[chosen].tolist(),
+        },
+        "samples": None,
+        "notes": notes,
+    }
+    if samples is not None:
+        number = {name: index for index, name in enumerate(pool.names)}
+        others = [name for name in samples.owners if name is not None and name not in number]
+        for name in dict.fromkeys(others):
+            number[name] = len(number)
+        drawn["clients"] = list(number)
+        drawn["samples"] = {
+            **_coordinates(places[len(chosen) :]),
+            "class": samples.labels,
+            "client": [None if name is None else number[name] for name in samples.owners],
+        }
+        drawn["embedded_by"] = samples.embedded_by
+    return drawn
+
+
+def read_pool(path: Path, num_classes: int) -> PrototypePool:
+    """Read the pool that a run has left."""
+    tensors = load_tensors(path)
+    try:
+        with safe_open(path, "pt") as file:
+            names = json.loads((file.metadata() or {})["names"])
+        return PrototypePool(
+            vectors=tensors["vectors"],
+            labels=tensors["labels"],
+            counts=tensors["counts"],
+            owners=tensors["owners"],
+            names=tuple(names),
+            num_classes=num_classes,
+        )
+    except (KeyError, ValueError, TypeError, SafetensorError) as error:
+        raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
+
+
+def project_to_plane(
+    vectors: NDArray[numpy.float64],
+) -> tuple[NDArray[numpy.float64], list[float]]:
+    """Return the first two principal components [n, 2], and the share of variance each holds.
+
+    A direction's sign is free; it is chosen so that its largest weight is positive.
+    """
+    centred = vectors - vectors.mean(axis=0)
+    _, sizes, directions = numpy.linalg.svd(centred, full_matrices=False)
+    axes = numpy.zeros((2, vectors.shape[1]))
+    axes[: len(directions[:2])] = directions[:2]
+    largest = axes[numpy.arange(2), numpy.abs(axes).argmax(axis=1)]
+    axes *= numpy.where(largest < 0, -1, 1)[:, None]
+    total = float((sizes**2).sum())
+    shares = [float(size**2) / total if total else 0.0 for size in (*sizes[:2], 0.0, 0.0)[:2]]
+    return centred @ axes.T, shares
+
+
+def _why_no_pool(path: Path, experiment: Experiment) -> str:
+    if not (path / "summary.json").is_file():
+        return "The pool is written at the end of a run, and this one has not ended."
+    try:
+        is_shared = find_method(experiment.method).shares_prototypes
+    except InvalidInput:
+        is_shared = True
+    if is_shared:
+        return "The run has no pool.safetensors, so there is no map."
+    return f"{experiment.method} shares no prototypes, so there is no map."
+
+
+def _embed_if_possible(
+    path: Path, experiment: Experiment, partition: Json | None
+) -> tuple[Samples | None, str | None]:
+    """Return embedded test images, or None and the reason in a sentence."""
+    try:
+        method_class = find_method(experiment.method)
+        data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))
+        if partition is None or not is_same_deal(partition, data.partition):
+            return None, "Only the pool is shown: the data here are not those of the run."
+        method = method_class(experiment, data.num_classes)
+        samples = _embed_averaged(path, data, model, method) or _embed_personal(
+            path, data, model, method
+        )
+    except InvalidInput as error:
+        return None, f"Only the pool is shown, because test images cannot be embedded: {error}"
+    if samples is None:
+        return None, "Only the pool is shown: the run has left no model to embed test images with."
+    return samples, None
+
+
+def _embed_averaged(
+    path: Path, data: FederatedData, model: Model, method: Method
+) -> Samples | None:
+    if not (path / "model.safetensors").is_file() or not len(data.test_labels):
+        return None
+    # By class, so that an even draw takes about as many of each.
+    order = data.test_labels.argsort(stable=True)
+    rows = order[thin(len(order), MOST_SAMPLES)]
+    holders: dict[int, list[str]] = {int(row): [] for row in rows}
+    for client in data.clients:
+        for row in set(client.test.tolist()) & holders.keys():
+            holders[row].append(client.name)
+    vectors = _embed(path / "model.safetensors", data.test_inputs[rows], model, method)
+    owners = [each[0] if len(each) == 1 else None for each in holders.values()]
+    return Samples(vectors, data.test_labels[rows].tolist(), owners, "the averaged model")
+
+
+def _embed_personal(
+    path: Path, data: FederatedData, model: Model, method: Method
+) -> Samples | None:
+    here = [
+        client
+        for client in data.clients
+        if len(client.test) and (path / "models" / f"{client.name}.safetensors").is_file()
+    ]
+    if not here:
+        return None
+    chosen = [here[place] for place in thin(len(here), _MOST_CLIENTS)]
+    vectors, labels, owners = [], [], []
+    for client in chosen:
+        order = client.test[data.test_labels[client.test].argsort(stable=True)]
+        rows = order[thin(len(order), max(2, MOST_SAMPLES // len(chosen)))]
+        file = path / "models" / f"{client.name}.safetensors"
+        vectors.append(_embed(file, data.test_inputs[rows], model, method))
+        labels += data.test_labels[rows].tolist()
+        owners += [client.name] * len(rows)
+    by_whom = "each client's own model, on its own test images"
+    return Samples(numpy.concatenate(vectors), labels, list(owners), by_whom)
+
+
+@torch.no_grad()
+def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[numpy.float64]:
+    params = load_tensors(file)
+    try:
+        embeddings, _ = model.apply(params, inputs)
+    except (KeyError, RuntimeError) as error:
+        raise InvalidInput(f"{file} does not fit the experiment ({error}).") from None
+    found: NDArray[numpy.float64] = method.project(embeddings).double().numpy()
+    if not numpy.isfinite(found).all():
+        raise InvalidInput(f"{file} gives embeddings that are not finite.")
+    return found
+
+
+def _coordinates(places: NDArray[numpy.float64]) -> Json:
+    # Three digits of the whole picture are finer than a pixel.
+    scale = max(float(numpy.abs(places).max(initial=0.0)), 1e-12)
+    digits = max(0, 4 - int(numpy.floor(numpy.log10(scale))) - 1)
+    return {
+        axis: [rounded(float(value), digits) for value in places[:, column]]
+        for column, axis in enumerate(("x", "y"))
+    }

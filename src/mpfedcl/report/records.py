@@ -1,0 +1,205 @@
+"""The files that a report reads: what must be in them, and one sentence where it is not."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT
+from mpfedcl.methods import Reading
+
+Test = Literal["own", "union"]
+_Percent = float | None
+
+
+class _Content(BaseModel):
+    """Read-only; names that a later version may add are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Attendance(_Content):
+    """Who took part in a round."""
+
+    answered: list[str]
+    missing: list[str]
+    rejected: dict[str, str]
+
+
+class RoundLine(_Content):
+    """A line of rounds.jsonl."""
+
+    round: int
+    loss: float | None
+    accuracy: dict[Test, dict[Reading, _Percent]] | None
+    accuracy_per_client: dict[str, _Percent] | None
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    clients: Attendance
+
+
+class Summary(_Content):
+    """What a report takes from summary.json: the rest it finds in the rounds."""
+
+    reading: Reading
+    versions: dict[str, str]
+    threads: int | None = None
+
+
+class Holding(_Content):
+    """One client's images: training images by class, and the number of test images."""
+
+    train: list[int]
+    test: int
+
+
+class Partition(_Content):
+    """partition.json."""
+
+    classes: list[str]
+    clients: dict[str, Holding]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(len(each.train) != len(self.classes) for each in self.clients.values()):
+            raise ValueError("a client does not have one number a class")
+        return self
+
+
+class Confusion(_Content):
+    """confusion.json: [C][C] counts a client, rows = truth; `unanswered` by true class."""
+
+    format: int = FORMAT
+    round: int
+    reading: Reading
+    classes: list[str]
+    clients: dict[str, list[list[int]]]
+    unanswered: dict[str, list[int]] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        size = len(self.classes)
+        rows = [row for counts in self.clients.values() for row in counts]
+        heights = {len(counts) for counts in self.clients.values()}
+        if not heights <= {size} or any(len(row) != size for row in rows):
+            raise ValueError("a client's counts are not one row and one column a class")
+        if any(len(each) != size for each in self.unanswered.values()):
+            raise ValueError("a client's unanswered images are not one number a class")
+        return self
+
+
+class ComparedMethod(_Content):
+    """A method of comparison.json, as far as a report needs it: where its runs are."""
+
+    runs: list[str]
+
+
+class ComparisonFile(_Content):
+    """comparison.json."""
+
+    seeds: list[int]
+    methods: dict[str, ComparedMethod]
+
+
+class Named(_Content):
+    """A row or a column of a paper table."""
+
+    key: str
+    title: str
+
+
+class Published(_Content):
+    """What the paper prints in a cell."""
+
+    mean: float
+    std: float | None = None
+
+
+class Cell(_Content):
+    """A number a seed, in one place of a paper table."""
+
+    track: str
+    row: str
+    column: str
+    test: str
+    reading: str
+    values: list[float | None]
+    unit: str = "%"
+    published: Published | None = None
+    mark: Literal["best", "within"] | None = None
+    rounds: int | None = None
+
+
+class Line(_Content):
+    """A line of a paper figure, with the deviation over seeds."""
+
+    name: str
+    x: list[float]
+    mean: list[float | None]
+    std: list[float | None] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if {len(self.mean), len(self.x if self.std is None else self.std)} != {len(self.x)}:
+            raise ValueError("x, mean and std are not equally long")
+        return self
+
+
+class Figure(_Content):
+    """A figure of the paper, measured here."""
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+
+
+class PaperResult(_Content):
+    """result.json: a table or figure of the paper, measured here."""
+
+    format: int
+    id: str
+    title: str
+    about: str
+    command: str
+    seeds: list[int]
+    columns: list[Named]
+    rows: list[Named]
+    cells: list[Cell]
+    figures: list[Figure] = []
+    notes: list[str] = []
+    seconds: float | None = None
+
+
+_AnyContent = TypeVar("_AnyContent", bound=_Content)
+
+
+def read_content(path: Path, form: type[_AnyContent]) -> _AnyContent:
+    """Read a JSON file of a given form."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist; a report needs it.") from None
+    found = values.get("format", FORMAT) if isinstance(values, dict) else FORMAT
+    if type(found) is not int or found > FORMAT:
+        raise InvalidInput(
+            f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: a newer "
+            "version wrote it."
+        )
+    return check_content(values, form, str(path))
+
+
+def check_content(values: Any, form: type[_AnyContent], what: str) -> _AnyContent:
+    """Return values in their form; what does not fit is told in one sentence."""
+    try:
+        return form.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f"{where} is wrong: " if where else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"{what} is not as mpfedcl writes it: {place}{message}.") from None

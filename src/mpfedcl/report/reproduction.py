@@ -1,0 +1,104 @@
+"""How to get a result again: one command line, tried before it is printed."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.cli import parse
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method
+from mpfedcl.settings import Settings
+
+
+def run_command(experiment: Experiment) -> str | None:
+    """Return the command of a run, with the flags that differ from the defaults.
+
+    None where flags cannot say it; the run's experiment.toml always can.
+    """
+    return _tried("run", [experiment], leave_out=())
+
+
+def compare_command(experiments: Sequence[Experiment]) -> str | None:
+    """Return the command of a comparison; None where more than method and seed differs."""
+    methods = list(dict.fromkeys(each.method for each in experiments))
+    seeds = list(dict.fromkeys(each.seed for each in experiments))
+    if not experiments or len(experiments) != len(methods) * len(seeds):
+        return None
+    several = ("--methods", *methods, "--seeds", *(str(seed) for seed in seeds))
+    return _tried("compare", experiments, *several, leave_out=("method", "seed"))
+
+
+def _tried(
+    command: str, experiments: Sequence[Experiment], *first: str, leave_out: Sequence[str]
+) -> str | None:
+    """Return a command line that means these experiments and no others, if there is one."""
+    try:
+        words = [command, *first, *_flags(experiments[0], leave_out)]
+        settings = parse(words).settings
+        found = [_resolve(settings.replace(method=e.method, seed=e.seed)) for e in experiments]
+    except InvalidInput:
+        # A method of somebody's own that is not here any more, or a value no flag can say.
+        return None
+    return _join(words) if found == list(experiments) else None
+
+
+def _flags(experiment: Experiment, leave_out: Sequence[str]) -> list[str]:
+    plain = Experiment(
+        method=experiment.method,
+        dataset={"name": experiment.dataset.name},
+        partition={"kind": experiment.partition.kind},
+    )
+    usual, words = _resolve(plain), []
+    # What the defaults hang on is said first, whether or not it is the default of its own.
+    for name in ("method", "dataset.name", "partition.kind"):
+        if name not in leave_out and _at(experiment, name) != _at(Experiment(), name):
+            words += [f"--{name}", str(_at(experiment, name))]
+    for name, value in _leaves(experiment):
+        if value != _at(usual, name) and name not in leave_out:
+            words += _words(name, value)
+    return words
+
+
+def _leaves(settings: Settings, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return all settings by dotted name."""
+    found: list[tuple[str, Any]] = []
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            found += _leaves(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def _at(settings: Experiment, name: str) -> Any:
+    return settings.setting(name.replace(".", "__"))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    section, dot, field = name.replace("_", "-").rpartition(".")
+    flag = f"--{section}{dot}{field}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--{section}{dot}no-{field}"]
+    if isinstance(value, dict):
+        return [flag, *(word for pair in value.items() for word in pair)]
+    if isinstance(value, tuple):
+        return [flag, *(str(each) for each in value)]
+    return [flag, str(value)]
+
+
+def _resolve(experiment: Experiment) -> Experiment:
+    return experiment.resolved(find_method(experiment.method).defaults)
+
+
+def _join(words: Sequence[str]) -> str:
+    return f"mpfedcl {shlex.join(words)}"
+
+
+def file_command(path: Path) -> str:
+    """Return the command that takes all settings from a run's own file."""
+    return _join(["run", str(path / "experiment.toml")])

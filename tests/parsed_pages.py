@@ -1,0 +1,28 @@
+"""A report as a program reads it: tags, attributes, and the document inside."""
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script":
+            self.scripts[-1] += data
+
+
+def document_in(text: str) -> Any:
+    return json.loads(Page(text).scripts[0])

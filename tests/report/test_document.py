@@ -1,0 +1,296 @@
+"""The document inside a report says what the records say."""
+
+import json
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+import torch
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.methods import READINGS
+from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.storage import pack_tensors
+from written_runs import accuracy_of, paper_result, write_json, write_run
+
+Json = dict[str, Any]
+
+
+def gather(*folders: Path) -> Json:
+    return gather_document(find_sources(folders))
+
+
+def texts(table: Json) -> list[list[str]]:
+    return [[cell["text"] for cell in row] for row in table["rows"]]
+
+
+def write_comparison(path: Path, methods: tuple[str, ...], seeds: tuple[int, ...]) -> Path:
+    path.mkdir()
+    runs = {m: [f"{m}-seed{s}" for s in seeds] for m in methods}
+    for method, names in runs.items():
+        for seed, name in zip(seeds, names, strict=True):
+            # A seed more is a round more, so that seeds differ.
+            write_run(path / name, method=method, seed=seed, rounds=3)
+            shift = 10 * methods.index(method) + seed
+            raise_accuracies(path / name, shift)
+    content = {"rounds": 3, "seeds": list(seeds), "methods": {m: {"runs": runs[m]} for m in runs}}
+    write_json(path / "comparison.json", content)
+    return path
+
+
+def raise_accuracies(path: Path, shift: float) -> None:
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        for table in line["accuracy"].values():
+            for reading in table:
+                table[reading] += shift
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# A run
+
+
+def test_a_run_is_told_by_its_last_round(tmp_path: Path) -> None:
+    document = gather(write_run(tmp_path / "run", rounds=4))
+    (section,) = document["sections"]
+    last = fmean(accuracy_of(4, client) for client in range(3))
+    expected = [[f"{last - 10 * i - j:.2f}" for i in range(2)] for j, _ in enumerate(READINGS)]
+    assert [row[1:] for row in texts(section["tables"][0])] == expected
+    strong = [row[0]["text"] for row in section["tables"][0]["rows"] if row[0].get("strong")]
+    assert strong == ["personal, prototype"]
+    assert section["title"] == "mp-fedcl on mnist-sample"
+
+
+def test_curves_hold_every_round(tmp_path: Path) -> None:
+    document = gather(write_run(tmp_path / "run", rounds=4))
+    curves = document["groups"][0]["curves"]
+    means = [fmean(accuracy_of(number, client) for client in range(3)) for number in range(1, 5)]
+    curve = curves["accuracy"]["union"]["averaged_prototype"]
+    assert curve["x"] == [1, 2, 3, 4]
+    assert curve["mean"] == pytest.approx([mean - 13 for mean in means], abs=0.01)
+    assert "std" not in curve
+    assert curves["loss"]["mean"] == pytest.approx([2.0, 1.0, 0.66667, 0.5])
+
+
+def test_costs_are_totals_of_all_rounds(tmp_path: Path) -> None:
+    (group,) = gather(write_run(tmp_path / "run", rounds=4))["groups"]
+    assert group["seconds"] == {"train": 2.0, "cluster": 1.0, "evaluate": 4.0}
+    assert group["bytes"] == {"up": 4000.0, "down": 2000.0}
+
+
+def test_clients_classes_and_confusions(tmp_path: Path) -> None:
+    (run,) = gather(write_run(tmp_path / "run"))["runs"]
+    assert [each["accuracy"] for each in run["clients"]] == [43.0, 36.0, 29.0]
+    kept = json.loads((tmp_path / "run" / "confusion.json").read_text())["clients"]
+    assert run["confusion"]["all"] == [
+        [sum(counts[i][j] for counts in kept.values()) for j in range(2)] for i in range(2)
+    ]
+    # Unanswered images count as wrong: 24 right of (24 + off the diagonal + 1 unanswered).
+    (cat, dog) = run["confusion"]["by_class"]
+    off = [sum(counts[i][1 - i] for counts in kept.values()) for i in range(2)]
+    assert cat["tested"] == 24 + off[0] + 1
+    assert cat["accuracy"] == pytest.approx(100 * 24 / cat["tested"], abs=0.01)
+    assert dog["accuracy"] == pytest.approx(100 * 24 / dog["tested"], abs=0.01)
+
+
+def test_rejections_are_joined_by_client_and_reason(tmp_path: Path) -> None:
+    (run,) = gather(write_run(tmp_path / "run", rejected={"client-1": "a number is not finite"}))[
+        "runs"
+    ]
+    assert run["absences"]["rows"] == [
+        {
+            "client": "client-1",
+            "what": "rejected",
+            "why": "a number is not finite",
+            "times": 1,
+            "first": 3,
+            "last": 3,
+        }
+    ]
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rounds=5, finished=False)
+    lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (path / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    document = gather(path)
+    about = " ".join(document["sections"][0]["about"])
+    assert "round 2 of 5" in about
+    assert "1 damaged" in about
+    assert "has not ended" in document["runs"][0]["confusion"]["missing"]
+    assert "has not ended" in document["runs"][0]["map"]["missing"]
+
+
+def test_a_method_that_is_gone_is_still_reported(tmp_path: Path) -> None:
+    (run,) = gather(write_run(tmp_path / "run", method="gone_module:Gone"))["runs"]
+    assert run["settings"]["command"] is None
+    assert "no pool.safetensors" in run["map"]["missing"]
+
+
+def test_a_run_from_before_has_no_confusion_and_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "confusion.json").unlink()
+    assert "made before" in gather(path)["runs"][0]["confusion"]["missing"]
+
+
+def test_a_confusion_of_an_earlier_end_is_not_shown(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    content = json.loads((path / "confusion.json").read_text())
+    write_json(path / "confusion.json", {**content, "round": 2})
+    assert "in round 2" in gather(path)["runs"][0]["confusion"]["missing"]
+
+
+# A comparison
+
+
+def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path / "both", ("fedavg", "mp-fedcl"), (0, 1, 2))
+    document = gather(path)
+    (section,) = document["sections"]
+    headline = section["tables"][0]
+    base = fmean(accuracy_of(3, client) for client in range(3))
+    # Written runs are all judged by personal_prototype, one below the first reading.
+    for place, row in enumerate(headline["rows"]):
+        values = [base + 10 * place + seed - 1 for seed in range(3)]
+        assert row[1]["text"] == f"{fmean(values):.1f}({pstdev(values):.1f})"
+    # The difference is 10 for every seed: no doubt about it.
+    assert [row[1].get("mark") for row in headline["rows"]] == [None, "best"]
+    band = document["groups"][0]["curves"]["accuracy"]["own"]["personal_prototype"]["std"]
+    assert band == pytest.approx([pstdev((0, 1, 2))] * 3, abs=1e-3)
+    assert section["command"].startswith("mpfedcl compare --methods fedavg mp-fedcl --seeds 0 1 2")
+
+
+def test_a_folder_of_runs_without_comparison_json_is_a_comparison(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path / "both", ("fedavg", "local"), (0, 1))
+    (path / "comparison.json").unlink()
+    (section,) = gather(path)["sections"]
+    assert section["kind"] == "comparison"
+    assert len(section["groups"]) == 2
+
+
+def test_only_first_seeds_of_a_comparison_have_a_map(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path / "both", ("mp-fedcl", "fedavg"), (0, 1))
+    for seed in (0, 1):
+        columns = {name: torch.tensor([0, 1]) for name in ("labels", "owners", "counts")}
+        pool = {"vectors": torch.eye(2), **columns}
+        content = pack_tensors(pool, note=("names", json.dumps(["client-0", "client-1"])))
+        (path / f"mp-fedcl-seed{seed}" / "pool.safetensors").write_bytes(content)
+    maps = [run["map"] for run in gather(path)["runs"]]
+    assert len(maps[0]["prototypes"]["x"]) == 2
+    assert "first seed" in maps[1]["missing"]
+    assert ["no prototypes" in each["missing"] for each in maps[2:]] == [True, True]
+
+
+# Several
+
+
+def test_several_folders_have_a_section_each_and_one_together(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", seed=0)
+    two = write_run(tmp_path / "two", seed=1)
+    other = write_run(tmp_path / "other", method="fedavg", seed=0)
+    document = gather(one, two, other)
+    assert [section["kind"] for section in document["sections"]] == ["together"] + 3 * ["run"]
+    groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
+    assert [(group["name"], group["seeds"]) for group in groups] == [
+        ("mp-fedcl", [0, 1]),
+        ("fedavg", [0]),
+    ]
+    # Other seeds: the numbers are shown, but nobody is called best.
+    marks = [row[1].get("mark") for row in document["sections"][0]["tables"][0]["rows"]]
+    assert marks == [None, None]
+
+
+def test_runs_on_other_data_are_not_ranked(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one")
+    two = write_run(tmp_path / "two", partition__alpha=0.5)
+    table = gather(one, two)["sections"][0]["tables"][0]
+    assert not any("mark" in cell for row in table["rows"] for cell in row)
+    assert any("Nothing is marked" in note for note in table["notes"])
+    assert [row[0]["text"] for row in table["rows"]] == ["mp-fedcl (one)", "mp-fedcl (two)"]
+
+
+def test_the_same_folder_twice_is_one(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    assert len(gather(path, path)["sections"]) == 1
+
+
+def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
+    document = gather(write_run(tmp_path / "one"), write_run(tmp_path / "two"))
+    groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
+    assert [group["seeds"] for group in groups] == [[0], [0]]
+
+
+# A table of the paper
+
+
+def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
+    write_json(tmp_path / "result.json", paper_result())
+    (section,) = gather(tmp_path)["sections"]
+    paper, tuned = section["tables"]
+    assert paper["columns"] == ["", "MNIST", "Digit-5"]
+    assert texts(paper) == [["FedAvg", "77.0(0.8)", "-"], ["MP-FedCL", "79.0(0.8)", "-"]]
+    assert paper["rows"][0][1]["note"] == "paper 66.4(2.89), +10.6"
+    assert paper["rows"][1][1] == {
+        "text": "79.0(0.8)",
+        "mark": "best",
+        "note": "paper 79.9(3.76), -0.9",
+    }
+    assert texts(tuned) == [["MP-FedCL", "90.0"]]
+    assert "union test" in tuned["caption"]
+    assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
+
+
+# What cannot be used
+
+
+def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
+        gather(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("rounds.jsonl", "", "holds no round"),
+        ("rounds.jsonl", '{"round": 1}\n', "round 1 of .* is not as mpfedcl writes it: loss"),
+        ("rounds.jsonl", "3\n", "round 1 of .* is not as mpfedcl writes it"),
+        ("experiment.toml", "rounds = 'x'", "rounds"),
+        ("partition.json", "{", "partition.json is not valid JSON"),
+        ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',
+         "one number a class"),
+        ("confusion.json", '{"round": 3, "reading": "personal_prototype", "classes": ["a", "b"],'
+         ' "clients": {"c": [[1, 2]]}}', "one row and one column a class"),
+        ("confusion.json", '{"format": 2}', "newer"),
+        ("summary.json", "[]", "summary.json is not as mpfedcl writes it"),
+        ("pool.safetensors", "not a pool", "pool.safetensors cannot be read"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_told_in_one_sentence(
+    tmp_path: Path, file: str, content: str, says: str
+) -> None:
+    path = write_run(tmp_path / "run")
+    (path / file).write_text(content)
+    with pytest.raises(InvalidInput, match=says) as refusal:
+        gather(path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["gone", "../outside", ""])
+def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "outside")
+    path = tmp_path / "both"
+    path.mkdir()
+    content = {"rounds": 3, "seeds": [0], "methods": {"fedavg": {"runs": [name]}}}
+    write_json(path / "comparison.json", content)
+    with pytest.raises(InvalidInput, match="names the run"):
+        gather(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cells": [{}]}, {"format": 9}, {"rows": "x"}, {"figures": [{"title": 1}]}]
+)
+def test_a_damaged_paper_result_is_refused(tmp_path: Path, changes: Json) -> None:
+    write_json(tmp_path / "result.json", paper_result(**changes))
+    with pytest.raises(InvalidInput, match=r"result\.json"):
+        gather(tmp_path)

@@ -1,0 +1,102 @@
+"""The prototype map: principal components of pool and test images, or of the pool alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from sklearn.decomposition import PCA
+
+from mpfedcl import run
+from mpfedcl.experiment import Experiment
+from mpfedcl.report.prototype_map import describe_map, project_to_plane
+from small_runs import small
+
+Json = dict[str, object]
+
+
+def map_of(path: Path) -> dict[str, object]:
+    experiment = Experiment.from_toml(path / "experiment.toml")
+    partition = json.loads((path / "partition.json").read_text())
+    return describe_map(path, experiment, partition, partition["classes"])
+
+
+@given(st.integers(0, 10_000), st.integers(3, 40), st.integers(2, 12))
+def test_the_plane_is_that_of_scikit_learn(seed: int, count: int, size: int) -> None:
+    vectors = numpy.random.default_rng(seed).normal(size=(count, size)) * numpy.arange(1, size + 1)
+    places, shares = project_to_plane(vectors)
+    expected = PCA(2, svd_solver="full").fit(vectors)
+    assert shares == pytest.approx(expected.explained_variance_ratio_.tolist())
+    # Directions are free in their sign alone, as far as their variances differ.
+    if min(abs(numpy.diff(expected.explained_variance_ratio_))) > 1e-3:
+        theirs = expected.transform(vectors)
+        assert numpy.allclose(numpy.abs(places), numpy.abs(theirs), atol=1e-6)
+
+
+def test_the_sign_is_fixed() -> None:
+    vectors = numpy.random.default_rng(0).normal(size=(20, 5))
+    assert numpy.allclose(project_to_plane(vectors)[0], -project_to_plane(-vectors)[0])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_points_have_a_place(count: int) -> None:
+    places, shares = project_to_plane(numpy.ones((count, 3)))
+    assert places.tolist() == [[0.0, 0.0]] * count
+    assert shares == [0.0, 0.0]
+
+
+def test_pool_and_test_images_are_shown(images: Path, tmp_path: Path) -> None:
+    run(small(images, partition__test="matched"), tmp_path / "run")
+    found = map_of(tmp_path / "run")
+    pool = load_file(tmp_path / "run" / "pool.safetensors")
+    prototypes, samples = found["prototypes"], found["samples"]
+    assert isinstance(prototypes, dict)
+    assert isinstance(samples, dict)
+    assert prototypes["class"] == pool["labels"].tolist()
+    assert prototypes["count"] == pool["counts"].tolist()
+    assert len(samples["x"]) == len(samples["class"]) == len(samples["client"])
+    assert None not in samples["client"]
+    assert found["embedded_by"] == "the averaged model"
+    assert found["notes"] == []
+    assert map_of(tmp_path / "run") == found
+
+
+def test_personal_models_embed_where_there_is_no_averaged_one(images: Path, tmp_path: Path) -> None:
+    run(small(images, "fedproto"), tmp_path / "run")
+    assert "own model" in str(map_of(tmp_path / "run")["embedded_by"])
+
+
+def test_without_data_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    run(small(tmp_path / "images"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "images")
+    found = map_of(tmp_path / "run")
+    assert found["samples"] is None
+    assert "cannot be embedded" in str(found["notes"])
+
+
+def test_without_models_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> None:
+    run(small(images, personal_models=False), tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert "no model" in str(map_of(tmp_path / "run")["notes"])
+
+
+def test_other_data_are_not_shown(images: Path, tmp_path: Path) -> None:
+    run(small(images), tmp_path / "run")
+    file = tmp_path / "run" / "partition.json"
+    content = json.loads(file.read_text())
+    content["clients"]["client-0"]["test"] += 1
+    file.write_text(json.dumps(content))
+    assert "not those of the run" in str(map_of(tmp_path / "run")["notes"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_without_a_pool_there_is_no_map(images: Path, tmp_path: Path, method: str) -> None:
+    run(small(images, method), tmp_path / "run")
+    assert map_of(tmp_path / "run") == {
+        "missing": f"{method} shares no prototypes, so there is no map."
+    }

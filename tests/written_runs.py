@@ -1,0 +1,137 @@
+"""Run directories written by hand: any size, any names, no training."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS
+
+Json = dict[str, Any]
+HOSTILE = (
+    "</script><script>document.title='taken'</script>",
+    "<img src=x onerror=document.title='taken'>",
+    "\"'`&lt;${1}",
+    "класс-名前-🦓\u202e",
+)
+VERSIONS = {"python": "3.11", "mpfedcl": "0", "torch": "2", "numpy": "2", "scikit-learn": "1"}
+
+
+def write_run(
+    path: Path,
+    *,
+    clients: Sequence[str] = ("client-0", "client-1", "client-2"),
+    classes: Sequence[str] = ("cat", "dog"),
+    rounds: int = 3,
+    rejected: Json | None = None,
+    finished: bool = True,
+    **settings: Any,
+) -> Path:
+    """Write a run whose accuracies are made up but known: see `accuracy_of`."""
+    experiment = Experiment(rounds=rounds, clients=len(clients)).replace(
+        **{"prototypes__per_class": 2, **settings}
+    )
+    path.mkdir(parents=True)
+    (path / "experiment.toml").write_text(experiment.resolved().to_toml())
+    lines = []
+    for number in range(1, rounds + 1):
+        by_client = {name: accuracy_of(number, place) for place, name in enumerate(clients)}
+        mean = sum(by_client.values()) / len(clients)
+        table = {
+            test: {reading: mean - 10 * i - j for j, reading in enumerate(READINGS)}
+            for i, test in enumerate(("own", "union"))
+        }
+        lines.append(
+            {
+                "round": number,
+                "loss": 2.0 / number,
+                "accuracy": table,
+                "accuracy_per_client": by_client,
+                "seconds": {"train": 0.5, "cluster": 0.25, "evaluate": 1.0},
+                "bytes": {"up": 1000, "down": 500},
+                "clients": {
+                    "answered": list(clients),
+                    "missing": [],
+                    "rejected": (rejected or {}) if number == rounds else {},
+                },
+                "sent": {"parameters": 10, "prototype_floats": 4},
+                "unchanged": False,
+                "remarks": {},
+            }
+        )
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    size = len(classes)
+    write_json(
+        path / "partition.json",
+        {
+            "classes": list(classes),
+            "clients": {
+                name: {"train": [(7 * place + 3 * k) % 50 for k in range(size)], "test": 10}
+                for place, name in enumerate(clients)
+            },
+            "input_means": dict.fromkeys(clients, 0.0),
+        },
+    )
+    if finished:
+        write_json(
+            path / "confusion.json",
+            {
+                "format": 1,
+                "round": rounds,
+                "reading": "personal_prototype",
+                "classes": list(classes),
+                "clients": {
+                    name: [[8 if i == j else (i + j + place) % 3 for j in range(size)]
+                           for i in range(size)]
+                    for place, name in enumerate(clients)
+                },
+                "unanswered": {clients[0]: [1] * size},
+            },
+        )  # fmt: skip
+        write_json(
+            path / "summary.json",
+            {"format": 1, "reading": "personal_prototype", "versions": VERSIONS, "threads": 1},
+        )
+    return path
+
+
+def accuracy_of(round_number: int, client: int) -> float:
+    """The made-up accuracy of a client in a round."""
+    return 40.0 + min(round_number, 50) - 7 * (client % 5)
+
+
+def write_json(path: Path, content: Json) -> None:
+    path.write_text(json.dumps(content))
+
+
+def paper_result(**changes: Any) -> Json:
+    """A table of the paper, as the paper's runner writes it."""
+    cell = {"track": "paper", "test": "own", "reading": "averaged_classifier", "unit": "%"}
+    return {
+        "format": 1,
+        "id": "label",
+        "title": "Label skew",
+        "about": "Accuracy under label skew.",
+        "command": "mpfedcl paper run label",
+        "seeds": [0, 1, 2],
+        "columns": [{"key": "mnist", "title": "MNIST"}, {"key": "digit5", "title": "Digit-5"}],
+        "rows": [{"key": "fedavg", "title": "FedAvg"}, {"key": "mp", "title": "MP-FedCL"}],
+        "cells": [
+            {**cell, "row": "fedavg", "column": "mnist", "values": [77.0, 78.0, 76.0],
+             "published": {"mean": 66.4, "std": 2.89}, "mark": "within", "rounds": 110},
+            {**cell, "row": "mp", "column": "mnist", "values": [79.0, 80.0, 78.0],
+             "published": {"mean": 79.9, "std": 3.76}, "mark": "best", "rounds": 60},
+            {**cell, "row": "mp", "column": "digit5", "values": [50.0, None, 52.0],
+             "published": None, "mark": None, "rounds": 60},
+            {**cell, "track": "tuned", "test": "union", "row": "mp", "column": "mnist",
+             "values": [90.0], "published": None, "mark": None, "rounds": 60},
+        ],
+        "figures": [
+            {"title": "Accuracy by alpha", "x": "alpha", "y": "accuracy %",
+             "lines": [{"name": "MP-FedCL", "x": [0.05, 0.5, 5.0], "mean": [70.0, 80.0, None],
+                        "std": [1.0, 0.5, None]}]}
+        ],
+        "notes": ["The paper's FedAvg is weak."],
+        "seconds": 123.4,
+    } | changes  # fmt: skip
