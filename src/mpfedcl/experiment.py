@@ -66,6 +66,9 @@ class Experiment(Settings):
     with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    diagnostics: tuple[Literal["convergence"], ...] = ()
+    """What else to measure: convergence holds each round to the paper's bounds; it costs several
+    times the training."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()

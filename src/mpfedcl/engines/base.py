@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from mpfedcl.convergence.measurement import Inspection
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
@@ -40,6 +41,16 @@ class Engine(Protocol):
         self, averaged: Tensors | None, pool: PrototypePool | None, names: Sequence[str]
     ) -> Readings:
         """Read this round's personal models of the named clients, and the averaged model."""
+        ...
+
+    def inspect(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> Inspection:
+        """Measure the named clients' objectives and gradients around this round's training.
+
+        Before `settle`, and only of clients that `train` was told to keep; `following` is what the
+        next round will begin with.
+        """
         ...
 
     def settle(self, accepted: Sequence[str]) -> None:

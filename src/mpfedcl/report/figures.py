@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from mpfedcl.report.tables import READING_TITLES
 
 # Colour-blind safe (Okabe and Ito), dark enough on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -50,13 +50,13 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
 
 def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band."""
-    with pyplot.rc_context(_STYLE):
+    with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(7.2, 4.8))
         for index, (label, several) in enumerate(curves.items()):
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
             mean, deviation = values.mean(axis=0), values.std(axis=0)
-            colour, marker = _COLOURS[index % 7], _MARKERS[index % 7]
+            colour, marker = COLOURS[index % 7], _MARKERS[index % 7]
             every = max(1, len(rounds) // 10)
             axes.plot(rounds, mean, label=label, color=colour, marker=marker, markevery=every, ms=4)
             if len(several) > 1:
@@ -78,13 +78,13 @@ def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None
     counts = numpy.array([partition["clients"][name]["train"] for name in names])
     height = min(12.0, 1.8 + 0.42 * len(names))
     width = min(12.0, 2.6 + 0.5 * len(classes))
-    with pyplot.rc_context(_STYLE):
+    with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(width, height))
         client, label = numpy.nonzero(counts)
         size = counts[client, label] / max(1, counts.max())
         # The area speaks, so that twice the images look like twice as much.
         biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
-        axes.scatter(label, client, s=biggest * size, color=_COLOURS[0], alpha=0.65, lw=0)
+        axes.scatter(label, client, s=biggest * size, color=COLOURS[0], alpha=0.65, lw=0)
         if counts.size <= 120:
             for i, j in zip(client, label, strict=True):
                 # A number that is wider than its bubble stands above it.
@@ -119,7 +119,7 @@ def draw_contact_sheet(
     path: Path,
 ) -> None:
     """Draw an image of each class (columns) in each domain (rows): what feature skew looks like."""
-    with pyplot.rc_context({**_STYLE, "axes.grid": False}):
+    with pyplot.rc_context({**STYLE, "axes.grid": False}):
         figure, axes = pyplot.subplots(
             len(images),
             len(classes),
