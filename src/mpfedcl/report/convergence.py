@@ -68,7 +68,7 @@ def draw_convergence(records: Sequence[Mapping[str, Any]], title: str, path: Pat
         image = _draw_stripes(lower, numbers, told)
         lower.set(xlabel="round")
         lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        figure.colorbar(image, ax=lower, label="clients", ticks=[0, 1], format="{x:.0%}")
+        figure.colorbar(image, ax=lower, label="holds for", ticks=[0, 1], format="{x:.0%}")
         figure.legend(loc="outside lower center", ncols=3)
         figure.savefig(path)
         pyplot.close(figure)
@@ -94,13 +94,16 @@ def _draw_saw_tooth(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) ->
 
 
 def _draw_stripes(axes: Axes, numbers: Sequence[int], told: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw a stripe for each bound: the share of clients for which it held, a gap where none."""
+    """Draw a stripe for each bound: the share of clients for which it held."""
     shares = [
         [_share([client["holds"][name] for client in each["clients"].values()]) for each in told]
         for name in _STRIPES
     ]
-    axes.set_facecolor("#eeeeee")
+    # Hatched where a bound is not defined: nothing is painted over it.
+    axes.patch.set(facecolor="white", edgecolor="#cccccc", hatch="////")
     axes.grid(visible=False)
+    for place in range(1, len(_STRIPES)):
+        axes.axhline(place - 0.5, color="white", lw=2)
     axes.set_yticks(range(len(_STRIPES)), list(_STRIPES.values()))
     extent = (numbers[0] - 0.5, numbers[-1] + 0.5, len(_STRIPES) - 0.5, -0.5)
     return axes.imshow(
@@ -108,7 +111,7 @@ def _draw_stripes(axes: Axes, numbers: Sequence[int], told: Sequence[Mapping[str
         aspect="auto",
         interpolation="nearest",
         extent=extent,
-        cmap="PuOr",
+        cmap="YlGnBu",
         vmin=0,
         vmax=1,
     )
