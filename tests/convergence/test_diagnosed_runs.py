@@ -30,7 +30,7 @@ from small_runs import (
     without_timings,
 )
 
-ON = {"diagnostics": ("convergence",)}
+ON: dict[str, Any] = {"diagnostics": ("convergence",)}
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ def test_the_command_shows_a_table_and_draws_a_figure(images: Path, tmp_path: Pa
 
 def test_an_unknown_diagnosis_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"diagnostics\.0 is 'health'; it must be 'convergence'"):
-        Experiment(diagnostics=("health",))  # type: ignore[arg-type]
+        Experiment(diagnostics=("health",))
 
 
 def test_the_setting_survives_its_file(tmp_path: Path) -> None:
