@@ -82,7 +82,10 @@ class Result:
 def markdown(content: Mapping[str, Any]) -> str:
     """Return a result, as it was written, in Markdown."""
     name = content["name"]
-    parts = [f"## {name}", "", content["summary"], "", f"`python benchmarks/{name}.py`", ""]
+    machine = content["machine"]
+    where = ", ".join(machine[key] for key in ("cpu", "instructions", "date"))
+    said = f"`python benchmarks/{name}.py`, on {machine['cores']} cores of: {where}."
+    parts = [f"## {name}", "", content["summary"], "", said, ""]
     parts += [
         Table(**table).markdown() if isinstance(table, dict) else table.markdown()
         for table in content["tables"]

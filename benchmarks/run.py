@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measuring import describe_machine, markdown, parse_arguments
+from measuring import markdown, parse_arguments
 
 LONGEST = {
     "limit": 900,
@@ -48,13 +48,11 @@ def gather(out: Path, problems: list[str]) -> str:
             contents.append(content)
     order = {name: number for number, name in enumerate(LONGEST)}
     contents.sort(key=lambda content: order.get(content["name"], len(order)))
-    machine = describe_machine()
     parts = [
         "# Measurements",
         "",
-        "Written by `python benchmarks/run.py`; do not edit.",
-        "",
-        *(f"- {name}: {value}" for name, value in machine.items()),
+        "Written by `python benchmarks/run.py`; do not edit. Each part says on which machine; the "
+        "JSON files beside this page have every single time.",
         "",
         *(f"**{problem}**\n" for problem in problems),
         *(markdown(content) for content in contents),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from mpfedcl.cli import main
 from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
+from mpfedcl.statistics import best_and_within, verdict
 from small_runs import (
     EXAMPLES,
     Json,
@@ -99,7 +101,7 @@ def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
         )
         assert own == by_hand([each["accuracy"] for each in found])
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
-        assert [own, union] == line.split()[3:5]
+        assert [own, union] == [each.lstrip("▲≈") for each in line.split()[3:5]]
 
 
 def test_all_readings(images: Path, compared: Path, said: Say) -> None:
@@ -131,6 +133,55 @@ def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
     assert (compared / "table.md").read_text().count("| mp-fedcl |") >= 1
     for figure in ("accuracy.png", "partition.png"):
         assert (compared / figure).read_bytes().startswith(b"\x89PNG")
+
+
+def test_differences_by_seed(compared: Path) -> None:
+    content = json.loads((compared / "comparison.json").read_text())["differences"]
+    assert content["level"] == 0.95
+    for test in ("own", "union"):
+        numbers = {}
+        for method in METHODS:
+            found = summaries(compared, method)
+            numbers[method] = [each["readings"][test][found[0]["reading"]] for each in found]
+        best = max(numbers, key=lambda method: fmean(numbers[method]))
+        assert (content[test]["best"], content[test]["first"]) == (best, METHODS[0])
+        assert content[test]["marks"] == best_and_within(numbers)
+        for other, differences in (("best", "to_best"), ("first", "to_first")):
+            reference = content[test][other]
+            assert {*content[test][differences], reference} == {*METHODS}
+            for method, entry in content[test][differences].items():
+                first, second = (
+                    a - b for a, b in zip(numbers[method], numbers[reference], strict=True)
+                )
+                reach = 12.7062 * abs(first - second) / 2
+                assert entry["mean"] == pytest.approx((first + second) / 2)
+                assert entry["high"] - entry["low"] == pytest.approx(2 * reach, rel=1e-4)
+                assert entry["verdict"] == verdict(numbers[method], numbers[reference])
+
+
+def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> None:
+    _, out, _ = said(*words(images, compared))
+    marks = json.loads((compared / "comparison.json").read_text())["differences"]
+    signs = {"best": "▲", "within": "≈", None: ""}
+    for method in METHODS:
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
+        for test, cell in zip(("own", "union"), line.split()[3:5], strict=True):
+            assert re.match("[▲≈]?", cell)[0] == signs[marks[test]["marks"][method]]  # type: ignore[index]
+    legend = " ".join(out.split())
+    assert "▲ best mean; ≈ not clearly behind: 0 is in the 95 % interval" in legend
+    assert "With 2 seeds it reaches 9.0 deviations" in legend
+    assert "≈ not clearly behind" in (compared / "table.md").read_text()
+
+
+def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said: Say) -> None:
+    common = [*flags(images, rounds=1), "--jobs", 1]
+    chosen = ["--methods", "fedavg", "local", "--seeds", 0]
+    _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "seed")
+    assert "▲ largest of one seed" in out
+    assert "≈" not in out
+    chosen = ["--methods", "fedavg", "--seeds", 0, 1]
+    _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "method")
+    assert "▲" not in out
 
 
 def test_the_runs_are_those_of_run(images: Path, compared: Path, tmp_path: Path) -> None:

@@ -68,6 +68,65 @@ class Compare:
     settings: _Settings = field(default_factory=Experiment)
 
 
+_Paper = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+_Root = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class PaperList:
+    """List the paper's tables and figures, and which have been run."""
+
+    out: _Paper = Path("runs/paper")
+    """Folder of the results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PaperShow:
+    """Show what a table of the paper consists of, what it prints, and what came out here.
+
+    Example: `mpfedcl paper show label`.
+    """
+
+    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """Table or figure; `mpfedcl paper list` names them."""
+    out: _Paper = Path("runs/paper")
+    """Folder of the results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the result as JSON and nothing else."""
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """Run tables and figures of the paper: our numbers beside its own.
+
+    Tables share runs, and what is there is not run again: the same command goes on after an
+    interruption. Examples: `mpfedcl paper run all --quick`, `mpfedcl paper run label feature`.
+    """
+
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
+    """Tables and figures, or all; `mpfedcl paper list` names them."""
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """A few rounds and one seed: it shows that everything runs, the numbers mean nothing."""
+    seeds: tuple[int, ...] = ()
+    """The seeds [default: 0 1 2; with --quick 0]."""
+    tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
+    """paper: its settings; tuned: each method's own knobs chosen on validation data."""
+    out: _Paper = Path("runs/paper")
+    """Folder for runs and results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    """Runs at the same time [default: 0, as many as there are cores]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the results as JSON and nothing else."""
+
+
 @dataclass(frozen=True)
 class Methods:
     """List the methods, one line each."""

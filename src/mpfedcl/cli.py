@@ -21,6 +21,9 @@ from mpfedcl.arguments import (
     DataPrepare,
     DataShow,
     Methods,
+    PaperList,
+    PaperRun,
+    PaperShow,
     Pretrain,
     Run,
 )
@@ -32,6 +35,7 @@ mpfedcl: federated learning for clients whose data differ
 
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
+  mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
@@ -54,6 +58,9 @@ class Command:
 _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
+    "paper list": Command(PaperList, "paper", "paper_list_command"),
+    "paper show": Command(PaperShow, "paper", "paper_show_command"),
+    "paper run": Command(PaperRun, "paper", "paper_run_command"),
     "methods": Command(Methods, "catalogues", "methods_command"),
     "data list": Command(DataList, "catalogues", "data_list_command"),
     "data show": Command(DataShow, "catalogues", "data_show_command"),
@@ -63,6 +70,9 @@ _COMMANDS = {
     "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
 }
 
+
+_GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
+"""First words of commands that have two."""
 
 _PLAIN_WORDS = {
     r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
@@ -118,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help") or words in (["data"], ["data", "--help"]):
+    if not words or words[0] in ("-h", "--help", "help") or _is_bare_group(words):
         print(_HELP, end="")
         return 0
     if words[0] == "--version":
@@ -132,9 +142,13 @@ def _dispatch(words: list[str]) -> int:
     return code
 
 
+def _is_bare_group(words: list[str]) -> bool:
+    return words[0] in _GROUPS and words[1:] in ([], ["-h"], ["--help"])
+
+
 def _find_command(words: list[str]) -> tuple[str, list[str]]:
     """Return the command's name, of one word or two, and the words after it."""
-    length = 2 if words[0] == "data" else 1
+    length = 2 if words[0] in _GROUPS else 1
     name = " ".join(words[:length])
     if name not in _COMMANDS:
         raise InvalidInput(f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}.")

@@ -18,6 +18,7 @@ from mpfedcl.methods import READINGS, find_method
 from mpfedcl.readings import TESTS
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Observer, resume, run
+from mpfedcl.statistics import LEVEL, best_and_within, find_best, paired_difference
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,40 @@ class Comparison:
             entry["runs"].append(plan.path.name)
         # In the order given, which is also the order of the numbers above.
         seeds = list(dict.fromkeys(plan.experiment.seed for plan in self.plans))
-        return {"rounds": self.plans[0].experiment.rounds, "seeds": seeds, "methods": methods}
+        return {
+            "rounds": self.plans[0].experiment.rounds,
+            "seeds": seeds,
+            "methods": methods,
+            "differences": {"level": LEVEL, **{test: _compare(methods, test) for test in TESTS}},
+        }
 
     def write(self, content: dict[str, Any]) -> None:
         """Write the collected readings beside the runs."""
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / "comparison.json", text.encode())
+
+
+def _compare(methods: dict[str, Any], test: str) -> dict[str, Any]:
+    """Compare the methods' own readings on a test, each with the best and with the first."""
+    values = {name: entry["readings"][test][entry["reading"]] for name, entry in methods.items()}
+    best, first = find_best(values), next(iter(values))
+    return {
+        "marks": best_and_within(values),
+        "best": best,
+        "to_best": _differences(values, best),
+        "first": first,
+        "to_first": _differences(values, first),
+    }
+
+
+def _differences(values: dict[str, Any], other: str | None) -> dict[str, Any]:
+    """Return each method's paired difference to another, None where they share no seed."""
+    found = {
+        name: None if other is None else paired_difference(numbers, values[other])
+        for name, numbers in values.items()
+        if name != other
+    }
+    return {name: None if each is None else each.to_json() for name, each in found.items()}
 
 
 def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:

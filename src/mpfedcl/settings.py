@@ -80,6 +80,9 @@ class PartitionSettings(Settings):
     training images are [default: the data set's]."""
     classes_per_client: Annotated[int, Field(ge=1)] = 2
     """Classes that each client holds under `--partition.kind classes`."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's training images to hold out and test on instead of the test images,
+    which are then left alone; 0: none. For choosing settings, as `mpfedcl tune` does."""
 
 
 class TrainSettings(Settings):

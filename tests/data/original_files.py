@@ -48,7 +48,7 @@ def write_mnist(folder: Path, compressed: bool = True, names: str = "-idx") -> d
 
 
 def write_mat(path: Path, images: Any, labels: Any, **options: Any) -> Path:
-    from scipy.io import savemat  # type: ignore[import-untyped]
+    from scipy.io import savemat
 
     path.parent.mkdir(parents=True, exist_ok=True)
     savemat(path, {"X": images, "y": labels}, **{"do_compression": True, **options})

@@ -206,7 +206,7 @@ def test_mat_faults(source: Path, data: Path, images: Any, labels: Any, told: st
 
 
 def test_mat_without_its_variables(source: Path, data: Path) -> None:
-    from scipy.io import savemat  # type: ignore[import-untyped]
+    from scipy.io import savemat
 
     write_svhn(source)
     savemat(source / "train_32x32.mat", {"other": numpy.zeros(3)})

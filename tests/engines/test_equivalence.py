@@ -351,7 +351,7 @@ def test_clients_that_keep_something_beside_clients_that_do_not_yet(
     experiment = double(images, "own_methods:Counts", {"fraction": 0.5})
     run(experiment.replace(engine="loop"), tmp_path / "loop")
     run(experiment.replace(engine=engine), tmp_path / "other")
-    assert_equivalent(tmp_path / "loop", tmp_path / "other", DOUBLE)
+    assert_equivalent(tmp_path / "loop", tmp_path / "other", experiment, DOUBLE)
 
 
 # One client goes astray

@@ -8,13 +8,12 @@ from mpfedcl.commands.run import describe_partition
 from mpfedcl.data.catalogue import SPECIFICATIONS
 from mpfedcl.data.deal import deal_images
 from mpfedcl.data.imageset import Listing
-from mpfedcl.data.reader import locate_set, open_image_set
+from mpfedcl.data.reader import is_here, open_image_set
 from mpfedcl.data.resize import Images
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import built_in_methods
 from mpfedcl.progress import results
 from mpfedcl.report.tables import READING_TITLES, Grid
-from mpfedcl.settings import DatasetSettings
 
 _MOST_CLASSES_SHOWN = 12
 _PICTURE_SIZE = 96
@@ -48,15 +47,9 @@ def data_list_command(arguments: DataList) -> int:
 
 
 def _is_here(name: str, arguments: DataList) -> str:
-    if SPECIFICATIONS[name].embedded:
-        return "yes"
     if name == "folder":
         return "--dataset.root"
-    try:
-        locate_set(DatasetSettings(name=name, root=arguments.root))
-    except InvalidInput:
-        return "no"
-    return "yes"
+    return "yes" if is_here(name, arguments.root) else "no"
 
 
 def data_show_command(arguments: DataShow) -> int:

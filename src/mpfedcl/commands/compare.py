@@ -13,7 +13,13 @@ from mpfedcl.files import free_folder, write_atomically
 from mpfedcl.methods import READINGS
 from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
 from mpfedcl.readings import TESTS
-from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
+from mpfedcl.report.tables import (
+    MARKS,
+    READING_TITLES,
+    Grid,
+    explain_marks,
+    mean_and_deviation,
+)
 from mpfedcl.runs import RunDirectory
 from mpfedcl.team import is_under_torchrun
 
@@ -75,6 +81,15 @@ def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: boo
         f"accuracy % {over}"
     )
     methods: dict[str, Any] = content["methods"]
+    # Of one method there is nothing to say.
+    several = len(methods) > 1
+    marks = {
+        test: {
+            name: MARKS[mark] if mark and several else ""
+            for name, mark in content["differences"][test]["marks"].items()
+        }
+        for test in TESTS
+    }
     headline = Grid(
         setting,
         ["method", "read by", "own test", "union test", "MB sent", "seconds"],
@@ -82,12 +97,17 @@ def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: boo
             [
                 name,
                 READING_TITLES[entry["reading"]],
-                *(mean_and_deviation(entry["readings"][test][entry["reading"]]) for test in TESTS),
+                *(
+                    marks[test][name]
+                    + mean_and_deviation(entry["readings"][test][entry["reading"]])
+                    for test in TESTS
+                ),
                 f"{sum(entry['bytes']) / len(entry['bytes']) / 1e6:.1f}",
                 f"{sum(entry['seconds']) / len(entry['seconds']):.1f}",
             ]
             for name, entry in methods.items()
         ],
+        explain_marks(num_seeds) if several else "",
     )
     if not all_readings:
         return [headline]

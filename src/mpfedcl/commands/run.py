@@ -92,6 +92,8 @@ def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str
         "feature": "feature skew",
         "iid": "iid",
     }[partition.kind]
+    if partition.validation:
+        words += f", {100 * partition.validation:g} % of training held out as test"
     return f"{words}, seed {experiment.seed}" if with_seed else words
 
 

@@ -61,7 +61,29 @@ def deal_images(listing: Listing, experiment: Experiment) -> Deal:
             f"dataset.test_fraction is {_test_fraction(experiment):g} and leaves no image "
             "to test on; it must be larger, or the set must have more images of a class."
         )
-    return dealt
+    return _hold_out(dealt, experiment) if experiment.partition.validation else dealt
+
+
+def _hold_out(dealt: Deal, experiment: Experiment) -> Deal:
+    """Test on a share of each client's training images of each class; nobody sees the test images.
+
+    Each class keeps an image to train on, so a client with single images has none to be tested on.
+    """
+    fraction = experiment.partition.validation
+    training, tests = {}, {}
+    for name, part in dealt.training.items():
+        generator = numpy_generator(experiment.seed, "partition", "validation", name)
+        kept, held_out = split_by_class(part.labels, fraction, generator)
+        training[name], tests[name] = part.take(kept), part.take(held_out)
+    test, own = _join_tests(tests)
+    if len(test.labels) == 0:
+        raise InvalidInput(
+            f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
+            "clients must have more training images of a class."
+        )
+    if experiment.partition.test == "shared":
+        own = dict.fromkeys(tests, numpy.arange(len(test.labels)))
+    return Deal(training, test, own)
 
 
 def _give_domains(listing: Listing, experiment: Experiment) -> Deal:

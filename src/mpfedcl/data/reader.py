@@ -130,6 +130,17 @@ def data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
     return Path(cache).expanduser() / "mpfedcl", "the cache folder"
 
 
+def is_here(name: str, root: Path | None = None) -> bool:
+    """Tell whether a data set is in the data folder, or inside the package."""
+    if specification(name).embedded:
+        return True
+    try:
+        locate_set(DatasetSettings(name=name, root=root))
+    except InvalidInput:
+        return False
+    return True
+
+
 def locate_set(dataset: DatasetSettings) -> Path:
     """Return the existing folder of the set that the settings name."""
     folder, origin = data_folder(dataset)

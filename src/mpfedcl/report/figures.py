@@ -10,6 +10,7 @@ import numpy
 matplotlib.use("Agg")  # Files only: no screen is asked for.
 
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from mpfedcl.report.tables import READING_TITLES
 
 # Colour-blind safe (Okabe and Ito), dark enough on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -56,7 +57,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
             mean, deviation = values.mean(axis=0), values.std(axis=0)
-            colour, marker = COLOURS[index % 7], _MARKERS[index % 7]
+            colour, marker = COLOURS[index % 7], MARKERS[index % 7]
             every = max(1, len(rounds) // 10)
             axes.plot(rounds, mean, label=label, color=colour, marker=marker, markevery=every, ms=4)
             if len(several) > 1:
@@ -73,43 +74,46 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
     """Draw who holds how many training images of each class, as bubbles."""
+    height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
+    width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=(width, height))
+        fill_partition(axes, partition, title)
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def fill_partition(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
+    """Draw a partition into axes."""
     names = list(partition["clients"])
     classes = [_plain(name) for name in partition["classes"]]
     counts = numpy.array([partition["clients"][name]["train"] for name in names])
-    height = min(12.0, 1.8 + 0.42 * len(names))
-    width = min(12.0, 2.6 + 0.5 * len(classes))
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(width, height))
-        client, label = numpy.nonzero(counts)
-        size = counts[client, label] / max(1, counts.max())
-        # The area speaks, so that twice the images look like twice as much.
-        biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
-        axes.scatter(label, client, s=biggest * size, color=COLOURS[0], alpha=0.65, lw=0)
-        if counts.size <= 120:
-            for i, j in zip(client, label, strict=True):
-                # A number that is wider than its bubble stands above it.
-                above = 0 if counts[i, j] > 0.15 * counts.max() else 8
-                axes.annotate(
-                    str(counts[i, j]),
-                    (j, i),
-                    xytext=(0, above),
-                    textcoords="offset points",
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    zorder=3,
-                )
-        axes.set(xlabel="class", ylabel="client", title=title)
-        axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
-        step = max(1, len(names) // 30)
-        totals = [
-            f"{_plain(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
-        ]
-        axes.set_yticks(range(0, len(names), step), totals[::step])
-        axes.set_xlim(-0.7, len(classes) - 0.3)
-        axes.set_ylim(len(names) - 0.3, -0.7)
-        figure.savefig(path)
-        pyplot.close(figure)
+    client, label = numpy.nonzero(counts)
+    size = counts[client, label] / max(1, counts.max())
+    # The area speaks, so that twice the images look like twice as much.
+    biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
+    axes.scatter(label, client, s=biggest * size, color=COLOURS[0], alpha=0.65, lw=0)
+    if counts.size <= 120:
+        for i, j in zip(client, label, strict=True):
+            # A number that is wider than its bubble stands above it.
+            above = 0 if counts[i, j] > 0.15 * counts.max() else 8
+            axes.annotate(
+                str(counts[i, j]),
+                (j, i),
+                xytext=(0, above),
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontsize=7,
+                zorder=3,
+            )
+    axes.set(xlabel="class", ylabel="client", title=title)
+    axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
+    step = max(1, len(names) // 30)
+    totals = [f"{_plain(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)]
+    axes.set_yticks(range(0, len(names), step), totals[::step])
+    axes.set_xlim(-0.7, len(classes) - 0.3)
+    axes.set_ylim(len(names) - 0.3, -0.7)
 
 
 def draw_contact_sheet(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mpfedcl.methods import READINGS
 from mpfedcl.readings import TESTS
+from mpfedcl.statistics import interval_reach
 
 READING_TITLES = {
     "personal_classifier": "personal, classifier",
@@ -18,14 +19,19 @@ READING_TITLES = {
     "averaged_classifier": "averaged, classifier",
     "averaged_prototype": "averaged, prototype",
 }
-_NUMBER = re.compile(r"[-·]|[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
+MARKS = {"best": "▲", "within": "≈"}
+"""Signs before a number, so that numbers stay in line: not the star that marks a reading."""
+_NUMBER = re.compile(r"[-·]|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
 class Grid:
-    """A table as rows of text, shown either way."""
+    """A table as rows of text, shown either way, with a note below it."""
 
-    def __init__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    def __init__(
+        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = ""
+    ) -> None:
         self.title = title
+        self.note = note
         self.columns = list(columns)
         self.rows = [list(row) for row in rows]
 
@@ -39,12 +45,15 @@ class Grid:
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
+        if self.note:
+            console.print(self.note + "\n")
 
     def markdown(self) -> str:
-        """Return the table in Markdown."""
+        """Return the table in Markdown, its note below it."""
         rule = ["---:" if numeric else "---" for numeric in self._numeric()]
         lines = [self.columns, rule, *self.rows]
-        return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        return f"{table}\n{self.note}\n" if self.note else table
 
     def _numeric(self) -> list[bool]:
         """Tell for each column whether all its cells are numbers, or marks for none."""
@@ -67,6 +76,19 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
         return f"{mean:.1f}"
     deviation = (sum((value - mean) ** 2 for value in known) / len(known)) ** 0.5
     return f"{mean:.1f}({deviation:.1f})"
+
+
+def explain_marks(num_seeds: int) -> str:
+    """Return the legend of the marks, in words, with what so many seeds allow one to say."""
+    if num_seeds < 2:
+        return f"{MARKS['best']} largest of one seed; one seed does not tell what is noise."
+    reach = interval_reach(num_seeds)
+    wide = ", so little is clear" if reach > 1 else ""
+    return (
+        f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
+        f"interval of the difference, paired by seed.\nWith {num_seeds} seeds it reaches "
+        f"{reach:.1f} deviations of the difference each way{wide}."
+    )
 
 
 def readings_grid(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> Grid:

@@ -45,7 +45,7 @@ def _is_synth(path: PurePosixPath) -> bool:
 
 
 def _read_part(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
-    from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat, whosmat
 
     declared = _explain_faults(path, lambda: whosmat(path))
     sizes = {name: (tuple(shape), kind) for name, shape, kind in declared}

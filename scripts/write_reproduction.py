@@ -1,0 +1,85 @@
+"""Fill docs/reproduction.md from results: python scripts/write_reproduction.py [runs/paper]
+
+With a folder of `mpfedcl paper run`, its results and figures are first copied to docs/results and
+docs/images/paper. What stands between the marks `<!-- ID -->` and `<!-- end -->` is written anew;
+the words around it are kept.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.paper import ITEM_IDS
+from mpfedcl.paper.results import grids, remarks
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RESULTS, FIGURES, PAGE = DOCS / "results", DOCS / "images" / "paper", DOCS / "reproduction.md"
+_ASIDE = ("rounds", "reach", "alpha", "clients", "k")
+"""Items with so many tables that the page keeps them folded."""
+
+
+def take(folder: Path) -> None:
+    """Copy what a run of the paper has left: small JSON and pictures."""
+    RESULTS.mkdir(exist_ok=True)
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for item in ITEM_IDS:
+        place = folder / "tables" / item
+        if (place / "result.json").is_file():
+            content = json.loads((place / "result.json").read_text(encoding="utf-8"))
+            text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+            # A line a cell, so that a change shows where it is.
+            (RESULTS / f"{item}.json").write_text(
+                text.replace('{"track"', '\n{"track"') + "\n", encoding="utf-8"
+            )
+            for picture in place.glob("*.png"):
+                shutil.copyfile(picture, FIGURES / picture.name)
+
+
+def write(item: str) -> str:
+    """Return an item's part of the page."""
+    path = RESULTS / f"{item}.json"
+    if not path.is_file():
+        return "Not run yet.\n"
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    minutes = result["seconds"] / 60
+    parts = [
+        f"{result['about']}\n",
+        f"    {result['command']}\n",
+        f"Its runs took {minutes:.1f} minutes of one core (runs are shared with other tables).\n",
+    ]
+    parts += [f"![{result['title']}](images/paper/{p})\n" for p in _pictures(item)]
+    tables = [f"**{grid.title}**\n\n{grid.markdown()}" for grid in grids(result)]
+    if item in _ASIDE:
+        tables = ["<details><summary>the numbers</summary>\n", *tables, "</details>\n"]
+    parts += tables
+    parts += [f"{remark}\n" for remark in remarks(result)]
+    if result["verdicts"] and item not in _ASIDE:
+        parts += ["What the seeds say (differences in points):\n"]
+        parts += ["\n".join(f"- {sentence}" for sentence in result["verdicts"]) + "\n"]
+    return "\n".join(parts)
+
+
+def _pictures(item: str) -> list[str]:
+    own = {"partitions": ["partitions-label", "partitions-feature"]}.get(item, [item])
+    return [f"{name}.png" for name in own if (FIGURES / f"{name}.png").is_file()]
+
+
+def main() -> None:
+    """Copy if asked, then fill the page."""
+    if len(sys.argv) > 1:
+        take(Path(sys.argv[1]))
+    page = PAGE.read_text(encoding="utf-8")
+    for item in ITEM_IDS:
+        pattern = re.compile(rf"(<!-- {item} -->\n).*?(<!-- end -->)", re.DOTALL)
+        filled = write(item)
+        page = pattern.sub(
+            lambda found, text=filled: found[1] + "\n" + text + "\n" + found[2], page
+        )
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

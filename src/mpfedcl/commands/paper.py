@@ -1,0 +1,173 @@
+"""`mpfedcl paper`: list, show and run the paper's tables and figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.arguments import PaperList, PaperRun, PaperShow
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.paper import ITEM_IDS, Item, find_items
+from mpfedcl.paper.item import TRACKS
+from mpfedcl.paper.items import choose_tracks
+from mpfedcl.paper.results import grids, remarks
+from mpfedcl.paper.runner import PaperRuns
+from mpfedcl.paper.sets import Sets
+from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
+from mpfedcl.report.tables import Grid
+
+
+def paper_list_command(arguments: PaperList) -> int:
+    """List the tables and figures, and which are done."""
+    items = find_items(ITEM_IDS, Sets(arguments.root))
+    listed = {
+        item.id: {
+            "title": item.title,
+            "experiments": len(item.experiments()),
+            "done": (arguments.out / "tables" / item.id / "result.json").is_file(),
+        }
+        for item in items
+    }
+    if arguments.json:
+        print(json.dumps(listed, indent=2))
+        return 0
+    rows = [
+        [name, each["title"], str(each["experiments"]), "yes" if each["done"] else "no"]
+        for name, each in listed.items()
+    ]
+    Grid("tables and figures of the paper", ["id", "what", "experiments", "done"], rows).show(
+        results()
+    )
+    _say_missing(Sets(arguments.root))
+    return 0
+
+
+def paper_show_command(arguments: PaperShow) -> int:
+    """Show what an item consists of, and its result where there is one."""
+    (item,) = find_items([arguments.id], Sets(arguments.root))
+    result = _read_result(arguments.out, item)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    console = results()
+    console.print(item.title, style="bold")
+    console.print(item.about)
+    if result is None:
+        count = len(item.experiments())
+        console.print(f"\nnot run yet: {count} experiments a seed; mpfedcl paper run {item.id}\n")
+        _published_grid(item).show(console)
+        return 0
+    _show(result)
+    return 0
+
+
+def paper_run_command(arguments: PaperRun) -> int:
+    """Run what is missing of some items, then write and print them."""
+    seeds = arguments.seeds or ((0,) if arguments.quick else (0, 1, 2))
+    if len(set(seeds)) < len(seeds):
+        raise InvalidInput(f"seeds is {list(seeds)}; it must name each once.")
+    if arguments.jobs < 0:
+        raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
+    sets = Sets(arguments.root)
+    items = [choose_tracks(item, arguments.tracks) for item in find_items(arguments.ids, sets)]
+    folder = arguments.out / "quick" if arguments.quick else arguments.out
+    runs = PaperRuns(folder, items, seeds, arguments.root, arguments.quick)
+    jobs = arguments.jobs or count_cores()
+    _say_missing(sets)
+    if not _run_all(runs, jobs):
+        messages().print("Stopped. The same command goes on where it was.")
+        return 130
+    from mpfedcl.paper.pictures import draw_item
+
+    for item in items:
+        result = runs.conclude(item)
+        drawn = draw_item(runs, item, result)
+        place = folder / "tables" / item.id
+        write_atomically(place / "table.md", _markdown(result).encode())
+        if not arguments.json:
+            _show(result)
+            written = [each.name for each in drawn]
+            results().print(f"{place}: result.json, table.md{''.join(f', {n}' for n in written)}\n")
+    if arguments.json:
+        print(json.dumps({item.id: _read_result(folder, item) for item in items}, indent=2))
+    return 0
+
+
+def _run_all(runs: PaperRuns, jobs: int) -> bool:
+    """Run both tracks; tell whether everything is complete."""
+    console = messages()
+    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
+        plans = runs.plans("paper")
+        total = sum(plan.experiment.rounds for plan in plans)
+        task = bar.add_task(f"{len(plans)} runs", total=total, note="")
+
+        def advance() -> None:
+            bar.update(task, completed=runs.rounds_done(plans))
+
+        advance()
+        if not runs.run(plans, jobs, stop, advance):
+            return False
+        advance()
+        bases = runs.bases()
+        if not bases:
+            return True
+        search = bar.add_task("tuning", total=len(bases), note="")
+        for number, base in enumerate(bases):
+            note = f"{base.method} on {base.dataset.name}, {base.partition.kind}"
+            bar.update(search, completed=number, note=note)
+            if runs.tune(base, jobs, stop, lambda: None) is None:
+                return False
+        bar.update(search, completed=len(bases), note="")
+        tuned = runs.plans("tuned")
+        last = bar.add_task(
+            f"{len(tuned)} tuned runs",
+            total=sum(plan.experiment.rounds for plan in tuned),
+            note="",
+        )
+        return runs.run(
+            tuned, jobs, stop, lambda: bar.update(last, completed=runs.rounds_done(tuned))
+        )
+
+
+def _show(result: dict[str, Any]) -> None:
+    console = results()
+    for grid in grids(result):
+        grid.show(console)
+    for remark in remarks(result):
+        console.print(remark)
+
+
+def _markdown(result: dict[str, Any]) -> str:
+    parts = [f"{grid.title}\n\n{grid.markdown()}" for grid in grids(result)]
+    return "\n".join([*parts, *remarks(result)]) + "\n"
+
+
+def _published_grid(item: Item) -> Grid:
+    """Return the numbers that the paper prints for an item."""
+    rows = [
+        [
+            ", ".join(part for part in (cell.panel, item.rows[cell.row]) if part),
+            item.columns[cell.column],
+            f"{cell.published.mean:,g}"
+            + (f"({cell.published.deviation:g})" if cell.published.deviation is not None else ""),
+        ]
+        for cell in item.cells
+        if cell.published is not None and cell.track == TRACKS[0]
+    ]
+    return Grid("what the paper prints", ["row", "column", "paper"], rows)
+
+
+def _read_result(folder: Path, item: Item) -> dict[str, Any] | None:
+    path = folder / "tables" / item.id / "result.json"
+    if not path.is_file():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+    return result
+
+
+def _say_missing(sets: Sets) -> None:
+    for sentence in sets.missing:
+        messages().print(sentence)

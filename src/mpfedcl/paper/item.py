@@ -1,0 +1,120 @@
+"""What a table or figure of the paper consists of: cells, each a number read off one run a seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Reading
+
+Track = Literal["paper", "tuned"]
+TRACKS: tuple[Track, ...] = ("paper", "tuned")
+"""paper: its settings for all; tuned: each method's knobs chosen on validation data."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that the paper prints."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run as a cell sees it: its first rounds, as many as the cell asks for."""
+
+    records: Sequence[Mapping[str, Any]]
+    reading: Reading
+    """The one that the method is judged by."""
+
+    @property
+    def read(self) -> list[Mapping[str, Any]]:
+        """The records of the rounds that were evaluated."""
+        return [record for record in self.records if record["accuracy"]]
+
+    def accuracy(self, record: Mapping[str, Any], test: str = "own") -> float | None:
+        """Return the headline accuracy in a round."""
+        value: float | None = record["accuracy"][test][self.reading]
+        return value
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Which number of a run a cell shows."""
+
+    name: str
+    unit: str
+    read: Callable[[Finished, Finished | None], float | None]
+    """From the run, and the one it is held against where the cell names one."""
+    better: Literal["higher", "lower"] | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    """Everything but the seed. In the tuned track the base whose knobs are still to be chosen."""
+    measure: Measure
+    panel: str = ""
+    """Which part of the item it belongs to; cells of one panel and measure make a table."""
+    published: Published | None = None
+    track: Track = "paper"
+    against: Experiment | None = None
+    """The run that the measure holds this one against."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Accuracy per round of several runs in one figure."""
+
+    title: str
+    experiments: Mapping[str, Experiment]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of the paper."""
+
+    id: str
+    title: str
+    about: str
+    rows: Mapping[str, str]
+    columns: Mapping[str, str]
+    cells: tuple[Cell, ...] = ()
+    axis: str = ""
+    """Where columns are numbers: what they are; the cells are then drawn as lines too."""
+    curves: tuple[Curves, ...] = ()
+    pictures: tuple["Picture", ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def experiments(self) -> list[tuple[Track, Experiment]]:
+        """Return every experiment that must have run, each once, without seeds."""
+        wanted: list[tuple[Track, Experiment]] = []
+        for cell in self.cells:
+            wanted.append((cell.track, cell.experiment))
+            if cell.against is not None:
+                wanted.append((cell.track, cell.against))
+        for curves in self.curves:
+            wanted += [("paper", each) for each in curves.experiments.values()]
+        for picture in self.pictures:
+            wanted += [("paper", each) for each in picture.experiments.values() if picture.trains]
+        return list({(track, each.to_toml()): (track, each) for track, each in wanted}.values())
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that shows no numbers of the tables."""
+
+    name: str
+    kind: Literal["partitions", "embeddings"]
+    title: str
+    experiments: Mapping[str, Experiment]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it needs trained models."""
+        return self.kind == "embeddings"

@@ -1,0 +1,162 @@
+"""Run what tables need, and write them: nothing twice, and nothing lost when it is stopped."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.files import write_atomically
+from mpfedcl.jobs import Plan, run_plans
+from mpfedcl.paper.item import Finished, Item, Track
+from mpfedcl.paper.results import collect
+from mpfedcl.paper.store import Store, resolve
+from mpfedcl.runs import RunDirectory
+from mpfedcl.tuning import Tuning, load_tuning, tune
+
+_QUICK_ROUNDS = 3
+_BUDGET, _QUICK_BUDGET = 12, 2
+_TUNING_SEED = 100
+"""Another draw of the data than those that are reported."""
+_VALIDATION = 0.2
+
+
+@dataclass(frozen=True)
+class PaperRuns:
+    """The runs of some items in a folder."""
+
+    folder: Path
+    items: Sequence[Item]
+    seeds: Sequence[int]
+    root: Path | None = None
+    quick: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings of every run that make no difference to results, such as the engine."""
+    _read: dict[tuple[Path, int], Finished] = field(default_factory=dict)
+    _complete: set[Path] = field(default_factory=set)
+
+    @cached_property
+    def store(self) -> Store:
+        """Where the runs are."""
+        return Store(self.folder / "runs")
+
+    def plans(self, track: Track) -> list[Plan]:
+        """Return the runs of a track, each once; those of the tuned track once they are tuned."""
+        wanted = [
+            self._with_seed(track, experiment, seed)
+            for item in self.items
+            for its_track, experiment in item.experiments()
+            if its_track == track
+            for seed in self.seeds
+        ]
+        return [Plan(experiment, path) for experiment, path in self.store.longest(wanted)]
+
+    def bases(self) -> list[Experiment]:
+        """Return the experiments that are to be tuned, each once."""
+        found = [
+            base for item in self.items for track, base in item.experiments() if track == "tuned"
+        ]
+        return list({base.to_toml(): base for base in found}.values())
+
+    def tuning_folder(self, base: Experiment) -> Path:
+        """Return where the search for one experiment is."""
+        return self.folder / "tuning" / self.store.folder(resolve(self._shortened(base), 0)).name
+
+    def tune(
+        self,
+        base: Experiment,
+        jobs: int,
+        should_stop: Callable[[], bool],
+        on_wait: Callable[[], None],
+    ) -> Tuning | None:
+        """Search for an experiment's knobs, or take up the search; None where it was stopped."""
+        return tune(
+            self._shortened(base).replace(dataset__root=self.root, **self.changes),
+            base.method,
+            self.tuning_folder(base),
+            budget=_QUICK_BUDGET if self.quick else _BUDGET,
+            seeds=(_TUNING_SEED,),
+            validation=_VALIDATION,
+            jobs=jobs,
+            should_stop=should_stop,
+            on_wait=on_wait,
+        )
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        jobs: int,
+        should_stop: Callable[[], bool],
+        on_wait: Callable[[], None],
+    ) -> bool:
+        """Run what is missing; tell whether everything is there now."""
+        todo = [plan for plan in plans if not self.store.is_finished(plan.experiment)]
+        # The longest first, so that the last one does not run alone for long.
+        todo.sort(key=lambda plan: -plan.experiment.rounds)
+        return run_plans(todo, jobs, should_stop, on_wait)
+
+    def rounds_done(self, plans: Iterable[Plan]) -> int:
+        """Return how many rounds of some runs are on record."""
+        total = 0
+        for plan in plans:
+            # A thousand runs are looked at twice a second: those that are complete only once.
+            if plan.path not in self._complete:
+                done = min(RunDirectory(plan.path).count_records(), plan.experiment.rounds)
+                if done < plan.experiment.rounds:
+                    total += done
+                    continue
+                self._complete.add(plan.path)
+            total += plan.experiment.rounds
+        return total
+
+    def conclude(self, item: Item) -> dict[str, Any]:
+        """Write an item's result.json from its finished runs, and return it."""
+        result = collect(item, self.seeds, self.finished)
+        result["quick"] = self.quick
+        result["seconds"] = round(self._seconds(item), 1)
+        place = self.folder / "tables" / item.id
+        place.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomically(place / "result.json", text.encode())
+        return result
+
+    def finished(self, track: Track, experiment: Experiment, seed: int) -> Finished:
+        """Return a run that must be there."""
+        complete = self._with_seed(track, experiment, seed)
+        key = (self.store.folder(complete), complete.rounds)
+        if key not in self._read:
+            run = self.store.finished(complete)
+            assert run is not None
+            self._read[key] = run
+        return self._read[key]
+
+    def _with_seed(self, track: Track, experiment: Experiment, seed: int) -> Experiment:
+        experiment = self._shortened(experiment)
+        if track == "tuned":
+            tuning = load_tuning(self.tuning_folder(experiment))
+            assert tuning is not None
+            experiment = experiment.replace(**tuning.knobs)
+        return self.complete(experiment, seed)
+
+    def complete(self, experiment: Experiment, seed: int) -> Experiment:
+        """Return an experiment as it is run here with a seed."""
+        experiment = self._shortened(experiment)
+        return resolve(experiment.replace(dataset__root=self.root, **self.changes), seed)
+
+    def _shortened(self, experiment: Experiment) -> Experiment:
+        if not self.quick:
+            return experiment
+        return experiment.replace(rounds=min(_QUICK_ROUNDS, experiment.rounds))
+
+    def _seconds(self, item: Item) -> float:
+        """Return the computing time of the runs that an item rests on."""
+        only = replace(self, items=[item])
+        total = 0.0
+        for track in ("paper", "tuned"):
+            for plan in only.plans(track):
+                run = self.store.finished(plan.experiment)
+                assert run is not None
+                total += sum(sum(record["seconds"].values()) for record in run.records)
+        return total

@@ -1,0 +1,130 @@
+"""Figures of the paper's tables: lines over an axis, partitions side by side, embeddings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from mpfedcl.report.figures import COLOURS, MARKERS, STYLE, fill_partition
+
+_CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
+
+
+def draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Draw the figures of a result side by side: lines with bars for the deviation over seeds."""
+    columns = min(2, len(figures))
+    rows = -(-len(figures) // columns)
+    names = list(dict.fromkeys(line["name"] for figure in figures for line in figure["lines"]))
+    with pyplot.rc_context(STYLE):
+        page, grid = pyplot.subplots(
+            rows, columns, figsize=(5.2 * columns, 3.4 * rows + 0.8), squeeze=False
+        )
+        for axes, figure in zip(grid.flat, figures, strict=False):
+            _fill_lines(axes, figure, names)
+        for axes in list(grid.flat)[len(figures) :]:
+            axes.set_visible(False)
+        page.suptitle(title)
+        handles = [_handle(number, name) for number, name in enumerate(names)]
+        page.legend(handles=handles, loc="outside lower center", ncols=min(5, len(names)))
+        page.savefig(path)
+        pyplot.close(page)
+
+
+def _fill_lines(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]) -> None:
+    for line in figure["lines"]:
+        number = names.index(line["name"])
+        axes.errorbar(
+            line["x"],
+            line["mean"],
+            yerr=line["std"],
+            color=COLOURS[number % 7],
+            marker=MARKERS[number % 7],
+            markersize=4,
+            markevery=max(1, len(line["x"]) // 12),
+            errorevery=max(1, len(line["x"]) // 12),
+            elinewidth=0.8,
+            capsize=2,
+        )
+    axes.set(title=figure["title"], xlabel=figure["x"], ylabel=figure["y"])
+    axes.set_ylim(bottom=0)
+    if figure["lines"] and len(figure["lines"][0]["x"]) <= 10:
+        ticks = figure["lines"][0]["x"]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
+def _handle(number: int, name: str) -> Line2D:
+    return Line2D([], [], color=COLOURS[number % 7], marker=MARKERS[number % 7], ms=4, label=name)
+
+
+def draw_partitions(partitions: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
+    """Draw several deals of data side by side."""
+    columns = min(2, len(partitions))
+    rows = -(-len(partitions) // columns)
+    with pyplot.rc_context(STYLE):
+        page, grid = pyplot.subplots(
+            rows, columns, figsize=(7.2 * columns, 4.0 * rows), squeeze=False
+        )
+        for axes, (name, partition) in zip(grid.flat, partitions.items(), strict=False):
+            fill_partition(axes, partition, name)
+        for axes in list(grid.flat)[len(partitions) :]:
+            axes.set_visible(False)
+        page.suptitle(title)
+        page.savefig(path)
+        pyplot.close(page)
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """A client's embeddings of test images in the plane, with its prototypes."""
+
+    method: str
+    client: str
+    samples: NDArray[numpy.float64]
+    labels: NDArray[numpy.int64]
+    prototypes: NDArray[numpy.float64]
+    prototype_labels: NDArray[numpy.int64]
+
+
+def draw_embeddings(
+    maps: Sequence[EmbeddingMap], classes: Sequence[str], title: str, path: Path
+) -> None:
+    """Draw a panel a method (columns) and client (rows); colours are classes."""
+    methods = list(dict.fromkeys(each.method for each in maps))
+    clients = list(dict.fromkeys(each.client for each in maps))
+    with pyplot.rc_context({**STYLE, "axes.grid": False}):
+        page, grid = pyplot.subplots(
+            len(clients),
+            len(methods),
+            figsize=(3.6 * len(methods), 3.5 * len(clients) + 0.8),
+            squeeze=False,
+        )
+        for each in maps:
+            axes = grid[clients.index(each.client)][methods.index(each.method)]
+            _fill_map(axes, each)
+            axes.set_title(f"{each.method}, {each.client}", fontsize=10)
+        page.suptitle(title)
+        handles = [
+            Line2D([], [], ls="", marker="o", ms=6, color=_CLASS_COLOURS[k % 10], label=name)
+            for k, name in enumerate(classes)
+        ]
+        star = Line2D([], [], ls="", marker="X", ms=9, color="#444444", label="prototype")
+        page.legend(handles=[*handles, star], loc="outside lower center", ncols=11)
+        page.savefig(path)
+        pyplot.close(page)
+
+
+def _fill_map(axes: Axes, each: EmbeddingMap) -> None:
+    colours = [_CLASS_COLOURS[label % 10] for label in each.labels]
+    axes.scatter(*each.samples.T, s=7, c=colours, alpha=0.6, lw=0)
+    strong = [_CLASS_COLOURS[label % 10] for label in each.prototype_labels]
+    if len(each.prototypes):
+        axes.scatter(
+            *each.prototypes.T, s=110, c=strong, marker="X", edgecolors="black", lw=0.9, zorder=3
+        )
+    axes.set(xticks=[], yticks=[])

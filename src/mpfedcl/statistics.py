@@ -1,0 +1,137 @@
+"""What several seeds allow one to say: paired differences, their intervals, and marks for tables.
+
+Runs of two methods with the same seed share the data split, the initial weights and the batches, so
+methods are compared seed by seed. With few seeds intervals are wide: that is the truth about few
+seeds, and a method is called better only where the interval says so.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+LEVEL = 0.95
+"""How often an interval made so contains the true difference."""
+
+Values = Sequence[float | None]
+"""A number a seed, in the same order for every method; None where a method has no such number."""
+Mark = Literal["best", "within"]
+Verdict = Literal["better", "worse", "no clear difference", "one seed"]
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of a - b over seeds, and the interval in which Student's t places the true mean."""
+
+    pairs: int
+    mean: float
+    deviation: float | None
+    """Standard deviation of the differences, with ddof = 1; None with fewer than two pairs."""
+    low: float | None
+    high: float | None
+    """The interval's ends; None with fewer than two pairs."""
+    level: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Say whether a is better than b: only if the interval lies above 0."""
+        if self.low is None or self.high is None:
+            return "one seed"
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "no clear difference"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as plain values."""
+        return {
+            "pairs": self.pairs,
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "low": self.low,
+            "high": self.high,
+            "verdict": self.verdict,
+        }
+
+
+def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDifference | None:
+    """Compare two methods over the seeds for which both have a number; None where there is none.
+
+    Where all differences are the same the interval is that one number, as Student's t has it.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"a has {len(a)} values and b has {len(b)}; pairs need as many of both")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie between 0 and 1")
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    if not pairs:
+        return None
+    differences = [x - y for x, y in pairs]
+    mean, count = fmean(differences), len(differences)
+    # Equal differences may come out a rounding apart, and equal numbers a rounding from 0.
+    rounding = 1e-12 * max(abs(number) for pair in pairs for number in pair)
+    if abs(mean) <= rounding:
+        mean = 0.0
+    if count < 2:
+        return PairedDifference(count, mean, None, None, None, level)
+    deviation = stdev(differences)
+    if deviation <= rounding:
+        deviation = 0.0
+    reach = interval_reach(count, level) * deviation
+    return PairedDifference(count, mean, deviation, mean - reach, mean + reach, level)
+
+
+def interval_reach(count: int, level: float = LEVEL) -> float:
+    """Return how many deviations an interval over so many seeds reaches to each side."""
+    # Imported where needed: most commands need no quantile. Not scipy.stats, which takes a second.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(count - 1, (1 + level) / 2)) / math.sqrt(count)
+
+
+def verdict(a: Values, b: Values, level: float = LEVEL) -> Verdict:
+    """Say whether a is better than b over the seeds; with fewer than two pairs nobody can."""
+    difference = paired_difference(a, b, level)
+    return "one seed" if difference is None else difference.verdict
+
+
+def find_best(values: Mapping[str, Values]) -> str | None:
+    """Return the method with the largest mean, the first of several; None where nobody competes."""
+    means = {name: fmean(each) for name, each in _competitors(values).items()}
+    return max(means, key=lambda name: means[name]) if means else None
+
+
+def best_and_within(values: Mapping[str, Values], level: float = LEVEL) -> dict[str, Mark | None]:
+    """Mark the method with the largest mean "best", and those not clearly behind it "within".
+
+    Not clearly behind: the interval of the paired difference to the best contains 0. A method that
+    lacks a number, or has fewer than others, does not compete and has no mark. With one seed
+    nothing can be said of the others (`is_one_seed`): only ties with the best are marked, as best.
+    """
+    marks: dict[str, Mark | None] = dict.fromkeys(values)
+    best = find_best(values)
+    if best is None:
+        return marks
+    for name, numbers in _competitors(values).items():
+        difference = paired_difference(values[best], numbers, level)
+        assert difference is not None
+        if name == best or (difference.pairs == 1 and difference.mean == 0):
+            marks[name] = "best"
+        elif difference.verdict == "no clear difference":
+            marks[name] = "within"
+    return marks
+
+
+def is_one_seed(values: Mapping[str, Values]) -> bool:
+    """Tell whether those who compete have one number only, so that marks say nothing of noise."""
+    return any(len(numbers) == 1 for numbers in _competitors(values).values())
+
+
+def _competitors(values: Mapping[str, Values]) -> dict[str, list[float]]:
+    """Return who has a number for every seed."""
+    longest = max((len(numbers) for numbers in values.values()), default=0)
+    known = {
+        name: [number for number in numbers if number is not None]
+        for name, numbers in values.items()
+    }
+    return {name: numbers for name, numbers in known.items() if len(numbers) == longest > 0}

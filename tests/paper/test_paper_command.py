@@ -1,0 +1,109 @@
+"""`mpfedcl paper` as a person uses it, on the data inside the package."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_runs import call, command, environment
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> dict[str, str]:
+    """An empty data folder: the sample inside the package stands in for MNIST."""
+    (tmp_path / "data").mkdir()
+    return {"MPFEDCL_DATA": str(tmp_path / "data")}
+
+
+def read_result(tmp_path: Path, item: str) -> dict[str, Any]:
+    path = tmp_path / "runs" / "paper" / "quick" / "tables" / item / "result.json"
+    result: dict[str, Any] = json.loads(path.read_text())
+    del result["seconds"]
+    return result
+
+
+def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
+    listed = call("paper", "list", cwd=tmp_path, variables=nowhere)
+    assert listed.returncode == 0, listed.stderr
+    assert "Label skew, Dir(0.05)" in listed.stdout
+    assert "DomainNet is not in the data folder; it is left out." in listed.stderr
+    assert max(len(line) for line in listed.stdout.splitlines()) <= 100
+    shown = call("paper", "show", "k", cwd=tmp_path, variables=nowhere)
+    assert "not run yet: 6 experiments a seed" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "tables"], "'tables' is no table of the paper; it must be all, or one or more of"),
+        (["run", "k", "--seeds", "1", "1"], "seeds is [1, 1]; it must name each once."),
+        (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
+        (["show", "tables"], "'tables' is no table of the paper"),
+        (["draw"], "'paper draw' is not a command"),
+        (["run"], "mpfedcl paper run --help"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, nowhere: dict[str, str], words: list[str], said: str
+) -> None:
+    ended = call("paper", *words, cwd=tmp_path, variables=nowhere)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_quick_run_writes_tables_figures_and_shares_runs(
+    tmp_path: Path, nowhere: dict[str, str]
+) -> None:
+    words = ["paper", "run", "sent", "k", "partitions", "--quick", "--jobs", 1]
+    ended = call(*words, cwd=tmp_path, variables=nowhere)
+    assert ended.returncode == 0, ended.stderr
+    assert max(len(line) for line in ended.stdout.splitlines()) <= 100
+    folder = tmp_path / "runs" / "paper" / "quick"
+    sent = {c["column"]: c["values"] for c in read_result(tmp_path, "sent")["cells"]}
+    assert sent == {"parameters": [798_474], "prototypes": [5_120]}
+    for name in ("k/k.png", "k/table.md", "partitions/partitions-label.png"):
+        assert (folder / "tables" / name).stat().st_size > 100
+    # Six values of K and one IID run; the same command has nothing left to do.
+    runs = sorted((folder / "runs").iterdir())
+    assert len(runs) == 7
+    before = {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs}
+    again = call(*words, cwd=tmp_path, variables=nowhere)
+    assert again.returncode == 0, again.stderr
+    assert {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs} == before
+    assert again.stdout == ended.stdout
+
+
+def test_a_kill_costs_at_most_the_round_under_way(tmp_path: Path, nowhere: dict[str, str]) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = ["paper", "run", "k", "--quick", "--jobs", 1]
+    for folder in (whole, cut):
+        folder.mkdir()
+    assert call(*words, cwd=whole, variables=nowhere).returncode == 0
+    process = subprocess.Popen(
+        command(*words),
+        cwd=cut,
+        env=environment(**nowhere),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    records = cut / "runs" / "paper" / "quick" / "runs"
+    for _ in range(1200):
+        done = sum(path.read_bytes().count(b"\n") for path in records.glob("*/rounds.jsonl"))
+        if done >= 4:
+            break
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: path.read_bytes() for path in records.glob("*/rounds.jsonl")}
+    assert sum(each.count(b"\n") for each in kept.values()) >= 4
+    assert call(*words, cwd=cut, variables=nowhere).returncode == 0
+    # What was on record before is on record still.
+    assert all(path.read_bytes().startswith(each) for path, each in kept.items())
+    assert read_result(cut, "k") == read_result(whole, "k")
