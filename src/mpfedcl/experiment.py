@@ -67,8 +67,7 @@ class Experiment(Settings):
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
-    """What else to measure: convergence holds each round to the paper's bounds; it costs several
-    times the training."""
+    """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()
