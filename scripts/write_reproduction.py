@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def _pictures(item: str) -> list[str]:
     return [f"{name}.png" for name in own if (FIGURES / f"{name}.png").is_file()]
 
 
+def _put(text: str, found: re.Match[str]) -> str:
+    return f"{found[1]}\n{text}\n{found[2]}"
+
+
 def main() -> None:
     """Copy if asked, then fill the page."""
     if len(sys.argv) > 1:
@@ -74,10 +79,8 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for item in ITEM_IDS:
         pattern = re.compile(rf"(<!-- {item} -->\n).*?(<!-- end -->)", re.DOTALL)
-        filled = write(item)
-        page = pattern.sub(
-            lambda found, text=filled: found[1] + "\n" + text + "\n" + found[2], page
-        )
+        # By a function: results may hold backslashes, which a pattern would take for its own.
+        page = pattern.sub(partial(_put, write(item)), page)
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -151,7 +151,7 @@ def test_bad_settings(refused: Refused, words: str, expected: str) -> None:
 
 
 BAD_COMMANDS: list[tuple[str, str]] = [
-    ("nope", "'nope' is not a command; it must be one of run, compare, methods, data"),
+    ("nope", "'nope' is not a command; it must be one of run, compare, "),
     ("data nope", "'data nope' is not a command; it must be one of run, compare"),
     ("data show nope", "dataset.name is 'nope'"),
     ("data show mnist", "dataset.name is 'mnist'"),

@@ -128,6 +128,39 @@ class PaperRun:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """Choose each method's settings on validation images, by the same budget.
+
+    Every method is tried with as many settings of its own knobs, a grid search; hopeless ones are
+    given up early. Images are held out of the clients' training images: no test image is opened.
+    What is already there is not run again: the same command goes on after an interruption. Example:
+    `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
+    `mpfedcl run runs/tuning/best-fedavg.toml`.
+    """
+
+    file: _File = None
+    """A TOML file of settings that all runs have in common; its knobs' values are the defaults."""
+    methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
+    """The methods, by name."""
+    budget: int = 12
+    """Settings tried for each method."""
+    seeds: tuple[int, ...] = (0,)
+    """The seeds that each of them is tried with."""
+    validation: float = 0.2
+    """Share of each client's training images of each class that is held out to judge settings."""
+    tolerance: float = 1.0
+    """Settings within so many standard errors of the best count as equal; of equals the one with
+    the fewest changes is chosen."""
+    out: _Folder = None
+    """Folder for the search [default: a new one below runs/]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the search as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
 class Methods:
     """List the methods, one line each."""
 

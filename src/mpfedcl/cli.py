@@ -26,6 +26,7 @@ from mpfedcl.arguments import (
     PaperShow,
     Pretrain,
     Run,
+    Tune,
 )
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
@@ -35,6 +36,7 @@ mpfedcl: federated learning for clients whose data differ
 
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
+  mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
@@ -58,6 +60,7 @@ class Command:
 _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
+    "tune": Command(Tune, "tune", "tune_command"),
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),
     "paper run": Command(PaperRun, "paper", "paper_run_command"),
@@ -162,7 +165,7 @@ def parse(words: list[str]) -> Any:
     parsed = _parse(command, rest, program)
     if isinstance(parsed, Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
-    file = parsed.file if isinstance(parsed, Run | Compare) else None
+    file = parsed.file if isinstance(parsed, Run | Compare | Tune) else None
     if file is not None:
         # Flags must win over the file, and only a parse tells which flags there are: parse anew
         # with the file's settings as the defaults.

@@ -1,12 +1,7 @@
 """Several methods over several seeds: the same experiment, run by run, in one folder."""
 
 import json
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,28 +9,11 @@ from typing import Any
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
+from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.methods import READINGS, find_method
 from mpfedcl.readings import TESTS
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, resume, run
 from mpfedcl.statistics import LEVEL, best_and_within, find_best, paired_difference
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One run of a comparison: what and where."""
-
-    method: str
-    experiment: Experiment
-    path: Path
-
-    def rounds_done(self) -> int:
-        """Return how many rounds are on record."""
-        return len(RunDirectory(self.path).read_records())
-
-    def summary(self) -> dict[str, Any] | None:
-        """Return the summary if the run is complete."""
-        return RunDirectory(self.path).read_summary()
 
 
 @dataclass(frozen=True)
@@ -62,7 +40,7 @@ class Comparison:
                 experiment = base.replace(method=method, seed=seed).resolved(defaults)
                 # The whole name: two modules may each have a class Mine.
                 folder = f"{method.replace(':', '.')}-seed{seed}"
-                plans.append(Plan(method, experiment, path / folder))
+                plans.append(Plan(experiment, path / folder))
         for plan in plans:
             directory = RunDirectory(plan.path)
             # Where clients are run makes no difference to the result.
@@ -83,21 +61,7 @@ class Comparison:
 
     def run(self, jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Run what is not complete, `jobs` at a time; tell whether everything is now complete."""
-        todo = [plan for plan in self.plans if plan.summary() is None]
-        if jobs <= 1 or len(todo) <= 1:
-            for plan in todo:
-                watch = Observer(on_round=lambda _: on_wait(), should_stop=should_stop)
-                if should_stop() or not _run_plan(plan.experiment, plan.path, watch):
-                    return False
-            return True
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            return _run_in_processes(todo, jobs, should_stop, on_wait)
-        except BrokenProcessPool:
-            raise InvalidInput(
-                f"jobs is {jobs}; one of them was ended from outside (out of memory?): the same "
-                "command goes on where it stopped, and fewer jobs need less memory."
-            ) from None
+        return run_plans(self.plans, jobs, should_stop, on_wait)
 
     def collect(self) -> dict[str, Any]:
         """Return all readings by method, test and reading, a number a seed."""
@@ -163,62 +127,3 @@ def _differences(values: dict[str, Any], other: str | None) -> dict[str, Any]:
         if name != other
     }
     return {name: None if each is None else each.to_json() for name, each in found.items()}
-
-
-def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
-    if RunDirectory(path).holds_run():
-        done = resume(path, observer=observer, engine=experiment.engine, workers=experiment.workers)
-        return done.summary is not None
-    return run(experiment, path, observer).summary is not None
-
-
-def _run_in_processes(
-    todo: Sequence[Plan], jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]
-) -> bool:
-    # Fresh processes, not forks: forking a process that has threads can hang it.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(todo)), mp_context=context, initializer=_end_with_parent
-    ) as pool:
-        waiting: set[Future[str | None]] = set()
-        queue = list(todo)
-        complete = True
-        while queue or waiting:
-            while queue and len(waiting) < jobs and not should_stop():
-                plan = queue.pop(0)
-                waiting.add(pool.submit(_work, plan.experiment.to_toml(), str(plan.path)))
-            if not waiting:
-                return False
-            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-            for each in done:
-                outcome = each.result()
-                if outcome not in (None, "stopped"):
-                    raise InvalidInput(outcome)
-                complete = complete and outcome is None
-            on_wait()
-        return complete
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent does: a pool's process would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _work(document: str, path: str) -> str | None:
-    """Run one plan in a process of its own; return None, "stopped", or what was wrong."""
-    from mpfedcl.progress import gentle_interrupt, silent
-
-    with gentle_interrupt(silent()) as stop:
-        try:
-            experiment = Experiment.parse_toml(document, Path(path))
-            finished = _run_plan(experiment, Path(path), Observer(should_stop=stop))
-        except InvalidInput as error:
-            return str(error)
-    return None if finished else "stopped"

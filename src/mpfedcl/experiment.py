@@ -107,6 +107,8 @@ class Experiment(Settings):
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""
         section, _, field = name.rpartition("__")
+        if section == "options":
+            return self.options.get(field)
         return getattr(getattr(self, section) if section else self, field)
 
     def to_toml(self) -> str:

@@ -6,12 +6,11 @@ from typing import Any
 
 from mpfedcl.arguments import Compare
 from mpfedcl.commands.run import describe_partition
+from mpfedcl.commands.several import count_jobs
 from mpfedcl.comparison import Comparison
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
 from mpfedcl.files import free_folder, write_atomically
 from mpfedcl.methods import READINGS
-from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
+from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.readings import TESTS
 from mpfedcl.report.tables import (
     MARKS,
@@ -21,7 +20,6 @@ from mpfedcl.report.tables import (
     mean_and_deviation,
 )
 from mpfedcl.runs import RunDirectory
-from mpfedcl.team import is_under_torchrun
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
@@ -29,20 +27,7 @@ _MOST_CLIENTS = 6
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
-    if is_under_torchrun():
-        raise InvalidInput(
-            "compare was started by torchrun; it must be started alone, where --workers and --jobs "
-            "say how many processes it takes."
-        )
-    given = arguments.settings
-    for name, many in (("method", "methods"), ("seed", "seeds")):
-        if arguments.file is None and getattr(given, name) != getattr(Experiment(), name):
-            raise InvalidInput(
-                f"{name} is {getattr(given, name)!r}; a comparison takes several: use --{many}."
-            )
-    if arguments.jobs < 0:
-        raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
-    jobs = arguments.jobs or max(1, count_cores() // arguments.settings.workers)
+    jobs = count_jobs("compare", arguments.file, arguments.settings, arguments.jobs)
     path = arguments.out or free_folder(Path("runs") / "comparison")
     comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
     total = sum(plan.experiment.rounds for plan in comparison.plans)

@@ -32,7 +32,7 @@ def paper_list_command(arguments: PaperList) -> int:
         print(json.dumps(listed, indent=2))
         return 0
     rows = [
-        [name, each["title"], str(each["experiments"]), "yes" if each["done"] else "no"]
+        [name, str(each["title"]), str(each["experiments"]), "yes" if each["done"] else "no"]
         for name, each in listed.items()
     ]
     Grid("tables and figures of the paper", ["id", "what", "experiments", "done"], rows).show(
@@ -108,16 +108,18 @@ def _run_all(runs: PaperRuns, jobs: int) -> bool:
         if not runs.run(plans, jobs, stop, advance):
             return False
         advance()
-        bases = runs.bases()
-        if not bases:
+        if not runs.bases():
             return True
-        search = bar.add_task("tuning", total=len(bases), note="")
-        for number, base in enumerate(bases):
-            note = f"{base.method} on {base.dataset.name}, {base.partition.kind}"
-            bar.update(search, completed=number, note=note)
-            if runs.tune(base, jobs, stop, lambda: None) is None:
-                return False
-        bar.update(search, completed=len(bases), note="")
+        searches = runs.searches()
+        most = sum(each.most_rounds for each in searches)
+        search = bar.add_task(f"tuning, {len(searches)} searches", total=most, note="")
+
+        def advance_search() -> None:
+            bar.update(search, completed=sum(each.rounds_done() for each in searches))
+
+        if not runs.tune(searches, jobs, stop, advance_search):
+            return False
+        bar.update(search, completed=most)
         tuned = runs.plans("tuned")
         last = bar.add_task(
             f"{len(tuned)} tuned runs",

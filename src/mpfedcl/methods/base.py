@@ -88,6 +88,11 @@ class Method:
     """The reading that this method is judged by."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`."""
+    knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+        {"train__lr": (0.01, 0.03, 0.1, 0.3)}
+    )
+    """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
+    `{**Method.knobs, "options__beta": ("0.1", "0.5")}`; the defaults are always tried."""
 
     shares_model: bool = True
     shares_prototypes: bool = False

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from mpfedcl.methods.mp_fedcl import MpFedCL
+from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
 
 
 class DpFedCL(MpFedCL):
@@ -15,3 +15,4 @@ class DpFedCL(MpFedCL):
     summary = "as MP-FedCL, prototypes from DBSCAN's clusters"
     clustering = "dbscan"
     defaults = MappingProxyType({"prototypes__padding": "fill"})
+    knobs = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})

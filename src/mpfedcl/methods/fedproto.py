@@ -1,6 +1,7 @@
 """FedProto (Tan et al., 2022)."""
 
 import math
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,6 +28,7 @@ class FedProto(Method):
     shares_model = False
     shares_prototypes = True
     clustering = "mean"
+    knobs = MappingProxyType({**Method.knobs, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)})
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
         """Lay the global prototypes out by class."""

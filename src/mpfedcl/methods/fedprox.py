@@ -1,5 +1,7 @@
 """FedProx (Li et al., 2020)."""
 
+from types import MappingProxyType
+
 from torch import Tensor
 
 from mpfedcl.methods.base import Batch, Context
@@ -12,6 +14,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     summary = "FedAvg with a pull of the weights to the global ones"
+    knobs = MappingProxyType({**FedAvg.knobs, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + mu/2 |w - w_global|^2."""

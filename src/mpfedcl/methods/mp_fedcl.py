@@ -1,5 +1,6 @@
 """MP-FedCL: multi-prototype federated contrastive learning, the flagship."""
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from mpfedcl.rng import generator
 _STEPS_KEPT = 64
 """Draws that are kept for the next client; those of later steps are made again, to bound memory."""
 
+CONTRAST_KNOBS = MappingProxyType(
+    {
+        **Method.knobs,
+        "contrast__weight": (0.1, 0.3, 1.0, 3.0),
+        "contrast__temperature": (0.07, 0.2, 0.5),
+    }
+)
+"""What every method with the contrastive loss can be tuned by."""
+
 
 class MpFedCL(Method):
     """Up to K k-means centroids a class travel beside the model; clients contrast against them all.
@@ -28,6 +38,7 @@ class MpFedCL(Method):
     summary = "K prototypes a class, a contrastive pull to everybody's"
     reading = "personal_prototype"
     shares_prototypes = True
+    knobs = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

@@ -1,6 +1,6 @@
 """SP-FedCL: the single-prototype sibling."""
 
-from mpfedcl.methods.mp_fedcl import MpFedCL
+from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
 
 
 class SpFedCL(MpFedCL):
@@ -9,3 +9,4 @@ class SpFedCL(MpFedCL):
     name = "sp-fedcl"
     summary = "as MP-FedCL with one prototype a class, its mean"
     clustering = "mean"
+    knobs = CONTRAST_KNOBS

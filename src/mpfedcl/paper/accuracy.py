@@ -4,8 +4,11 @@ from collections.abc import Mapping
 
 from mpfedcl.paper import measures, published
 from mpfedcl.paper.item import TRACKS, Cell, Item, Published
-from mpfedcl.paper.protocol import METHODS, ROUNDS, experiment, number, rounds_of
+from mpfedcl.paper.protocol import METHODS, OFTEN, ROUNDS, SELDOM, experiment, number, rounds_of
 from mpfedcl.paper.sets import Sets
+
+_SHARED = ("digit5", "office10")
+"""Sets whose runs the tables of efficiency read too, and more often."""
 
 
 def sent(sets: Sets) -> Item:
@@ -69,7 +72,13 @@ def feature_skew(sets: Sets) -> Item:
             for method in METHODS:
                 others = ROUNDS if track == "tuned" else 130
                 length = ROUNDS if method == "local" else rounds_of(method, others)
-                base = experiment(ours, method, length, partition__kind="feature")
+                base = experiment(
+                    ours,
+                    method,
+                    length,
+                    partition__kind="feature",
+                    evaluate_every=OFTEN if ours in _SHARED else SELDOM,
+                )
                 known: Mapping[str, published.Number] = {}
                 if name == "digit5" and track == "paper":
                     known = published.FEATURE_SKEW_DIGITS.get(method, {})

@@ -1,11 +1,13 @@
 """The tables of communication efficiency: the same runs, looked at in four ways."""
 
+from typing import Any
+
 from mpfedcl.experiment import Experiment
 from mpfedcl.paper import measures, published
 from mpfedcl.paper.item import Cell, Curves, Item
 from mpfedcl.paper.protocol import (
-    EVALUATE_EVERY,
     METHODS,
+    OFTEN,
     ROUNDS,
     experiment,
     number,
@@ -17,14 +19,16 @@ from mpfedcl.paper.sets import Sets
 _AT_ROUNDS = (5, 10, 20, 30, 60)
 _LEVELS = {"digit5": (30, 40, 50, 60), "office10": (40, 50, 60, 70)}
 _SKEWS = {"label": "label skew, Dir(0.5)", "feature": "feature skew"}
-_STEPS = f"Runs are read every {EVALUATE_EVERY} rounds, so results come in such steps."
+_STEPS = f"Runs are read every {OFTEN} rounds, so results come in such steps."
 
 
 def _skewed(ours: str, method: str, skew: str) -> Experiment:
     """Return the runs of the efficiency tables."""
     rounds = ROUNDS if method == "local" else rounds_of(method, 130)
-    changes = {"partition__alpha": 0.5} if skew == "label" else {"partition__kind": "feature"}
-    return experiment(ours, method, rounds, **changes)
+    changes: dict[str, Any] = (
+        {"partition__alpha": 0.5} if skew == "label" else {"partition__kind": "feature"}
+    )
+    return experiment(ours, method, rounds, evaluate_every=OFTEN, **changes)
 
 
 def after_the_rounds(sets: Sets) -> Item:
@@ -148,7 +152,9 @@ def per_round(sets: Sets) -> Item:
     figures = []
     for ours in sets.pick("digit5"):
         runs = {
-            METHODS[method]: experiment(ours, method, rounds_of(method, 100), partition__alpha=1.0)
+            METHODS[method]: experiment(
+                ours, method, rounds_of(method, 100), partition__alpha=1.0, evaluate_every=OFTEN
+            )
             for method in rows
         }
         figures.append(Curves(f"{sets.title(ours)}, label skew Dir(1.0)", runs))

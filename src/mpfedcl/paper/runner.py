@@ -14,7 +14,7 @@ from mpfedcl.paper.item import Finished, Item, Track
 from mpfedcl.paper.results import collect
 from mpfedcl.paper.store import Store, resolve
 from mpfedcl.runs import RunDirectory
-from mpfedcl.tuning import Tuning, load_tuning, tune
+from mpfedcl.tuning import Search, load_tuning, run_searches
 
 _QUICK_ROUNDS = 3
 _BUDGET, _QUICK_BUDGET = 12, 2
@@ -64,24 +64,38 @@ class PaperRuns:
         """Return where the search for one experiment is."""
         return self.folder / "tuning" / self.store.folder(resolve(self._shortened(base), 0)).name
 
+    def searches(self) -> list[Search]:
+        """Return the searches that are not complete, one an experiment to be tuned."""
+        return [
+            self._search(base)
+            for base in self.bases()
+            if load_tuning(self.tuning_folder(base)) is None
+        ]
+
     def tune(
         self,
-        base: Experiment,
+        searches: Sequence[Search],
         jobs: int,
         should_stop: Callable[[], bool],
         on_wait: Callable[[], None],
-    ) -> Tuning | None:
-        """Search for an experiment's knobs, or take up the search; None where it was stopped."""
-        return tune(
-            self._shortened(base).replace(dataset__root=self.root, **self.changes),
+    ) -> bool:
+        """Go on with searches; tell whether all are complete now."""
+        if not run_searches(searches, jobs, should_stop, on_wait):
+            return False
+        for search in searches:
+            search.conclude().write(search.path)
+            search.clear()
+        return True
+
+    def _search(self, base: Experiment) -> Search:
+        base = self._shortened(base)
+        return Search.prepare(
+            base.replace(dataset__root=self.root, **self.changes),
             base.method,
             self.tuning_folder(base),
-            budget=_QUICK_BUDGET if self.quick else _BUDGET,
-            seeds=(_TUNING_SEED,),
+            _QUICK_BUDGET if self.quick else _BUDGET,
+            (_TUNING_SEED,),
             validation=_VALIDATION,
-            jobs=jobs,
-            should_stop=should_stop,
-            on_wait=on_wait,
         )
 
     def run(

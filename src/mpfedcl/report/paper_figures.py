@@ -121,10 +121,17 @@ def draw_embeddings(
 
 def _fill_map(axes: Axes, each: EmbeddingMap) -> None:
     colours = [_CLASS_COLOURS[label % 10] for label in each.labels]
-    axes.scatter(*each.samples.T, s=7, c=colours, alpha=0.6, lw=0)
+    axes.scatter(each.samples[:, 0], each.samples[:, 1], s=7, c=colours, alpha=0.6, lw=0)
     strong = [_CLASS_COLOURS[label % 10] for label in each.prototype_labels]
     if len(each.prototypes):
         axes.scatter(
-            *each.prototypes.T, s=110, c=strong, marker="X", edgecolors="black", lw=0.9, zorder=3
+            each.prototypes[:, 0],
+            each.prototypes[:, 1],
+            s=110,
+            c=strong,
+            marker="X",
+            edgecolors="black",
+            lw=0.9,
+            zorder=3,
         )
     axes.set(xticks=[], yticks=[])

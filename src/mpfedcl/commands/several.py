@@ -1,0 +1,25 @@
+"""What commands that make several runs have in common."""
+
+from pathlib import Path
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.progress import count_cores
+from mpfedcl.team import is_under_torchrun
+
+
+def count_jobs(command: str, file: Path | None, settings: Experiment, jobs: int) -> int:
+    """Return how many runs are made at the same time, once the words given are seen to be right."""
+    if is_under_torchrun():
+        raise InvalidInput(
+            f"{command} was started by torchrun; it must be started alone, where --workers and "
+            "--jobs say how many processes it takes."
+        )
+    for name, many in (("method", "methods"), ("seed", "seeds")):
+        if file is None and getattr(settings, name) != getattr(Experiment(), name):
+            raise InvalidInput(
+                f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
+            )
+    if jobs < 0:
+        raise InvalidInput(f"jobs is {jobs}; it must be 0 (one a core) or more.")
+    return jobs or max(1, count_cores() // settings.workers)
