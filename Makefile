@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity bench bench-quick bench-peers \
+.PHONY: demo test lint format unit reproduce results fidelity convergence bench bench-quick bench-peers \
 	test-browser test-machines wheel clean help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make reproduce  the README's tables, on a data folder (MPFEDCL_DATA)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md"
+	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the HTML report in a real browser (installs Chromium on Debian)"
@@ -55,6 +56,9 @@ results: $(READY)
 
 fidelity: $(READY)
 	$(BIN)/python scripts/measure_fidelity.py runs/fidelity
+
+convergence: $(READY)
+	$(BIN)/python scripts/measure_convergence.py runs/convergence
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

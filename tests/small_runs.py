@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load
 
 from mpfedcl.clock import Clock
+from mpfedcl.convergence import Inspection
 from mpfedcl.data.federated import load_federated
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.exchange import Broadcast, Share, Update
@@ -124,6 +125,11 @@ class WrappedEngine:
         confuse: bool = False,
     ) -> Readings:
         return self._engine.evaluate(averaged, pool, names, confuse=confuse)
+
+    def inspect(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> Inspection:
+        return self._engine.inspect(broadcast, following, names)
 
     def settle(self, accepted: Sequence[str]) -> None:
         self._engine.settle(accepted)

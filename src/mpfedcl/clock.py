@@ -14,7 +14,8 @@ PHASES = (
     "evaluate",
     "checkpoint",
 )
-"""exchange: between the processes of a team, and waiting for the slowest of them."""
+"""exchange: between the processes of a team, and waiting for the slowest of them. What is done only
+where a user asks for it, such as diagnose, comes beside these."""
 
 
 class Clock:
@@ -30,7 +31,8 @@ class Clock:
         try:
             yield
         finally:
-            self._seconds[name] += time.perf_counter() - began
+            passed = time.perf_counter() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + passed
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap and start anew."""

@@ -66,6 +66,8 @@ class Experiment(Settings):
     with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    diagnostics: tuple[Literal["convergence"], ...] = ()
+    """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()

@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 
 from mpfedcl.clock import Clock
+from mpfedcl.convergence import Diagnosis
 from mpfedcl.engines.base import Engine
 from mpfedcl.errors import InvalidInput
 from mpfedcl.exchange import Broadcast
@@ -45,10 +46,15 @@ class RoundRecord:
     """True where no client was accepted, so that the state stayed as it was."""
     remarks: dict[str, Any]
     """What else the method says of the round."""
+    diagnostics: dict[str, Any] | None = None
+    """What was measured beside, where the experiment asks for it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values."""
-        return asdict(self)
+        """Return the record as plain values; without diagnostics where nobody asked."""
+        values = asdict(self)
+        if self.diagnostics is None:
+            del values["diagnostics"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class Federation:
         self._method = method
         self._engine = engine
         self._clock = clock
+        self._diagnosis = Diagnosis(experiment) if experiment.diagnostics else None
         like = next(iter(initial.values()))
         self._nothing = PrototypePool.empty(
             method.num_classes,
@@ -154,7 +161,7 @@ class Federation:
             chosen = self._choose(broadcast.round)
         intake = Intake(self._guard, broadcast, chosen)
         read = self._choose_to_read(broadcast.round, chosen) if evaluate else []
-        keep = chosen if keep_models else read
+        keep = chosen if keep_models or self._diagnosis else read
         updates = self._engine.train(broadcast, chosen, keep=keep)
         for update in in_name_order(updates, self._engine.here(chosen)):
             with self._clock.phase("aggregate"):
@@ -163,6 +170,9 @@ class Federation:
             self._engine.unite(intake)
         with self._clock.phase("aggregate"):
             self._fold(broadcast.round, intake)
+        # Before clients settle: what they set out with is still there.
+        diagnostics = self._diagnose(broadcast, intake.accepted)
+        with self._clock.phase("aggregate"):
             self._engine.settle(intake.accepted)
         accepted = set(intake.accepted)
         own = [name for name in read if name in accepted]
@@ -182,7 +192,14 @@ class Federation:
             sent=intake.largest,
             unchanged=not intake.accepted,
             remarks=self._method.remarks(broadcast),
+            diagnostics=diagnostics,
         )
+
+    def take_up(self, state: FederationState, record: dict[str, Any]) -> None:
+        """Go on from the state after a round, and from that round's record."""
+        self.state = state
+        if self._diagnosis is not None:
+            self._diagnosis.take_up(record)
 
     def _broadcast(self) -> Broadcast:
         pool = self._method.reference(self.pool)
@@ -224,6 +241,14 @@ class Federation:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
             return self._engine.evaluate(self.averaged_model, pool, read, confuse=confuse)
+
+    def _diagnose(self, broadcast: Broadcast, accepted: list[str]) -> dict[str, Any] | None:
+        if self._diagnosis is None:
+            return None
+        with self._clock.phase("diagnose"):
+            inspection = self._engine.inspect(broadcast, self._broadcast(), accepted)
+            factor = self._method.pool_factor(broadcast)
+            return self._diagnosis.judge(broadcast.round, inspection, factor)
 
     def _mean_loss(self, losses: dict[str, float]) -> float | None:
         sizes = {name: self._engine.sizes[name] for name in sorted(losses)}

@@ -193,8 +193,9 @@ class RunDirectory:
         return self.read_json("summary.json")
 
     def remove_summary(self) -> None:
-        """Take back the mark of a finished run before it is run further."""
-        (self.path / "summary.json").unlink(missing_ok=True)
+        """Take back the mark of a finished run, and what else sums it up, before it goes on."""
+        for name in ("summary.json", "convergence.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def _acquire(self) -> None:
         """Lock the folder; the system lets go when the process ends, however it ends."""

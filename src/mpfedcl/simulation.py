@@ -17,6 +17,7 @@ from mpfedcl.checkpoint import (
     save_checkpoint,
 )
 from mpfedcl.clock import Clock
+from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
@@ -270,12 +271,15 @@ class _Simulation:
         return directory.rewind_records(checkpoint.record if checkpoint else None)
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
-        self._federation.state = checkpoint.state.to(self._device)
+        self._federation.take_up(checkpoint.state.to(self._device), checkpoint.record)
         self._engine.load_state(checkpoint.clients)
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
         summary = None
         if self._federation.state.round == self._experiment.rounds:
+            if self._experiment.diagnostics:
+                found = summarize_convergence(self._experiment, records)
+                directory.write_json("convergence.json", found)
             summary = summarize_run(self._experiment, self._method.reading, records)
             directory.write_json("summary.json", summary)
         return RunResult(

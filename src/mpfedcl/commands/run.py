@@ -73,7 +73,13 @@ def draw_figures(result: RunResult) -> list[Path]:
     content = RunDirectory(result.path).read_json("partition.json")
     assert content is not None
     draw_partition(content, f"training images, {describe_partition(result.experiment)}", partition)
-    return [curves, partition]
+    if not result.experiment.diagnostics:
+        return [curves, partition]
+    from mpfedcl.report.convergence import draw_convergence
+
+    convergence = result.path / "convergence.png"
+    draw_convergence(result.history, f"{name}, local objectives", convergence)
+    return [curves, partition, convergence]
 
 
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
@@ -125,7 +131,13 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         f"sent by a client in a round: {summary['parameters_sent']:,} parameters, "
         f"{summary['prototype_floats_sent']:,} prototype floats"
     )
+    if (found := RunDirectory(result.path).read_json("convergence.json")) is not None:
+        from mpfedcl.report.convergence import constants_line, convergence_grid
+
+        convergence_grid("does the paper's convergence section hold?", found).show(console)
+        console.print(constants_line(found))
     if summary["rejected"]:
         console.print(f"{summary['rejected']} updates were rejected, {_example(result.history)}")
     console.print(f"run: {result.path}")
-    console.print(f"in it: summary.json, {', '.join(each.name for each in figures)}")
+    files = ["summary.json", *(["convergence.json"] if experiment.diagnostics else [])]
+    console.print(f"in it: {', '.join(files)}, {', '.join(each.name for each in figures)}")

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from mpfedcl.convergence.measurement import Inspection
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
@@ -47,6 +48,16 @@ class Engine(Protocol):
         """Read this round's personal models of the named clients, and the averaged model.
 
         `confuse`: count too which class is taken for which, by the method's own reading.
+        """
+        ...
+
+    def inspect(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> Inspection:
+        """Measure the named clients' objectives and gradients around this round's training.
+
+        Before `settle`, and only of clients that `train` was told to keep; `following` is what the
+        next round will begin with.
         """
         ...
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.engines.in_process import InProcessEngine
+from mpfedcl.engines.inspection import mean_length
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
@@ -100,6 +102,16 @@ class DistributedEngine:
             confusion |= counted
         in_order = {name: confusion[name] for name in self.sizes if name in confusion}
         return Readings({name: tables[name] for name in self.sizes}, names, in_order)
+
+    def inspect(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> Inspection:
+        """Let each process measure its clients; add the gradients up."""
+        own, total = self._engine.inspect_here(broadcast, following, self.here(names))
+        length = mean_length(self._team.sum(total), sum(self.sizes[name] for name in names))
+        parts, _ = self._exchange({name: each.to_json() for name, each in own.items()}, {})
+        found = {name: values for part in parts for name, values in part.items()}
+        return Inspection({name: Measurement.from_json(found[name]) for name in names}, length)
 
     def settle(self, accepted: Sequence[str]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from mpfedcl.clock import Clock
+from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.data.federated import ClientData, FederatedData
 from mpfedcl.engines.choice import TrainerChoice
+from mpfedcl.engines.inspection import Inspector, mean_length
 from mpfedcl.engines.trained import Trained
 from mpfedcl.engines.work import Work
 from mpfedcl.exchange import Broadcast, Update
@@ -151,6 +153,29 @@ class InProcessEngine:
             num_classes=self._data.num_classes,
             num_prototypes=self._method.num_prototypes,
         )
+
+    def inspect(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> Inspection:
+        """Measure the named clients one by one."""
+        clients, total = self.inspect_here(broadcast, following, names)
+        return Inspection(clients, mean_length(total, sum(self.sizes[name] for name in names)))
+
+    def inspect_here(
+        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
+    ) -> tuple[dict[str, Measurement], Tensors]:
+        """Return the clients' measurements, and Σ n_i ∇L_i over them."""
+        inspector = Inspector(self._experiment, self._method, self._model, broadcast, following)
+        total = {name: torch.zeros_like(value) for name, value in self._initial.items()}
+        measured: dict[str, Measurement] = {}
+        for name in names:
+            work = self._set_out(self._data.client(name), broadcast)
+            trained, index = self._trained[name]
+            state = trained.states[index] or work.state
+            measured[name], gradient = inspector.inspect(work, trained.params(index), state)
+            for each, slope in gradient.items():
+                total[each].add_(slope, alpha=self.sizes[name])
+        return measured, total
 
     def settle(self, accepted: Sequence[str]) -> None:
         """Keep the accepted clients' new states; a rejected one has not trained at all."""

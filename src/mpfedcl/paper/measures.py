@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mpfedcl.paper.item import Finished, Measure
 
-_NOT_TRAINING = ("evaluate", "checkpoint")
+_NOT_TRAINING = ("evaluate", "checkpoint", "diagnose")
 """Phases that are no part of the algorithm."""
 
 
