@@ -5,7 +5,6 @@ from typing import Any
 
 from mpfedcl.methods import READINGS
 from mpfedcl.readings import TESTS
-from mpfedcl.report.marking import marks
 from mpfedcl.report.numbers import (
     deviation,
     known,
@@ -17,6 +16,7 @@ from mpfedcl.report.numbers import (
 )
 from mpfedcl.report.run_content import Json, RunRecords, find_worst
 from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.statistics import best_and_within
 
 _TEST_TITLES = {"own": "own test", "union": "union test"}
 _LEGEND = (
@@ -95,7 +95,9 @@ def _headline_table(
     for test in TESTS:
         by_seed = {str(place): _by_seed(group, runs, test) for place, group in enumerate(groups)}
         aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
-        found: dict[str, str | None] = marks(aligned) if comparable else {}
+        found: dict[str, str | None] = (
+            dict(best_and_within(aligned)) if comparable and len(aligned) > 1 else {}
+        )
         columns.append([
             _cell(mean_text(list(each.values())), mark=found.get(name))
             for name, each in by_seed.items()

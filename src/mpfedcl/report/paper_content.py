@@ -16,14 +16,14 @@ Json = dict[str, Any]
 def describe_paper(path: Path) -> Json:
     """Return the section of a folder that holds a result.json."""
     result = read_content(path / "result.json", PaperResult)
-    kinds = dict.fromkeys((cell.track, cell.test) for cell in result.cells)
+    kinds = dict.fromkeys((cell.track, cell.panel, cell.test) for cell in result.cells)
     seeds = ", ".join(str(seed) for seed in result.seeds)
     took = "" if result.seconds is None else f" It took {result.seconds:,.0f} seconds."
     return {
         "kind": "paper",
         "title": result.title,
         "about": [result.about, f"Seeds {seeds}.{took}" if seeds else took.strip()],
-        "tables": [_table(result, track, test) for track, test in kinds],
+        "tables": [_table(result, *kind) for kind in kinds],
         "figures": [
             {
                 "title": figure.title,
@@ -33,15 +33,15 @@ def describe_paper(path: Path) -> Json:
             }
             for figure in result.figures
         ],
-        "notes": result.notes,
+        "notes": [*result.notes, *result.verdicts],
         "command": result.command,
     }
 
 
-def _table(result: PaperResult, track: str, test: str) -> Json:
+def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:
     places: dict[tuple[str, str], list[Cell]] = {}
     for cell in result.cells:
-        if (cell.track, cell.test) == (track, test):
+        if (cell.track, cell.panel, cell.test) == (track, panel, test):
             places.setdefault((cell.row, cell.column), []).append(cell)
     columns = [each for each in result.columns if any(key[1] == each.key for key in places)]
     rows = [each for each in result.rows if any(key[0] == each.key for key in places)]
@@ -49,7 +49,7 @@ def _table(result: PaperResult, track: str, test: str) -> Json:
     # Tests have two names of their own; a table of another kind may call them otherwise.
     of_test = f"{test} test" if test in ("own", "union") else test
     return {
-        "caption": f"Track {track}, {of_test}, in {', '.join(units)}: ours as mean(std), then the "
+        "caption": f"{f'{panel}. ' if panel else ''}Track {track}, {of_test}, in {', '.join(units)}: ours as mean(std), then the "
         "paper's and how far ours is from it",
         "columns": ["", *(each.title for each in columns)],
         "rows": [

@@ -130,6 +130,7 @@ class Cell(_Content):
     published: Published | None = None
     mark: Literal["best", "within"] | None = None
     rounds: int | None = None
+    panel: str = ""
 
 
 class Line(_Content):
@@ -170,6 +171,7 @@ class PaperResult(_Content):
     cells: list[Cell]
     figures: list[Figure] = []
     notes: list[str] = []
+    verdicts: list[str] = []
     seconds: float | None = None
 
 
