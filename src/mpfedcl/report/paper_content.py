@@ -49,8 +49,8 @@ def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:
     # Tests have two names of their own; a table of another kind may call them otherwise.
     of_test = f"{test} test" if test in ("own", "union") else test
     return {
-        "caption": f"{f'{panel}. ' if panel else ''}Track {track}, {of_test}, in {', '.join(units)}: ours as mean(std), then the "
-        "paper's and how far ours is from it",
+        "caption": f"{f'{panel}. ' if panel else ''}Track {track}, {of_test}, in "
+        f"{', '.join(units)}: ours as mean(std), then the paper's and how far ours is from it",
         "columns": ["", *(each.title for each in columns)],
         "rows": [
             [
