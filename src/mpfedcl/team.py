@@ -7,6 +7,7 @@ summed. What travels as bytes is JSON or safetensors, never a pickle.
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,8 @@ _TIMEOUT = timedelta(hours=6)
 """How long one process waits for another before it takes it for lost. One that has ended is noticed
 at once; this is for a network that has fallen silent, and must outlast any evaluation."""
 _Result = TypeVar("_Result")
+_under_way: list[threading.Thread] = []
+"""The last call to others, which may still be waiting when this process is interrupted."""
 
 
 class Team:
@@ -139,7 +142,11 @@ def is_follower() -> bool:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone: it holds the other end of stdin."""
+    """End this process when the one that started it is gone: it holds the other end of stdin.
+
+    And not by an interrupt: the leader alone decides what that means.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         # Not through sys.stdin, whose lock this thread would hold when the interpreter ends.
@@ -236,6 +243,9 @@ def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
             worker.wait()
             assert worker.stdin is not None
             worker.stdin.close()
+        # Nobody is left to wait for. A call that outlived the interpreter would bring it down.
+        for thread in _under_way:
+            thread.join(timeout=10)
 
 
 def _guarded(call: Callable[[], _Result]) -> _Result:
@@ -249,7 +259,9 @@ def _guarded(call: Callable[[], _Result]) -> _Result:
             outcome.set_exception(error)
 
     # In a thread: a call that waits for others keeps its own thread from hearing any signal.
-    threading.Thread(target=work, daemon=True).start()
+    thread = threading.Thread(target=work, daemon=True)
+    _under_way[:] = [thread]
+    thread.start()
     try:
         return outcome.result()
     except (RuntimeError, ConnectionError) as error:
