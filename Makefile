@@ -9,7 +9,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo       compare five methods on the embedded data (under 3 minutes)"
 	@echo "make test       lint, types, all tests"
-	@echo "make reproduce  the README's tables, on a data folder (MPFEDCL_DATA)"
+	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; an hour)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
@@ -39,12 +39,10 @@ lint: $(READY)
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-# The README's tables: all methods at the paper's learning rate and at 0.1 (needs MPFEDCL_DATA).
-REPRODUCE = compare --dataset.name mnist --methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 \
-	--readings all
+# All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; goes on if stopped).
 reproduce: $(READY)
-	$(BIN)/mpfedcl $(REPRODUCE) --out runs/mnist-lr-0.01
-	$(BIN)/mpfedcl $(REPRODUCE) --train.lr 0.1 --out runs/mnist-lr-0.1
+	$(BIN)/mpfedcl paper run all
+	$(BIN)/python scripts/write_reproduction.py runs/paper
 
 # The tables of docs/results.md; what is complete is not run again.
 METHODS := mp-fedcl sp-fedcl dp-fedcl fedavg fedprox fedproto local
