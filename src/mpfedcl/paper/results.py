@@ -13,13 +13,16 @@ Lookup = Callable[[Track, Experiment, int], Finished]
 """The run of a track's experiment with a seed."""
 
 _FLAGSHIP = "mp-fedcl"
+_QUICK = "Quick: a few rounds and one seed show that everything runs; the numbers mean nothing."
 _TRACK_TITLES = {
     "paper": "the paper's settings",
     "tuned": "each method tuned on validation data",
 }
 
 
-def collect(item: Item, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
+def collect(
+    item: Item, seeds: Sequence[int], lookup: Lookup, command: str = ""
+) -> dict[str, Any]:
     """Return an item's result as plain values: what `result.json` holds."""
     cells = [_read(cell, seeds, lookup) for cell in item.cells]
     _mark(item, cells)
@@ -28,7 +31,7 @@ def collect(item: Item, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
         "id": item.id,
         "title": item.title,
         "about": item.about,
-        "command": f"mpfedcl paper run {item.id}",
+        "command": command or f"mpfedcl paper run {item.id}",
         "seeds": list(seeds),
         "columns": [{"key": key, "title": title} for key, title in item.columns.items()],
         "rows": [{"key": key, "title": title} for key, title in item.rows.items()],
@@ -43,6 +46,7 @@ def collect(item: Item, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
 
 def _read(cell: Cell, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
     values = []
+    first = lookup(cell.track, cell.experiment, seeds[0])
     for seed in seeds:
         run = lookup(cell.track, cell.experiment, seed)
         other = None if cell.against is None else lookup(cell.track, cell.against, seed)
@@ -55,8 +59,8 @@ def _read(cell: Cell, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
         "column": cell.column,
         "unit": cell.measure.unit,
         "better": cell.measure.better,
-        "reading": lookup(cell.track, cell.experiment, seeds[0]).reading,
-        "rounds": cell.experiment.rounds,
+        "reading": first.reading,
+        "rounds": len(first.records),
         "values": [None if value is None else round(value, 4) for value in values],
         "published": _plain(cell.published),
         "mark": None,
@@ -134,11 +138,11 @@ def _lines(item: Item, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         name = item.rows[cell["row"]]
         line = figure["lines"].setdefault(name, {"name": name, "x": [], "mean": [], "std": []})
-        known = [value for value in cell["values"] if value is not None]
-        if known:
+        # As in the table: a value that a seed lacks leaves a gap.
+        if None not in cell["values"]:
             line["x"].append(float(cell["column"]))
-            line["mean"].append(statistics.fmean(known))
-            line["std"].append(statistics.pstdev(known))
+            line["mean"].append(statistics.fmean(cell["values"]))
+            line["std"].append(statistics.pstdev(cell["values"]))
     return [{**figure, "lines": list(figure["lines"].values())} for figure in figures.values()]
 
 
@@ -146,15 +150,20 @@ def _draw(curves: Curves, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any
     lines = []
     for name, experiment in curves.experiments.items():
         runs = [lookup("paper", experiment, seed) for seed in seeds]
-        rounds = [record["round"] for record in runs[0].read]
-        values = [[run.accuracy(record) or 0.0 for record in run.read] for run in runs]
-        by_round = list(zip(*values, strict=True))
+        by_round: dict[int, list[float]] = {}
+        for run in runs:
+            for record in run.read:
+                value = run.accuracy(record)
+                if value is not None:
+                    by_round.setdefault(record["round"], []).append(value)
+        # Rounds in which every seed was read.
+        whole = {n: each for n, each in sorted(by_round.items()) if len(each) == len(runs)}
         lines.append(
             {
                 "name": name,
-                "x": rounds,
-                "mean": [round(statistics.fmean(each), 4) for each in by_round],
-                "std": [round(statistics.pstdev(each), 4) for each in by_round],
+                "x": list(whole),
+                "mean": [round(statistics.fmean(each), 4) for each in whole.values()],
+                "std": [round(statistics.pstdev(each), 4) for each in whole.values()],
             }
         )
     return {"title": curves.title, "x": "round", "y": "accuracy %", "lines": lines}
@@ -163,7 +172,11 @@ def _draw(curves: Curves, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any
 def remarks(result: dict[str, Any]) -> list[str]:
     """Return what is to be said below an item's tables."""
     is_marked = any(cell["mark"] for cell in result["cells"])
-    return [*([explain_marks(len(result["seeds"]))] if is_marked else []), *result["notes"]]
+    return [
+        *([_QUICK] if result.get("quick") else []),
+        *([explain_marks(len(result["seeds"]))] if is_marked else []),
+        *result["notes"],
+    ]
 
 
 def grids(result: dict[str, Any]) -> list[Grid]:
@@ -175,7 +188,7 @@ def grids(result: dict[str, Any]) -> list[Grid]:
         title = ", ".join(part for part in parts if part)
         found.append(_grid(result, title, cells, show))
         known = [cell for cell in cells if cell["published"]]
-        if known:
+        if known and not result.get("quick"):
             found.append(
                 _grid(result, f"{title}: the paper's, and ours less the paper's", known, _beside)
             )

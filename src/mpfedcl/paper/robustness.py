@@ -72,7 +72,7 @@ def degrees_of_skew(sets: Sets) -> Item:
 
 
 def numbers_of_clients(sets: Sets) -> Item:
-    """Return four methods with 5 to 40 clients."""
+    """Return three methods with 5 to 40 clients."""
     cells = [
         Cell(
             method,

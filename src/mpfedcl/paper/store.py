@@ -16,8 +16,9 @@ from mpfedcl.methods import find_method
 from mpfedcl.paper.item import Finished
 from mpfedcl.runs import RunDirectory
 
-_FREE = {"rounds": 1, "engine": "auto", "workers": 1, "dataset__root": None, "device": "cpu"}
-"""Settings that make no difference to the rounds that two runs have in common."""
+FREE = {"rounds": 1, "engine": "auto", "workers": 1, "dataset__root": None, "device": "cpu"}
+"""Settings that make no difference to the rounds that two runs have in common, given that the data
+are the same (`PaperRuns` sees to that)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Store:
 
     def folder(self, experiment: Experiment) -> Path:
         """Return where the run of a resolved experiment is, or will be."""
-        plain = experiment.replace(**_FREE)
+        plain = experiment.replace(**FREE)
         text = json.dumps(_differences(plain), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         named = f"{plain.method}-{plain.dataset.name}-{plain.partition.kind}-seed{plain.seed}"
@@ -43,18 +44,18 @@ class Store:
                 found[place] = experiment
         return [(experiment, place) for place, experiment in found.items()]
 
-    def rounds_done(self, experiment: Experiment) -> int:
-        """Return how many of a run's rounds are on record."""
-        return min(RunDirectory(self.folder(experiment)).count_records(), experiment.rounds)
-
     def is_finished(self, experiment: Experiment) -> bool:
         """Tell whether a run has got as far as an experiment asks."""
         return self.finished(experiment) is not None
 
     def finished(self, experiment: Experiment) -> Finished | None:
         """Return a run up to the experiment's last round; None where it is not there yet."""
-        records = RunDirectory(self.folder(experiment)).read_records()[: experiment.rounds]
-        if len(records) < experiment.rounds or not records[-1]["accuracy"]:
+        records = RunDirectory(self.folder(experiment)).read_records()
+        records = [record for record in records if record["round"] <= experiment.rounds]
+        # A damaged line is left out in reading; cells count on a record a round.
+        if [record["round"] for record in records] != list(range(1, experiment.rounds + 1)):
+            return None
+        if not records[-1]["accuracy"]:
             return None
         return Finished(records, find_method(experiment.method).reading)
 
