@@ -41,6 +41,7 @@ unit: $(READY)
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; goes on if stopped).
 reproduce: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make reproduce needs MPFEDCL_DATA, a data folder"; exit 2; }
 	$(BIN)/mpfedcl paper run all
 	$(BIN)/python scripts/write_reproduction.py runs/paper
 

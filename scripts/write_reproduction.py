@@ -30,6 +30,8 @@ def take(folder: Path) -> None:
         place = folder / "tables" / item
         if (place / "result.json").is_file():
             content = json.loads((place / "result.json").read_text(encoding="utf-8"))
+            if content["quick"]:
+                sys.exit(f"{place} is of a quick run; the page shows whole ones only")
             text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
             # A line a cell, so that a change shows where it is.
             (RESULTS / f"{item}.json").write_text(

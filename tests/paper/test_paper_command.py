@@ -31,7 +31,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
     listed = call("paper", "list", cwd=tmp_path, variables=nowhere)
     assert listed.returncode == 0, listed.stderr
     assert "Label skew, Dir(0.05)" in listed.stdout
-    assert "DomainNet is not in the data folder; it is left out." in listed.stderr
+    assert "DomainNet is not in the data folder as a whole; it is left out." in listed.stderr
     assert max(len(line) for line in listed.stdout.splitlines()) <= 100
     shown = call("paper", "show", "k", cwd=tmp_path, variables=nowhere)
     assert "not run yet: 6 experiments a seed" in shown.stdout

@@ -1,10 +1,12 @@
 """`mpfedcl paper`: list, show and run the paper's tables and figures."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.arguments import PaperList, PaperRun, PaperShow
+from mpfedcl.commands.several import check_jobs, refuse_torchrun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.paper import ITEM_IDS, Item, find_items
@@ -13,7 +15,7 @@ from mpfedcl.paper.items import choose_tracks
 from mpfedcl.paper.results import grids, remarks
 from mpfedcl.paper.runner import PaperRuns
 from mpfedcl.paper.sets import Sets
-from mpfedcl.progress import count_cores, gentle_interrupt, messages, progress_bar, results
+from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.report.tables import Grid
 
 
@@ -24,7 +26,7 @@ def paper_list_command(arguments: PaperList) -> int:
         item.id: {
             "title": item.title,
             "experiments": len(item.experiments()),
-            "done": (arguments.out / "tables" / item.id / "result.json").is_file(),
+            "done": _describe(_read_result(arguments.out, item)),
         }
         for item in items
     }
@@ -32,7 +34,7 @@ def paper_list_command(arguments: PaperList) -> int:
         print(json.dumps(listed, indent=2))
         return 0
     rows = [
-        [name, str(each["title"]), str(each["experiments"]), "yes" if each["done"] else "no"]
+        [name, str(each["title"]), str(each["experiments"]), str(each["done"])]
         for name, each in listed.items()
     ]
     Grid("tables and figures of the paper", ["id", "what", "experiments", "done"], rows).show(
@@ -44,6 +46,8 @@ def paper_list_command(arguments: PaperList) -> int:
 
 def paper_show_command(arguments: PaperShow) -> int:
     """Show what an item consists of, and its result where there is one."""
+    if arguments.id == "all":
+        raise InvalidInput(f"id is 'all'; it must be one of {', '.join(ITEM_IDS)}.")
     (item,) = find_items([arguments.id], Sets(arguments.root))
     result = _read_result(arguments.out, item)
     if arguments.json:
@@ -54,7 +58,11 @@ def paper_show_command(arguments: PaperShow) -> int:
     console.print(item.about)
     if result is None:
         count = len(item.experiments())
-        console.print(f"\nnot run yet: {count} experiments a seed; mpfedcl paper run {item.id}\n")
+        console.print(f"\nnot run yet: {count} experiments a seed; mpfedcl paper run {item.id}")
+        quick = arguments.out / "quick"
+        if (quick / "tables" / item.id).is_dir():
+            console.print(f"a quick one: mpfedcl paper show {item.id} --out {quick}")
+        console.print()
         _published_grid(item).show(console)
         return 0
     _show(result)
@@ -66,21 +74,33 @@ def paper_run_command(arguments: PaperRun) -> int:
     seeds = arguments.seeds or ((0,) if arguments.quick else (0, 1, 2))
     if len(set(seeds)) < len(seeds):
         raise InvalidInput(f"seeds is {list(seeds)}; it must name each once.")
-    if arguments.jobs < 0:
-        raise InvalidInput(f"jobs is {arguments.jobs}; it must be 0 (one a core) or more.")
+    refuse_torchrun("paper run")
+    jobs = check_jobs(arguments.jobs)
     sets = Sets(arguments.root)
-    items = [choose_tracks(item, arguments.tracks) for item in find_items(arguments.ids, sets)]
+    whole = {item.id: item for item in find_items(arguments.ids, sets)}
+    chosen = [choose_tracks(item, arguments.tracks) for item in whole.values()]
+    items = [item for item in chosen if item.cells or item.curves or item.pictures]
     folder = arguments.out / "quick" if arguments.quick else arguments.out
+    for item in items:
+        _refuse_to_shrink(folder, item, seeds)
     runs = PaperRuns(folder, items, seeds, arguments.root, arguments.quick)
-    jobs = arguments.jobs or count_cores()
+    runs.claim()
     _say_missing(sets)
+    for each in whole.keys() - {item.id for item in items}:
+        messages().print(f"{each} has nothing to run with these data and tracks.")
     if not _run_all(runs, jobs):
         messages().print("Stopped. The same command goes on where it was.")
         return 130
     from mpfedcl.paper.pictures import draw_item
 
     for item in items:
-        result = runs.conclude(item)
+        # What another command has run of it is not left out.
+        tracks = [
+            track
+            for track in TRACKS
+            if track in arguments.tracks or runs.has_track(whole[item.id], track)
+        ]
+        result = runs.conclude(choose_tracks(whole[item.id], tracks))
         drawn = draw_item(runs, item, result)
         place = folder / "tables" / item.id
         write_atomically(place / "table.md", _markdown(result).encode())
@@ -167,7 +187,28 @@ def _read_result(folder: Path, item: Item) -> dict[str, Any] | None:
         result: dict[str, Any] = json.loads(path.read_bytes())
     except ValueError as error:
         raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(result, dict) or result.get("format") != 1 or "cells" not in result:
+        raise InvalidInput(f"{path} is no result of format 1; it must be removed, or made anew.")
     return result
+
+
+def _describe(result: dict[str, Any] | None) -> str:
+    """Say what there is of an item."""
+    if result is None:
+        return "no"
+    tracks = dict.fromkeys(cell["track"] for cell in result["cells"])
+    seeds = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else "1 seed"
+    return ", ".join([seeds, *tracks])
+
+
+def _refuse_to_shrink(folder: Path, item: Item, seeds: Sequence[int]) -> None:
+    """Do not write a result over fewer seeds in the place of one over more."""
+    before = _read_result(folder, item)
+    if before is not None and set(before["seeds"]) - set(seeds):
+        raise InvalidInput(
+            f"seeds is {list(seeds)}; {folder / 'tables' / item.id} holds a result over "
+            f"{before['seeds']}: it must name those too, or --out another folder."
+        )
 
 
 def _say_missing(sets: Sets) -> None:

@@ -20,9 +20,7 @@ _TRACK_TITLES = {
 }
 
 
-def collect(
-    item: Item, seeds: Sequence[int], lookup: Lookup, command: str = ""
-) -> dict[str, Any]:
+def collect(item: Item, seeds: Sequence[int], lookup: Lookup, command: str = "") -> dict[str, Any]:
     """Return an item's result as plain values: what `result.json` holds."""
     cells = [_read(cell, seeds, lookup) for cell in item.cells]
     _mark(item, cells)

@@ -7,13 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.data.reader import data_folder
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.paper.item import Finished, Item, Track
 from mpfedcl.paper.results import collect
-from mpfedcl.paper.store import Store, resolve
+from mpfedcl.paper.store import FREE, Store, resolve
 from mpfedcl.runs import RunDirectory
+from mpfedcl.settings import DatasetSettings
 from mpfedcl.tuning import Search, load_tuning, run_searches
 
 _QUICK_ROUNDS = 3
@@ -21,6 +24,8 @@ _BUDGET, _QUICK_BUDGET = 12, 2
 _TUNING_SEED = 100
 """Another draw of the data than those that are reported."""
 _VALIDATION = 0.2
+_TUNED = ("label", "feature")
+"""Items that have both tracks."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class PaperRuns:
             for item in self.items
             for its_track, experiment in item.experiments()
             if its_track == track
-            for seed in self.seeds
+            # Pictures show one run.
+            for seed in (self.seeds if item.cells or item.curves else self.seeds[:1])
         ]
         return [Plan(experiment, path) for experiment, path in self.store.longest(wanted)]
 
@@ -66,11 +72,15 @@ class PaperRuns:
 
     def searches(self) -> list[Search]:
         """Return the searches that are not complete, one an experiment to be tuned."""
-        return [
-            self._search(base)
-            for base in self.bases()
-            if load_tuning(self.tuning_folder(base)) is None
-        ]
+        found = []
+        for base in self.bases():
+            search = self._search(base)
+            if load_tuning(search.path) is None:
+                found.append(search)
+            else:
+                # Weights that a kill has left behind after the result was written.
+                search.clear()
+        return found
 
     def tune(
         self,
@@ -107,9 +117,18 @@ class PaperRuns:
     ) -> bool:
         """Run what is missing; tell whether everything is there now."""
         todo = [plan for plan in plans if not self.store.is_finished(plan.experiment)]
+        self._check(plans)
         # The longest first, so that the last one does not run alone for long.
         todo.sort(key=lambda plan: -plan.experiment.rounds)
-        return run_plans(todo, jobs, should_stop, on_wait)
+        if not run_plans(todo, jobs, should_stop, on_wait):
+            return False
+        for plan in todo:
+            if not self.store.is_finished(plan.experiment):
+                raise InvalidInput(
+                    f"{plan.path} is complete but its records are damaged; it must be removed, and "
+                    "the same command run again."
+                )
+        return True
 
     def rounds_done(self, plans: Iterable[Plan]) -> int:
         """Return how many rounds of some runs are on record."""
@@ -125,9 +144,44 @@ class PaperRuns:
             total += plan.experiment.rounds
         return total
 
+    def has_track(self, item: Item, track: Track) -> bool:
+        """Tell whether all runs of an item's track are there."""
+        only = replace(self, items=[item])
+        if track == "tuned" and any(
+            load_tuning(self.tuning_folder(base)) is None for base in only.bases()
+        ):
+            return False
+        return all(self.store.is_finished(plan.experiment) for plan in only.plans(track))
+
+    def claim(self) -> None:
+        """Refuse to mix results of different data in one folder."""
+        data = str(data_folder(DatasetSettings(root=self.root))[0].resolve())
+        path = self.folder / "data.json"
+        if path.is_file():
+            known = json.loads(path.read_bytes()).get("folder")
+            if known != data:
+                raise InvalidInput(
+                    f"out is {str(self.folder)!r}; its runs are on the data in {known}, not in "
+                    f"{data}: give another folder, or that data."
+                )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"folder": data}).encode())
+
+    def _check(self, plans: Iterable[Plan]) -> None:
+        """Refuse runs made by other settings, such as defaults that have changed since."""
+        for plan in plans:
+            directory = RunDirectory(plan.path)
+            if not directory.holds_run():
+                continue
+            if directory.read_experiment().replace(**FREE) != plan.experiment.replace(**FREE):
+                raise InvalidInput(
+                    f"{plan.path} holds a run with other settings; it must be removed, or another "
+                    "folder given by --out."
+                )
+
     def conclude(self, item: Item) -> dict[str, Any]:
         """Write an item's result.json from its finished runs, and return it."""
-        result = collect(item, self.seeds, self.finished)
+        result = collect(item, self.seeds, self.finished, self._command(item))
         result["quick"] = self.quick
         result["seconds"] = round(self._seconds(item), 1)
         place = self.folder / "tables" / item.id
@@ -158,6 +212,15 @@ class PaperRuns:
         """Return an experiment as it is run here with a seed."""
         experiment = self._shortened(experiment)
         return resolve(experiment.replace(dataset__root=self.root, **self.changes), seed)
+
+    def _command(self, item: Item) -> str:
+        """Return the words that make an item as it is here."""
+        usual = (0,) if self.quick else (0, 1, 2)
+        seeds = "" if tuple(self.seeds) == usual else f" --seeds {' '.join(map(str, self.seeds))}"
+        tracks = {track for track, _ in item.experiments()}
+        both = {"paper", "tuned"}
+        chosen = "" if item.id not in _TUNED or tracks == both else f" --tracks {min(tracks)}"
+        return f"mpfedcl paper run {item.id}{' --quick' if self.quick else ''}{seeds}{chosen}"
 
     def _shortened(self, experiment: Experiment) -> Experiment:
         if not self.quick:

@@ -11,6 +11,7 @@ from mpfedcl.settings import DatasetSettings
 _PAPER = ("mnist", "digit5", "office10", "domainnet")
 _STAND_INS = {"mnist": "mnist-sample", "domainnet": "sixdomain"}
 """Shown under their own names, never beside the paper's numbers."""
+_DOMAINS = {"digit5": 5, "office10": 4, "domainnet": 6, "sixdomain": 6}
 _TITLES = {
     "mnist": "MNIST",
     "mnist-sample": "MNIST sample",
@@ -33,16 +34,20 @@ class Sets:
         chosen = {}
         for name in _PAPER:
             options = [name, *([_STAND_INS[name]] if name in _STAND_INS else [])]
-            found = [each for each in options if is_here(each, self.root)]
+            found = [each for each in options if self._is_whole(each)]
             if found:
                 chosen[name] = found[0]
         return chosen
+
+    def _is_whole(self, name: str) -> bool:
+        """Tell whether a set is here with all its domains; the paper's averages are over all."""
+        return is_here(name, self.root) and len(self.domains(name)) >= _DOMAINS.get(name, 1)
 
     @property
     def missing(self) -> list[str]:
         """The paper's data sets that are not run themselves, with what is done instead."""
         return [
-            f"{_TITLES[name]} is not in the data folder; "
+            f"{_TITLES[name]} is not in the data folder as a whole; "
             + (
                 f"{self.title(self.all[name])} stands in."
                 if name in self.all
