@@ -44,6 +44,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
         (["run", "k", "--seeds", "1", "1"], "seeds is [1, 1]; it must name each once."),
         (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
         (["show", "tables"], "'tables' is no table of the paper"),
+        (["show", "all"], "id is 'all'; it must be one of sent, label"),
         (["draw"], "'paper draw' is not a command"),
         (["run"], "no table is named; it must be all, or one or more of sent, label"),
     ],
@@ -78,6 +79,22 @@ def test_a_quick_run_writes_tables_figures_and_shares_runs(
     assert again.returncode == 0, again.stderr
     assert {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs} == before
     assert again.stdout == ended.stdout
+    assert "Quick: a few rounds and one seed" in ended.stdout
+    # Less does not take the place of more, nor other data the place of these.
+    fewer = call(*words, "--seeds", 1, cwd=tmp_path, variables=nowhere)
+    assert fewer.returncode == 2
+    assert "seeds is [1]; runs/paper/quick/tables/sent holds a result over [0]" in fewer.stderr
+    (tmp_path / "other").mkdir()
+    moved = call(*words, cwd=tmp_path, variables={"MPFEDCL_DATA": str(tmp_path / "other")})
+    assert moved.returncode == 2
+    assert "its runs are on the data in" in moved.stderr
+    shown = call("paper", "show", "k", cwd=tmp_path, variables=nowhere)
+    assert "a quick one: mpfedcl paper show k --out runs/paper/quick" in shown.stdout
+    # A record that was damaged is not read over: the command says what to do.
+    damaged = next(path for path in runs if "label" in path.name) / "rounds.jsonl"
+    damaged.write_bytes(damaged.read_bytes().replace(b'"round": 2', b'"round": x'))
+    broken = call(*words, cwd=tmp_path, variables=nowhere)
+    assert (broken.returncode, "records are damaged" in broken.stderr) == (2, True)
 
 
 def test_a_kill_costs_at_most_the_round_under_way(tmp_path: Path, nowhere: dict[str, str]) -> None:
