@@ -53,6 +53,7 @@ def label_skew(sets: Sets) -> Item:
         METHODS,
         sets.titles,
         tuple(cells),
+        compares_tests=True,
         notes=(
             "MNIST's own test is everybody's, so own and union are the same there; on the other "
             "sets a client's own test holds its own classes only.",

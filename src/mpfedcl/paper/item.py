@@ -87,6 +87,8 @@ class Item:
     cells: tuple[Cell, ...] = ()
     axis: str = ""
     """Where columns are numbers: what they are; the cells are then drawn as lines too."""
+    compares_tests: bool = False
+    """Whether own and union test are drawn against each other."""
     curves: tuple[Curves, ...] = ()
     pictures: tuple["Picture", ...] = ()
     notes: tuple[str, ...] = ()

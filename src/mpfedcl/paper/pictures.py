@@ -17,6 +17,7 @@ from mpfedcl.paper.runner import PaperRuns
 from mpfedcl.paper.store import resolve
 from mpfedcl.report.paper_figures import (
     EmbeddingMap,
+    draw_both_tests,
     draw_embeddings,
     draw_lines,
     draw_partitions,
@@ -36,6 +37,9 @@ def draw_item(runs: PaperRuns, item: Item, result: dict[str, object]) -> list[Pa
         assert isinstance(figures, list)
         drawn.append(folder / f"{item.id}.png")
         draw_lines(figures, item.title, drawn[-1])
+    if item.compares_tests:
+        drawn.append(folder / f"{item.id}.png")
+        draw_both_tests(result, drawn[-1])
     for picture in item.pictures:
         drawn.append(folder / f"{picture.name}.png")
         if picture.kind == "partitions":

@@ -62,6 +62,58 @@ def _handle(number: int, name: str) -> Line2D:
     return Line2D([], [], color=COLOURS[number % 7], marker=MARKERS[number % 7], ms=4, label=name)
 
 
+def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
+    """Draw each method's own test against its union test: a panel a column, a row a track."""
+    titles = {row["key"]: row["title"] for row in result["rows"]}
+    tracks = list(dict.fromkeys(cell["track"] for cell in result["cells"]))
+    with pyplot.rc_context(STYLE):
+        page, grid = pyplot.subplots(
+            len(tracks),
+            len(result["columns"]),
+            figsize=(2.9 * len(result["columns"]), 3.0 * len(tracks) + 0.9),
+            squeeze=False,
+        )
+        for cell in result["cells"]:
+            place = [column["key"] for column in result["columns"]].index(cell["column"])
+            if cell["test"] == "own test" and None not in cell["values"]:
+                union = _find(result, cell, "union test")
+                number = list(titles).index(cell["row"])
+                grid[tracks.index(cell["track"])][place].errorbar(
+                    numpy.mean(cell["values"]),
+                    numpy.mean(union["values"]),
+                    xerr=numpy.std(cell["values"]),
+                    yerr=numpy.std(union["values"]),
+                    color=COLOURS[number % 7],
+                    marker=MARKERS[number % 7],
+                    markersize=7,
+                    elinewidth=0.9,
+                )
+        for row, track in zip(grid, tracks, strict=True):
+            for axes, column in zip(row, result["columns"], strict=True):
+                axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+                axes.set_title(
+                    f"{column['title']}, {track}" if len(tracks) > 1 else column["title"]
+                )
+                axes.plot([0, 100], [0, 100], color="#bbbbbb", lw=0.8, zorder=0)
+                axes.set_xlabel("own test, %")
+            row[0].set_ylabel("union test, %")
+        page.suptitle(f"{result['title']}: right is better for a client, up is better for all")
+        handles = [_handle(number, name) for number, name in enumerate(titles.values())]
+        page.legend(handles=handles, loc="outside lower center", ncols=len(titles))
+        page.savefig(path)
+        pyplot.close(page)
+
+
+def _find(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapping[str, Any]:
+    same = ("track", "panel", "row", "column")
+    found: Mapping[str, Any] = next(
+        cell
+        for cell in result["cells"]
+        if cell["test"] == test and all(cell[name] == like[name] for name in same)
+    )
+    return found
+
+
 def draw_partitions(partitions: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw several deals of data side by side."""
     columns = min(2, len(partitions))
