@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mpfedcl.clock import training_seconds
 from mpfedcl.methods import READINGS
 from mpfedcl.readings import TESTS
 from mpfedcl.report.numbers import (
@@ -23,6 +24,7 @@ _LEGEND = (
     "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
     "difference, paired by seed, contains 0. With few seeds such intervals are wide."
 )
+_COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
 _ONE_SEED = "Of one seed alone no difference can be told from chance."
 
 
@@ -113,7 +115,7 @@ def _headline_table(
             _cell(group["name"], note=READING_TITLES[group["reading"]]),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
-            _cell(f"{training_seconds(group):,.1f}"),
+            _cell(f"{training_seconds(group['seconds']):,.1f}"),
         ]
         for place, group in enumerate(groups)
     ]
@@ -125,14 +127,8 @@ def _headline_table(
         "the reading it is judged by",
         "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
         "rows": rows,
-        "notes": [*notes, "MB and seconds are of a whole run, without evaluation."],
+        "notes": [*notes, _COSTS],
     }
-
-
-def training_seconds(group: Json) -> float:
-    """Return what a run takes without being evaluated."""
-    seconds: dict[str, float] = group["seconds"]
-    return sum(value for phase, value in seconds.items() if phase != "evaluate")
 
 
 def _left_behind_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
