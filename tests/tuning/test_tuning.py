@@ -168,6 +168,25 @@ def test_json(images: Path, tuned: Path, said: Say) -> None:
     assert found == content(tuned)
 
 
+def test_another_command_adds_its_methods(images: Path, tmp_path: Path, said: Say) -> None:
+    line = ["--budget", 1, "--jobs", 1, "--out", tmp_path, *flags(images, rounds=1)]
+    assert said("tune", "--methods", "fedavg", *line)[0] == 0
+    first = content(tmp_path)["methods"]
+    code, out, _ = said("tune", "--methods", "local", *line)
+    assert code == 0
+    # The table is of what was asked for, the file of all.
+    assert "fedavg" not in out
+    assert list(content(tmp_path)["methods"]) == ["fedavg", "local"]
+    assert content(tmp_path)["methods"]["fedavg"] == first["fedavg"]
+    assert said("tune", "--methods", "fedavg", *line)[0] == 0
+    assert list(content(tmp_path)["methods"]) == ["fedavg", "local"]
+
+    (tmp_path / "tuning.json").write_text('{"methods": []}')
+    code, out, err = said("tune", "--methods", "fedavg", *line)
+    assert (code, out) == (2, "")
+    assert "not as mpfedcl writes it" in err
+
+
 def test_several_seeds_are_averaged(images: Path, tmp_path: Path) -> None:
     found = tune(small(images, rounds=2), "local", tmp_path / "out", budget=2, seeds=(3, 5))
     assert found is not None
