@@ -179,7 +179,7 @@ def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said:
     common = [*flags(images, rounds=1), "--jobs", 1]
     chosen = ["--methods", "fedavg", "local", "--seeds", 0]
     _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "seed")
-    assert "▲ largest of one seed" in out
+    assert "▲ best of one seed" in out
     assert "≈" not in out
     chosen = ["--methods", "fedavg", "--seeds", 0, 1]
     _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "method")

@@ -241,6 +241,51 @@ def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
     assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
 
 
+def paper_cells(tmp_path: Path, *cells: Json, **changes: Any) -> Json:
+    """Return the section of a table with these cells in a row of its own each."""
+    whole = {"track": "paper", "test": "own", "reading": "averaged_classifier", "column": "mnist"}
+    given = [{**whole, "row": f"r{place}", **cell} for place, cell in enumerate(cells)]
+    rows = [{"key": cell["row"], "title": cell["row"]} for cell in given]
+    write_json(tmp_path / "result.json", paper_result(cells=given, rows=rows, **changes))
+    section: Json = gather(tmp_path)["sections"][0]
+    return section
+
+
+def test_a_seed_without_a_value_leaves_no_difference(tmp_path: Path) -> None:
+    published = {"mean": 60.0, "std": None}
+    section = paper_cells(tmp_path, {"values": [50.0, None, 52.0], "published": published})
+    assert section["tables"][0]["rows"][0][1] == {"text": "-", "note": "paper 60"}
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        (("higher", "higher"), "the highest mean of a column"),
+        (("lower", "lower"), "the lowest mean of a column"),
+        (("lower", "higher"), "the best mean of a column"),
+        ((None, None), "the best mean of a column"),
+    ],
+)
+def test_best_is_not_always_highest(
+    tmp_path: Path, better: tuple[str | None, str | None], words: str
+) -> None:
+    cells = [{"values": [9.0], "better": each, "mark": "best"} for each in better]
+    (note,) = paper_cells(tmp_path, *cells)["tables"][0]["notes"]
+    assert note.startswith(f"best: {words}.")
+
+
+def test_counts_are_shown_in_full(tmp_path: Path) -> None:
+    cell = {"values": [798474.0, 798474.0], "unit": "numbers", "published": {"mean": 798470.0}}
+    (row,) = paper_cells(tmp_path, cell)["tables"][0]["rows"]
+    assert row[1] == {"text": "798,474", "note": "paper 798,470, +4"}
+
+
+def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:
+    assert paper_cells(tmp_path, {"values": [1.0]})["warning"] is None
+    warning = paper_cells(tmp_path, {"values": [1.0]}, quick=True)["warning"]
+    assert warning.startswith("Quick: a few rounds and one seed;")
+
+
 # What cannot be used
 
 

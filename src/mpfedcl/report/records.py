@@ -128,6 +128,7 @@ class Cell(_Content):
     values: list[float | None]
     unit: str = "%"
     published: Published | None = None
+    better: Literal["higher", "lower"] | None = None
     mark: Literal["best", "within"] | None = None
     rounds: int | None = None
     panel: str = ""
@@ -173,6 +174,8 @@ class PaperResult(_Content):
     notes: list[str] = []
     verdicts: list[str] = []
     seconds: float | None = None
+    quick: bool = False
+    """Whether it was made by a few rounds, only to see that everything runs."""
 
 
 _AnyContent = TypeVar("_AnyContent", bound=_Content)

@@ -16,6 +16,7 @@
     // One section alone has the page's title already.
     return [
       html("h2", { id: `heading-${place}`, class: report.sections.length > 1 ? null : "unseen" }, section.title),
+      section.warning ? html("p", { class: "warning" }, section.warning) : null,
       section.about.filter(Boolean).map((each) => html("p", { class: "about" }, each)),
       section.folder ? html("p", { class: "folder" }, section.folder) : null,
     ];
