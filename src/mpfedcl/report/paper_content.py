@@ -86,8 +86,7 @@ def _show(cells: Sequence[Cell]) -> Json:
         shown["mark"] = first.mark
     notes = [_beside(first)] if first.published else []
     notes += [
-        f"{READING_TITLES.get(cell.reading, cell.reading)}: {_ours(cell)}"
-        for cell in cells[1:]
+        f"{READING_TITLES.get(cell.reading, cell.reading)}: {_ours(cell)}" for cell in cells[1:]
     ]
     return shown | ({"note": "; ".join(notes)} if notes else {})
 
