@@ -14,8 +14,9 @@ import pytest
 
 from mpfedcl import Experiment, run
 from mpfedcl.comparison import Comparison
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
 from mpfedcl.report.html import fill_page
+from mpfedcl.report.sources import find_sources
 from small_runs import small
 from written_runs import HOSTILE, paper_result, write_json, write_run
 

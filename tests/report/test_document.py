@@ -10,7 +10,8 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
+from mpfedcl.report.sources import find_sources
 from mpfedcl.storage import pack_tensors
 from written_runs import accuracy_of, paper_result, write_json, write_run
 
@@ -208,6 +209,34 @@ def test_runs_on_other_data_are_not_ranked(tmp_path: Path) -> None:
     assert not any("mark" in cell for row in table["rows"] for cell in row)
     assert any("Nothing is marked" in note for note in table["notes"])
     assert [row[0]["text"] for row in table["rows"]] == ["mp-fedcl (one)", "mp-fedcl (two)"]
+
+
+def test_runs_of_other_lengths_are_not_ranked(tmp_path: Path) -> None:
+    for method, rounds in (("fedavg", 3), ("local", 5)):
+        write_run(tmp_path / method, method=method, rounds=rounds)
+    table = gather(tmp_path)["sections"][0]["tables"][0]
+    assert not any("mark" in cell for row in table["rows"] for cell in row)
+    said = "the last rounds that were evaluated differ (fedavg 3, local 5)"
+    assert f"Nothing is marked as best: {said}." in table["notes"]
+
+
+def test_the_last_round_that_was_read_counts(tmp_path: Path) -> None:
+    """As many rounds each, but one of them is read every second round and has not ended."""
+    for method in ("fedavg", "local"):
+        write_run(tmp_path / method, method=method, rounds=5, finished=method == "fedavg")
+    file = tmp_path / "local" / "rounds.jsonl"
+    *before, last = [json.loads(line) for line in file.read_text().splitlines()]
+    last |= {"accuracy": None, "accuracy_per_client": None}
+    file.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
+    notes = gather(tmp_path)["sections"][0]["tables"][0]["notes"]
+    assert any("(fedavg 5, local 4)" in note for note in notes)
+
+
+def test_runs_of_one_length_are_ranked(tmp_path: Path) -> None:
+    for method in ("fedavg", "local"):
+        write_run(tmp_path / method, method=method)
+    table = gather(tmp_path)["sections"][0]["tables"][0]
+    assert [row[1].get("mark") for row in table["rows"]] == ["best", "best"]
 
 
 def test_the_same_folder_twice_is_one(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@
     const results = section.tables.map(Parts.table);
     node.append(Parts.block("Result", null, results));
     if (section.kind === "paper") paper(node, section);
+    else if (section.kind === "tuning") tuning(node, section);
     else runs(node, section);
   }
 
@@ -41,6 +42,15 @@
     const notes = section.notes.map((each) => html("li", {}, each));
     if (notes.length) node.append(Parts.block("Notes", null, html("ul", {}, notes)));
     node.append(Parts.block("Run it again", null, Parts.copy(section.command, "In one command:")));
+  }
+
+  function tuning(node, section) {
+    for (const { title, table, figure } of section.searches) {
+      const chart = html("div");
+      node.append(Parts.block(title, null, Parts.table(table), chart));
+      if (figure) Charts.lines(chart, { ...figure, x: "round", y: "validation accuracy (%)", low: 0, high: 100 });
+    }
+    if (section.command) node.append(Parts.block("Run it again", null, Parts.copy(section.command, "In one command:")));
   }
 
   function runs(node, section) {
