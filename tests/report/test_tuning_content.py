@@ -77,7 +77,7 @@ def test_the_choices_of_all_methods_beside_the_defaults(tmp_path: Path) -> None:
         "best 2 of them on to round 4, and the defaults to the end whatever their score."
     )
     assert "20 % of each client's training images" in rule
-    assert "within 1 standard errors of the best" in rule
+    assert "within 1 times the standard error of the best" in rule
     assert section["command"] == (
         "mpfedcl tune --methods fedavg local --budget 5 --seeds 7 --rounds 4"
     )
@@ -87,7 +87,7 @@ def test_searches_that_differ_say_their_own_rule(tmp_path: Path) -> None:
     section = section_of(write_both(tmp_path, tolerance=0.0))
     assert len(section["about"]) == 1
     assert [len(search["table"]["notes"]) for search in section["searches"]] == [3, 3]
-    assert "within 0 standard errors" in section["searches"][1]["table"]["notes"][2]
+    assert "within 0 times the standard error" in section["searches"][1]["table"]["notes"][2]
     assert section["command"] is None
 
 

@@ -19,6 +19,7 @@ _FLATTERED = (
     "The score of chosen settings is the best of many and flattered by the choice; what they are "
     "worth, test images tell."
 )
+_NO_SCORE = "-: no accuracy, because training blew up or nobody could be tested."
 
 Json = dict[str, Any]
 
@@ -91,10 +92,10 @@ def _rule(record: SearchRecord) -> str:
     return (
         f"For each method {', '.join(steps)}{always}. The score is the accuracy in % by the "
         f"reading the method is judged by, on {100 * record.validation:g} % of each client's "
-        "training images, held out; no test image was opened. It is the mean over clients, seed"
-        f"{plural} {seeds}. Of all settings within {record.tolerance:g} standard errors of the "
-        "best in the last round, those with the fewest changes to the defaults were chosen, then "
-        f"the best. {_FLATTERED}"
+        "training images, held out; no test image was opened. It is the mean over clients, of "
+        f"seed{plural} {seeds}. Of all settings within {record.tolerance:g} times the standard "
+        "error of the best in the last round, those with the fewest changes to the defaults were "
+        f"chosen, then the best. {_FLATTERED}"
     )
 
 
@@ -135,13 +136,14 @@ def _trials(found: _Found, *, rule: str | None) -> Json:
         for name, values in record.knobs_searched.items()
     )
     defaults = _words(record.trials[0].values)
+    has_gaps = any(None in trial.scores.values() for trial in record.trials)
     return {
         "caption": "Validation accuracy in % at each step; who came furthest first",
         "columns": ["tried", "settings", *(f"round {each}" for each in rounds), "outcome"],
         "rows": [_row(trial, record, rounds) for trial in _ranked(record)],
         "notes": [
             f"Searched: {grid}. The defaults: {defaults}.",
-            "-: no accuracy, because training blew up or nobody could be tested.",
+            *([_NO_SCORE] if has_gaps else []),
             *([rule] if rule else []),
         ],
     }
