@@ -309,6 +309,14 @@ def test_counts_are_shown_in_full(tmp_path: Path) -> None:
     assert row[1] == {"text": "798,474", "note": "paper 798,470, +4"}
 
 
+def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "partitions.png").touch()
+    section = paper_cells(tmp_path, figures=[], notes=["A note."])
+    assert section["tables"] == []
+    assert section["notes"] == ["It is a picture: partitions.png in this folder.", "A note."]
+    assert paper_cells(tmp_path, {"values": [1.0]}, notes=[])["notes"] == []
+
+
 def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:
     assert paper_cells(tmp_path, {"values": [1.0]})["warning"] is None
     warning = paper_cells(tmp_path, {"values": [1.0]}, quick=True)["warning"]

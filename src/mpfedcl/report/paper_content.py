@@ -38,9 +38,17 @@ def describe_paper(path: Path) -> Json:
             }
             for figure in result.figures
         ],
-        "notes": [*result.notes, *result.verdicts],
+        "notes": [*_name_pictures(path, result), *result.notes, *result.verdicts],
         "command": result.command,
     }
+
+
+def _name_pictures(path: Path, result: PaperResult) -> list[str]:
+    """Say where the pictures of a result are that has neither tables nor lines."""
+    pictures = sorted(each.name for each in path.glob("*.png"))
+    if result.cells or result.figures or not pictures:
+        return []
+    return [f"It is a picture: {', '.join(pictures)} in this folder."]
 
 
 def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:

@@ -26,7 +26,7 @@
     const node = html("section", { class: "report", id: `section-${place}`, "aria-labelledby": `heading-${place}` }, heading(section, place));
     main.append(node);
     const results = section.tables.map(Parts.table);
-    node.append(Parts.block("Result", null, results));
+    if (results.length) node.append(Parts.block("Result", null, results));
     if (section.kind === "paper") paper(node, section);
     else if (section.kind === "tuning") tuning(node, section);
     else runs(node, section);
