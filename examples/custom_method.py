@@ -35,7 +35,7 @@ class Scaffold(Method):
     def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
         """Keep the server's control and the length of this round's steps, momentum included."""
         train = self.experiment.train
-        lr = train.lr * train.lr_decay ** (broadcast.round - 1)
+        lr = train.learning_rate(broadcast.round)
         return broadcast.extra, lr / (1 - train.momentum)
 
     def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:

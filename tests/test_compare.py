@@ -19,7 +19,7 @@ from mpfedcl.cli import main
 from mpfedcl.comparison import Comparison
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
-from mpfedcl.statistics import best_and_within, verdict
+from mpfedcl.statistics import best_and_within, paired_difference
 from small_runs import (
     EXAMPLES,
     Json,
@@ -156,7 +156,9 @@ def test_differences_by_seed(compared: Path) -> None:
                 reach = 12.7062 * abs(first - second) / 2
                 assert entry["mean"] == pytest.approx((first + second) / 2)
                 assert entry["high"] - entry["low"] == pytest.approx(2 * reach, rel=1e-4)
-                assert entry["verdict"] == verdict(numbers[method], numbers[reference])
+                difference = paired_difference(numbers[method], numbers[reference])
+                assert difference is not None
+                assert entry["verdict"] == difference.verdict
 
 
 def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> None:
@@ -177,7 +179,7 @@ def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said:
     common = [*flags(images, rounds=1), "--jobs", 1]
     chosen = ["--methods", "fedavg", "local", "--seeds", 0]
     _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "seed")
-    assert "▲ largest of one seed" in out
+    assert "▲ best of one seed" in out
     assert "≈" not in out
     chosen = ["--methods", "fedavg", "--seeds", 0, 1]
     _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "method")

@@ -96,6 +96,10 @@ def test_the_paper_s_defaults() -> None:
         0.95,
         0.5,
     )
+    # Rounds count from 1, and the first one has the whole rate.
+    assert [train.learning_rate(number) for number in (1, 2, 3)] == pytest.approx(
+        [0.01, 0.0095, 0.009025]
+    )
     partition = experiment.partition
     assert (partition.kind, partition.alpha, partition.balanced) == ("label", 0.05, True)
     assert (partition.min_size, partition.test) == (10, "shared")

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
+from mpfedcl.tuning import Trial, Tuning
+from mpfedcl.tuning.halving import Rung
 
 Json = dict[str, Any]
 HOSTILE = (
@@ -103,6 +106,45 @@ def accuracy_of(round_number: int, client: int) -> float:
 
 def write_json(path: Path, content: Json) -> None:
     path.write_text(json.dumps(content))
+
+
+def write_tuning(path: Path, method: str, **changes: Any) -> Json:
+    """Write a method's search as it is written in its own folder, and return it.
+
+    Five settings over 4 rounds: one blew up, the third is chosen.
+    """
+    defaults = {"train__lr": 0.01, "contrast__weight": 1.0}
+    tried: list[tuple[Json, dict[int, float | None], int | None]] = [
+        ({}, {1: 40.0, 2: 50.0, 4: 60.0}, None),
+        ({"train__lr": 0.03}, {1: 42.0, 2: 52.0}, 2),
+        ({"train__lr": 0.1, "contrast__weight": 3.0}, {1: 44.0, 2: 55.0, 4: 66.0}, None),
+        ({"train__lr": 0.3}, {1: None}, 1),
+        ({"contrast__weight": 3.0}, {1: 41.0}, 1),
+    ]
+    search = Tuning(
+        method=method,
+        reading="averaged_classifier",
+        base=Experiment(method=method, rounds=4),
+        knobs_searched={"train__lr": (0.01, 0.03, 0.1, 0.3), "contrast__weight": (1.0, 3.0)},
+        budget=5,
+        seeds=[7],
+        validation=0.2,
+        tolerance=1.0,
+        rungs=[Rung(1, 5), Rung(2, 3), Rung(4, 2)],
+        trials=[
+            Trial(number, defaults | change, change, scores, stopped, [f"trial-{number}-seed7"])
+            for number, (change, scores, stopped) in enumerate(tried)
+        ],
+        chosen=2,
+        within=[2],
+        standard_error=1.9,
+        rounds_run=13,
+        seconds=2.5,
+    )
+    path.mkdir(parents=True, exist_ok=True)
+    replace(search, **changes).write(path)
+    content: Json = json.loads((path / "tuning.json").read_text())
+    return content
 
 
 def paper_result(**changes: Any) -> Json:

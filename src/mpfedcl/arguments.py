@@ -162,7 +162,7 @@ class Tune:
 
 @dataclass(frozen=True)
 class Report:
-    """Make one HTML file of runs, comparisons and tables of the paper; it opens without a network.
+    """Make one HTML file of what was run; it opens without a network.
 
     Examples: `mpfedcl report runs/mine`, `mpfedcl report demo`,
     `mpfedcl report runs/a runs/b --out both.html`.
@@ -171,7 +171,7 @@ class Report:
     folders: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")
     ]
-    """Folders of runs, of comparisons or of tables of the paper; one section each."""
+    """Folders of runs, comparisons, searches or tables of the paper; one section each."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = None
     """Where the page goes [default: report.html in the first folder]."""
 

@@ -1,7 +1,7 @@
 """Where the time of a round goes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 PHASES = (
@@ -16,6 +16,13 @@ PHASES = (
 )
 """exchange: between the processes of a team, and waiting for the slowest of them. What is done only
 where a user asks for it, such as diagnose, comes beside these."""
+NOT_TRAINING = ("evaluate", "checkpoint", "diagnose")
+"""Phases that are no part of an algorithm: reading it, keeping it safe, looking into it."""
+
+
+def training_seconds(phases: Mapping[str, float]) -> float:
+    """Return the seconds of the phases that belong to the algorithm."""
+    return sum(seconds for name, seconds in phases.items() if name not in NOT_TRAINING)
 
 
 class Clock:

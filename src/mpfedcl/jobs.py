@@ -1,13 +1,16 @@
 """Several runs, some at the same time: each in a process of its own, gone on with where it was."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,18 +62,31 @@ def run_plans(
 
 
 class Crew:
-    """Up to `jobs` processes that make runs; they stay for the next plans until it is left."""
+    """Up to `jobs` processes that make runs; they stay for the next plans until it is left.
+
+    Left by an error, it waits for the rounds under way; left by an interrupt, it ends them at once.
+    """
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
+        # Fresh processes, not forks: forking a process that has threads can hang it.
+        self._context = multiprocessing.get_context("spawn")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        self._stop.value = True
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self._pool.shutdown(cancel_futures=True)
+        finally:
+            # Whoever still works is not waited for: an interrupt may also come while we wait.
+            self._lifeline.close()
+            self._pool.shutdown(cancel_futures=True)
 
     def run(
         self, plans: Sequence[Plan], should_stop: Callable[[], bool], on_wait: Callable[[], None]
@@ -97,17 +113,14 @@ class Crew:
         for folder in {plan.path.parent for plan in todo}:
             # Where nothing can be written is found out before processes are started.
             folder.mkdir(parents=True, exist_ok=True)
-        if self._pool is None:
-            # Fresh processes, not forks: forking a process that has threads can hang it.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=_enlist)
         waiting: set[Future[str | None]] = set()
         queue = list(todo)
         complete = True
         while queue or waiting:
             while queue and len(waiting) < self._jobs and not should_stop():
-                plan = queue.pop(0)
-                waiting.add(self._pool.submit(_work, plan.experiment.to_toml(), str(plan.path)))
+                waiting.add(self._submit(queue.pop(0)))
+            if should_stop() and self._pool is not None:
+                self._stop.value = True
             if not waiting:
                 return False
             done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -118,6 +131,28 @@ class Crew:
                 complete = complete and outcome is None
             on_wait()
         return complete
+
+    def _submit(self, plan: Plan) -> Future[str | None]:
+        if self._pool is None:
+            self._enlist()
+        assert self._pool is not None
+        # The first call starts the processes, and they begin with what is held back here: an
+        # interrupt of the whole group must not meet them while they are still importing.
+        with _held_back(signal.SIGINT):
+            return self._pool.submit(_work, plan.experiment.to_toml(), str(plan.path))
+
+    def _enlist(self) -> None:
+        # Not an Event: a process that is killed while it looks at one leaves it locked.
+        self._stop = self._context.RawValue("b", 0)
+        there, self._lifeline = self._context.Pipe(duplex=False)
+        # It lets signals through again once it has started, so not while they are held back.
+        resource_tracker.ensure_running()
+        self._pool = ProcessPoolExecutor(
+            self._jobs,
+            mp_context=self._context,
+            initializer=_report_for_work,
+            initargs=(self._stop, there),
+        )
 
 
 def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
@@ -133,16 +168,29 @@ def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
     return run(experiment, path, observer).summary is not None
 
 
-def _enlist() -> None:
-    """Make this process end when its parent does, and leave Ctrl-C to the run it makes."""
-    # A process that waits for work would die of it, and a pool that loses one is broken.
+@contextlib.contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_stop: list[Any] = []
+"""In a process of a crew: what the parent raises when runs are to end after their round."""
+
+
+def _report_for_work(stop: Any, lifeline: Connection) -> None:
+    """Make this process end when its parent does or lets go of it; what Ctrl-C means it decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _stop[:] = [stop]
 
     def watch() -> None:
-        # Without its parent it would wait for work for ever.
-        parent.join()
+        # Nothing is ever sent: this returns when the other end is closed, by whatever it is.
+        with contextlib.suppress(EOFError, OSError):
+            lifeline.recv_bytes()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -150,12 +198,13 @@ def _enlist() -> None:
 
 def _work(document: str, path: str) -> str | None:
     """Make one run in a process of its own; return None, "stopped", or what was wrong."""
-    from mpfedcl.progress import gentle_interrupt, silent
-
-    with gentle_interrupt(silent()) as stop:
-        try:
-            experiment = Experiment.parse_toml(document, Path(path))
-            finished = _run_plan(experiment, Path(path), Observer(should_stop=stop))
-        except InvalidInput as error:
-            return str(error)
+    (stop,) = _stop
+    observer = Observer(should_stop=lambda: bool(stop.value))
+    if observer.should_stop():
+        return "stopped"
+    try:
+        experiment = Experiment.parse_toml(document, Path(path))
+        finished = _run_plan(experiment, Path(path), observer)
+    except InvalidInput as error:
+        return str(error)
     return None if finished else "stopped"

@@ -24,11 +24,6 @@ def messages() -> Console:
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
-def silent() -> Console:
-    """Return a console that says nothing, for processes whose parent does the talking."""
-    return Console(quiet=True)
-
-
 def results() -> Console:
     """Return a console on standard output; 100 columns where nobody looks on a terminal."""
     # Names of files and classes are not markup, and a path that is folded cannot be copied.

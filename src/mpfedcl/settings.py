@@ -100,6 +100,10 @@ class TrainSettings(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Momentum, fresh each round."""
 
+    def learning_rate(self, round_number: int) -> float:
+        """Return the learning rate of a round; rounds count from 1."""
+        return self.lr * self.lr_decay ** (round_number - 1)
+
 
 class PrototypeSettings(Settings):
     """What a client's prototypes are."""

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,14 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.files import free_folder
 from mpfedcl.hardware import cap_threads, find_device
+from mpfedcl.leading import led, refuse_to_follow
 from mpfedcl.loading import load_in_turn
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
-from mpfedcl.team import Team, is_follower, team_of
+from mpfedcl.team import Team, team_of
 
 Record = Mapping[str, Any]
 
@@ -65,9 +65,9 @@ def run(
     experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
 ) -> RunResult:
     """Run an experiment into a new run directory and return what came of it."""
-    _refuse_to_follow()
+    refuse_to_follow()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
-    with _led(experiment) as (experiment, team):
+    with led(experiment) as (experiment, team):
         # Everything that can be wrong with the input is found before the folder is made.
         simulation = _Simulation(experiment, team)
         path = Path(out) if out is not None else _free_folder(experiment)
@@ -87,11 +87,11 @@ def resume(
 
     Where the clients are run makes no difference to the result, so that may change too.
     """
-    _refuse_to_follow()
+    refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
         asked = {"rounds": rounds, "engine": engine, "workers": workers}
         changes = {name: value for name, value in asked.items() if value is not None}
-        with _led(directory.read_experiment().replace(**changes)) as (experiment, team):
+        with led(directory.read_experiment().replace(**changes)) as (experiment, team):
             simulation = _Simulation(experiment, team)
             return simulation.go(directory, observer or Observer())
 
@@ -102,29 +102,6 @@ def follow() -> None:
         assert team is not None
         document = team.share().decode()
         _Simulation(Experiment.parse_toml(document, Path("experiment")), team).follow()
-
-
-def _refuse_to_follow() -> None:
-    if is_follower():
-        raise InvalidInput(
-            "this process was started by torchrun to work for another; only the command must be "
-            "started so: torchrun -m mpfedcl run. In Python, give the experiment workers."
-        )
-
-
-@contextmanager
-def _led(experiment: Experiment) -> Iterator[tuple[Experiment, Team | None]]:
-    """Call a team together for an experiment and tell it what to do, if more than one process."""
-    try:
-        with team_of(experiment.workers) as team:
-            if team is not None:
-                experiment = experiment.replace(workers=team.size)
-                team.share(experiment.to_toml().encode())
-            yield experiment, team
-    except RunCutShort:
-        raise
-    except LostWorker as error:
-        raise LostWorker(f"a worker was lost before the first round ({error}).") from None
 
 
 class _Simulation:

@@ -89,12 +89,6 @@ def interval_reach(count: int, level: float = LEVEL) -> float:
     return float(stdtrit(count - 1, (1 + level) / 2)) / math.sqrt(count)
 
 
-def verdict(a: Values, b: Values, level: float = LEVEL) -> Verdict:
-    """Say whether a is better than b over the seeds; with fewer than two pairs nobody can."""
-    difference = paired_difference(a, b, level)
-    return "one seed" if difference is None else difference.verdict
-
-
 def find_best(values: Mapping[str, Values]) -> str | None:
     """Return the method with the largest mean, the first of several; None where nobody competes."""
     means = {name: fmean(each) for name, each in _competitors(values).items()}
@@ -106,7 +100,7 @@ def best_and_within(values: Mapping[str, Values], level: float = LEVEL) -> dict[
 
     Not clearly behind: the interval of the paired difference to the best contains 0. A method that
     lacks a number, or has fewer than others, does not compete and has no mark. With one seed
-    nothing can be said of the others (`is_one_seed`): only ties with the best are marked, as best.
+    nothing can be said of the others: only ties with the best are marked, as best.
     """
     marks: dict[str, Mark | None] = dict.fromkeys(values)
     best = find_best(values)
@@ -120,11 +114,6 @@ def best_and_within(values: Mapping[str, Values], level: float = LEVEL) -> dict[
         elif difference.verdict == "no clear difference":
             marks[name] = "within"
     return marks
-
-
-def is_one_seed(values: Mapping[str, Values]) -> bool:
-    """Tell whether those who compete have one number only, so that marks say nothing of noise."""
-    return any(len(numbers) == 1 for numbers in _competitors(values).values())
 
 
 def _competitors(values: Mapping[str, Values]) -> dict[str, list[float]]:

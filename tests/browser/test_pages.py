@@ -14,10 +14,11 @@ import pytest
 
 from mpfedcl import Experiment, run
 from mpfedcl.comparison import Comparison
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
 from mpfedcl.report.html import fill_page
+from mpfedcl.report.sources import find_sources
 from small_runs import small
-from written_runs import HOSTILE, paper_result, write_json, write_run
+from written_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SCREENSHOTS = Path(__file__).parents[2] / "screenshots"
@@ -60,6 +61,11 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     comparison.write(comparison.collect())
     (root / "paper").mkdir()
     write_json(root / "paper" / "result.json", paper_result())
+    for name in ("label", "feature"):
+        (root / "quick" / "tables" / name).mkdir(parents=True)
+        write_json(root / "quick" / "tables" / name / "result.json", paper_result(quick=True))
+    for method in ("mp-fedcl", "fedavg"):
+        write_tuning(root / "tuning" / method, method)
     write_run(root / "hostile", clients=HOSTILE, classes=HOSTILE, rejected={HOSTILE[0]: HOSTILE[1]})
     clients = [f"client-{number:03}" for number in range(200)]
     write_run(root / "many", clients=clients, classes=[f"c{n}" for n in range(10)], rounds=300)
@@ -67,6 +73,8 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         "run": ["run"],
         "comparison": ["both"],
         "paper": ["paper"],
+        "quick": ["quick"],
+        "tuning": ["tuning"],
         "hostile": ["hostile"],
         "many": ["many"],
         "together": ["run", "both", "paper"],
@@ -116,7 +124,7 @@ def block(page: Page, title: str, place: int = 0) -> Any:
     return page.locator(".block", has=page.locator("h3", has_text=title)).nth(place)
 
 
-KINDS = ["run", "comparison", "paper", "hostile", "many", "together"]
+KINDS = ["run", "comparison", "paper", "quick", "tuning", "hostile", "many", "together"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,6 +291,8 @@ def test_tables_of_numbers_open(opened: Any) -> None:
     for summary in page.locator("figure details.numbers > summary").all():
         summary.click()
     tables = page.locator("figure details.numbers table")
+    # A table is made when its details have opened, which a busy browser tells a moment later.
+    tables.nth(page.locator("figure").count() - 1).wait_for()
     assert tables.count() == page.locator("figure").count()
     assert all(each.locator("tbody tr").count() for each in tables.all())
     shoot(page, "run-numbers")
@@ -294,6 +304,28 @@ def test_commands_can_be_copied(opened: Any) -> None:
     found.get_by_role("button", name="Copy").first.click()
     page.wait_for_function("document.querySelector('.said').textContent !== ''")
     assert found.locator("code").first.inner_text().startswith("mpfedcl run")
+
+
+def test_a_quick_table_warns_before_anything_else(opened: Any) -> None:
+    page = opened("quick")
+    sections = page.locator("section.report")
+    assert sections.count() == 2
+    for section in sections.all():
+        warning = section.locator("h2 + p.warning")
+        assert "the numbers mean nothing" in warning.inner_text()
+
+
+def test_a_search_is_shown_whole(opened: Any) -> None:
+    page = opened("tuning")
+    found = block(page, "mp-fedcl: what was tried")
+    assert found.locator(".results tbody tr").count() == 5
+    assert found.locator(".canvas .line").count() == 4
+    assert "chosen" in found.locator(".results tr", has=page.locator(".strong")).inner_text()
+    drawing = found.locator(".canvas svg")
+    drawing.focus()
+    page.keyboard.press("Home")
+    assert "round 1:" in found.locator(".tip").inner_text()
+    assert "mpfedcl tune" in block(page, "Run it again").locator("code").inner_text()
 
 
 def test_hostile_names_do_nothing(opened: Any) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
+from mpfedcl.report.sources import find_sources
 from mpfedcl.storage import pack_tensors
 from written_runs import accuracy_of, paper_result, write_json, write_run
 
@@ -210,6 +211,34 @@ def test_runs_on_other_data_are_not_ranked(tmp_path: Path) -> None:
     assert [row[0]["text"] for row in table["rows"]] == ["mp-fedcl (one)", "mp-fedcl (two)"]
 
 
+def test_runs_of_other_lengths_are_not_ranked(tmp_path: Path) -> None:
+    for method, rounds in (("fedavg", 3), ("local", 5)):
+        write_run(tmp_path / method, method=method, rounds=rounds)
+    table = gather(tmp_path)["sections"][0]["tables"][0]
+    assert not any("mark" in cell for row in table["rows"] for cell in row)
+    said = "the last rounds that were evaluated differ (fedavg 3, local 5)"
+    assert f"Nothing is marked as best: {said}." in table["notes"]
+
+
+def test_the_last_round_that_was_read_counts(tmp_path: Path) -> None:
+    """As many rounds each, but one of them is read every second round and has not ended."""
+    for method in ("fedavg", "local"):
+        write_run(tmp_path / method, method=method, rounds=5, finished=method == "fedavg")
+    file = tmp_path / "local" / "rounds.jsonl"
+    *before, last = [json.loads(line) for line in file.read_text().splitlines()]
+    last |= {"accuracy": None, "accuracy_per_client": None}
+    file.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
+    notes = gather(tmp_path)["sections"][0]["tables"][0]["notes"]
+    assert any("(fedavg 5, local 4)" in note for note in notes)
+
+
+def test_runs_of_one_length_are_ranked(tmp_path: Path) -> None:
+    for method in ("fedavg", "local"):
+        write_run(tmp_path / method, method=method)
+    table = gather(tmp_path)["sections"][0]["tables"][0]
+    assert [row[1].get("mark") for row in table["rows"]] == ["best", "best"]
+
+
 def test_the_same_folder_twice_is_one(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     assert len(gather(path, path)["sections"]) == 1
@@ -239,6 +268,59 @@ def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
     assert texts(tuned) == [["MP-FedCL", "90.0"]]
     assert "union test" in tuned["caption"]
     assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
+
+
+def paper_cells(tmp_path: Path, *cells: Json, **changes: Any) -> Json:
+    """Return the section of a table with these cells in a row of its own each."""
+    whole = {"track": "paper", "test": "own", "reading": "averaged_classifier", "column": "mnist"}
+    given = [{**whole, "row": f"r{place}", **cell} for place, cell in enumerate(cells)]
+    rows = [{"key": cell["row"], "title": cell["row"]} for cell in given]
+    write_json(tmp_path / "result.json", paper_result(cells=given, rows=rows, **changes))
+    section: Json = gather(tmp_path)["sections"][0]
+    return section
+
+
+def test_a_seed_without_a_value_leaves_no_difference(tmp_path: Path) -> None:
+    published = {"mean": 60.0, "std": None}
+    section = paper_cells(tmp_path, {"values": [50.0, None, 52.0], "published": published})
+    assert section["tables"][0]["rows"][0][1] == {"text": "-", "note": "paper 60"}
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        (("higher", "higher"), "the highest mean of a column"),
+        (("lower", "lower"), "the lowest mean of a column"),
+        (("lower", "higher"), "the best mean of a column"),
+        ((None, None), "the best mean of a column"),
+    ],
+)
+def test_best_is_not_always_highest(
+    tmp_path: Path, better: tuple[str | None, str | None], words: str
+) -> None:
+    cells = [{"values": [9.0], "better": each, "mark": "best"} for each in better]
+    (note,) = paper_cells(tmp_path, *cells)["tables"][0]["notes"]
+    assert note.startswith(f"best: {words}.")
+
+
+def test_counts_are_shown_in_full(tmp_path: Path) -> None:
+    cell = {"values": [798474.0, 798474.0], "unit": "numbers", "published": {"mean": 798470.0}}
+    (row,) = paper_cells(tmp_path, cell)["tables"][0]["rows"]
+    assert row[1] == {"text": "798,474", "note": "paper 798,470, +4"}
+
+
+def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "partitions.png").touch()
+    section = paper_cells(tmp_path, figures=[], notes=["A note."])
+    assert section["tables"] == []
+    assert section["notes"] == ["It is a picture: partitions.png in this folder.", "A note."]
+    assert paper_cells(tmp_path, {"values": [1.0]}, notes=[])["notes"] == []
+
+
+def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:
+    assert paper_cells(tmp_path, {"values": [1.0]})["warning"] is None
+    warning = paper_cells(tmp_path, {"values": [1.0]}, quick=True)["warning"]
+    assert warning.startswith("Quick: a few rounds and one seed;")
 
 
 # What cannot be used

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
 from mpfedcl.report.html import escape_json, fill_page
+from mpfedcl.report.sources import find_sources
 from parsed_pages import Page, document_in
 from written_runs import HOSTILE, paper_result, write_json, write_run
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sklearn.decomposition import PCA
 
-from mpfedcl import run
+from mpfedcl import resume, run
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.prototype_map import describe_map, project_to_plane
+from mpfedcl.simulation import Observer
 from small_runs import small
 
 Json = dict[str, object]
@@ -92,6 +93,19 @@ def test_other_data_are_not_shown(images: Path, tmp_path: Path) -> None:
     content["clients"]["client-0"]["test"] += 1
     file.write_text(json.dumps(content))
     assert "not those of the run" in str(map_of(tmp_path / "run")["notes"])
+
+
+def test_the_pool_of_an_earlier_end_is_not_shown(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(small(images), path)
+    assert "prototypes" in map_of(path)
+    rounds: list[object] = []
+    resume(path, 5, Observer(on_round=rounds.append, should_stop=lambda: bool(rounds)))
+    assert (path / "pool.safetensors").is_file()
+    said = map_of(path)["missing"]
+    assert "has not ended; the pool in its folder may be of an earlier end" in str(said)
+    resume(path)
+    assert "prototypes" in map_of(path)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])

@@ -18,6 +18,7 @@ from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Observer, resume, run
 from mpfedcl.tuning import Search, Tuning, load_tuning, run_searches, tune
 from mpfedcl.tuning.halving import Rung, choose, keep_best
+from parsed_pages import document_in
 from small_runs import Json, command, environment, flags, read_records, save_images, small
 
 METHODS = ("mp-fedcl", "fedavg")
@@ -166,6 +167,47 @@ def test_json(images: Path, tuned: Path, said: Say) -> None:
     found = json.loads(out)
     assert (code, found.pop("path")) == (0, str(tuned))
     assert found == content(tuned)
+
+
+def test_another_command_adds_its_methods(images: Path, tmp_path: Path, said: Say) -> None:
+    line = ["--budget", 1, "--jobs", 1, "--out", tmp_path, *flags(images, rounds=1)]
+    assert said("tune", "--methods", "fedavg", *line)[0] == 0
+    first = content(tmp_path)["methods"]
+    code, out, _ = said("tune", "--methods", "local", *line)
+    assert code == 0
+    # The table is of what was asked for, the file of all.
+    assert "fedavg" not in out
+    assert list(content(tmp_path)["methods"]) == ["fedavg", "local"]
+    assert content(tmp_path)["methods"]["fedavg"] == first["fedavg"]
+    assert said("tune", "--methods", "fedavg", *line)[0] == 0
+    assert list(content(tmp_path)["methods"]) == ["fedavg", "local"]
+
+    (tmp_path / "tuning.json").write_text('{"methods": []}')
+    code, out, err = said("tune", "--methods", "fedavg", *line)
+    assert (code, out) == (2, "")
+    assert "not as mpfedcl writes it" in err
+
+
+def test_the_report_shows_the_whole_search(tuned: Path, tmp_path: Path, said: Say) -> None:
+    assert said("report", tuned, "--out", tmp_path / "page.html")[0] == 0
+    (section,) = document_in((tmp_path / "page.html").read_text())["sections"]
+    for method, row, search in zip(
+        METHODS, section["tables"][0]["rows"], section["searches"], strict=True
+    ):
+        found = load(tuned / method)
+        assert [row[place]["text"] for place in (0, 2, 4)] == [
+            method, f"{found.score:.1f}", f"{found.default_score:.1f}",
+        ]  # fmt: skip
+        shown = {line[0]["text"]: line for line in search["table"]["rows"]}
+        assert shown.keys() == {str(trial.number) for trial in found.trials}
+        for trial in found.trials:
+            scores = [f"{score:.1f}" for score in trial.scores.values()]
+            assert [cell["text"] for cell in shown[str(trial.number)][2:-1]] == [
+                *scores, *[""] * (3 - len(scores)),
+            ]  # fmt: skip
+        (chosen,) = [line for line in search["table"]["rows"] if line[-1]["text"] == "chosen"]
+        assert chosen[0]["text"] == str(found.chosen)
+    assert "mpfedcl tune --methods mp-fedcl fedavg --budget 5" in section["command"]
 
 
 def test_several_seeds_are_averaged(images: Path, tmp_path: Path) -> None:

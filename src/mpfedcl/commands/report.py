@@ -4,8 +4,9 @@ from mpfedcl.arguments import Report
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.progress import messages, progress_bar, results
-from mpfedcl.report.document import find_sources, gather_document
+from mpfedcl.report.document import gather_document
 from mpfedcl.report.html import fill_page
+from mpfedcl.report.sources import find_sources
 
 
 def report_command(arguments: Report) -> int:

@@ -13,7 +13,9 @@ from mpfedcl.experiment import FORMAT
 from mpfedcl.files import free_folder, write_atomically
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.report.tables import Grid, percent
+from mpfedcl.runs import RunDirectory
 from mpfedcl.tuning import Search, Tuning, run_searches
+from mpfedcl.tuning.tuning import FILE
 
 _CHANGES_A_LINE = 2
 
@@ -28,6 +30,7 @@ def tune_command(arguments: Tune) -> int:
         )
     path = arguments.out or free_folder(Path("runs") / "tuning")
     searches = _prepare(arguments, path)
+    before = _read_before(path)
     console = messages()
     with gentle_interrupt(console) as stop, progress_bar(console) as bar:
         total = sum(search.most_rounds for search in searches)
@@ -43,7 +46,7 @@ def tune_command(arguments: Tune) -> int:
         console.print(f"Stopped. The same command with --out {path} goes on where it stopped.")
         return 130
     found = [search.conclude() for search in searches]
-    content = _write(path, searches, found)
+    content = _write(path, searches, found, before)
     if arguments.json:
         print(json.dumps({"path": str(path), **content}, indent=2))
         return 0
@@ -71,14 +74,28 @@ def _prepare(arguments: Tune, path: Path) -> list[Search]:
     ]
 
 
-def _write(path: Path, searches: Sequence[Search], found: Sequence[Tuning]) -> dict[str, Any]:
+def _read_before(path: Path) -> dict[str, Any]:
+    """Return what earlier commands have found for other methods, by method."""
+    content = RunDirectory(path).read_json(FILE) or {}
+    methods = content.get("methods", {}) if isinstance(content, dict) else None
+    if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
+        raise InvalidInput(
+            f"{path / FILE} is not as mpfedcl writes it; it must be whole, or give another folder."
+        )
+    return methods
+
+
+def _write(
+    path: Path, searches: Sequence[Search], found: Sequence[Tuning], before: dict[str, Any]
+) -> dict[str, Any]:
     """Write each method's search into its folder, and all of them and the choices beside."""
     for search, tuning in zip(searches, found, strict=True):
         tuning.write(search.path)
         tuning.write_best(path)
-    content = {"format": FORMAT, "methods": {each.method: each.to_json() for each in found}}
+    methods = before | {each.method: each.to_json() for each in found}
+    content = {"format": FORMAT, "methods": methods}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomically(path / "tuning.json", text.encode())
+    write_atomically(path / FILE, text.encode())
     for search in searches:
         search.clear()
     return content

@@ -37,7 +37,7 @@ class Diagnosis:
         self, round_number: int, inspection: Inspection, pool_factor: float | None
     ) -> dict[str, Any]:
         """Return what the round's record says under `diagnostics`."""
-        rate = self._train.lr * self._train.lr_decay ** (round_number - 1)
+        rate = self._train.learning_rate(round_number)
         factor = math.nan if pool_factor is None else pool_factor
         measured = RoundMeasurement(rate, factor, inspection)
         self._constants = constants = self._constants.raised(measured)

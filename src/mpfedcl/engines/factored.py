@@ -55,7 +55,7 @@ class FactoredTrainer:
         by_name = {work.client.name: work for work in works}
         start = Start(self._method, [by_name[c.name].start for c in schedule.clients])
         train = self._experiment.train
-        lr = train.lr * train.lr_decay ** (round_number - 1)
+        lr = train.learning_rate(round_number)
         factors = Factors(schedule, start, self._layers, lr, train.momentum)
         losses = torch.zeros(len(schedule.clients), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):

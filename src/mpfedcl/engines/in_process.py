@@ -1,6 +1,6 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -11,7 +11,7 @@ from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.data.federated import ClientData, FederatedData
 from mpfedcl.engines.choice import TrainerChoice
 from mpfedcl.engines.inspection import Inspector, mean_length
-from mpfedcl.engines.trained import Trained
+from mpfedcl.engines.trained import Trained, ask, distinct
 from mpfedcl.engines.work import Work
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
@@ -254,7 +254,7 @@ class InProcessEngine:
     @torch.no_grad()
     def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
         """Return the clients' embeddings of their own samples, where prototypes are made."""
-        groups = _distinct(self._trained[client.name][0] for client in clients)
+        groups = distinct(self._trained[client.name][0] for client in clients)
         found = {
             name: self._method.project(embeddings)
             for group in groups
@@ -285,28 +285,12 @@ class InProcessEngine:
     ) -> Iterator[tuple[str, Answers]]:
         """Yield what each named client's model answers; few are held at a time."""
         wanted = set(names)
-        for group in _distinct(self._trained[name][0] for name in names):
-            at_once = examiner.models_at_once
-            for first in range(0, len(group.names), at_once):
-                last = min(first + at_once, len(group.names))
-
-                def apply(
-                    inputs: Tensor, group: Trained = group, first: int = first, last: int = last
-                ) -> tuple[Tensor, Tensor]:
-                    return group.predict(first, last, inputs)
-
-                for name, answers in zip(group.names[first:last], examiner.ask(apply), strict=True):
-                    if name in wanted:
-                        yield name, answers
+        for group in distinct(self._trained[name][0] for name in names):
+            yield from (said for said in ask(group, examiner) if said[0] in wanted)
 
 
 def _single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return read[0].unsqueeze(0), read[1].unsqueeze(0)
-
-
-def _distinct(groups: Iterable[Trained]) -> list[Trained]:
-    """Return each group once, in order of first appearance."""
-    return list({id(group): group for group in groups}.values())
 
 
 def _is_sound(embeddings: Tensor) -> bool:

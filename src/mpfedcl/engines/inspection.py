@@ -49,7 +49,7 @@ class Inspector:
         now = self._context(work, method.in_full(self._received))
         before, gradient = self._differentiate(work.start, samples, now)
         after, gradient_after = self._differentiate(trained, samples, now)
-        rate = self._learning_rate
+        rate = self._experiment.train.learning_rate(self._round)
         one_step = {name: value - rate * gradient[name] for name, value in work.start.items()}
         renewed = self._context(work, method.in_full(self._renewed))
         embedding_slope, embedding_length = self._compare_embeddings(work, trained)
@@ -71,11 +71,6 @@ class Inspector:
             embedding_length=embedding_length,
         )
         return measurement, gradient
-
-    @property
-    def _learning_rate(self) -> float:
-        train = self._experiment.train
-        return train.lr * train.lr_decay ** (self._round - 1)
 
     def _context(self, work: Work, given: object) -> Context:
         return Context(self._model.apply, work.start, given, work.state)

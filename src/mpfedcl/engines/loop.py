@@ -37,7 +37,7 @@ class LoopTrainer:
         """Run the local epochs of SGD; return the parameters, the mean loss and the steps."""
         client, train = work.client, self._experiment.train
         params = {n: v.detach().clone().requires_grad_() for n, v in work.start.items()}
-        descent = Descent(params, train.lr * train.lr_decay ** (round_number - 1), train.momentum)
+        descent = Descent(params, train.learning_rate(round_number), train.momentum)
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         batches = draw_batches(client, self._experiment, round_number)
         for step, chosen in enumerate(batches):

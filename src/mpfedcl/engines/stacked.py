@@ -54,8 +54,7 @@ class StackedTrainer:
         """Run all steps of all clients; return the stacked parameters and the mean losses."""
         train = self._experiment.train
         params = {name: value.clone() for name, value in start.items()}
-        lr = train.lr * train.lr_decay ** (round_number - 1)
-        descent = Descent(params, lr, train.momentum)
+        descent = Descent(params, train.learning_rate(round_number), train.momentum)
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
         sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
         for step in range(schedule.num_steps[0]):

@@ -1,6 +1,6 @@
 """Clients that have trained in a round, held together: one model, a stack, or less than that."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from torch.func import vmap
 from mpfedcl.data.federated import ClientData
 from mpfedcl.exchange import Share
 from mpfedcl.models import Model, Tensors
+from mpfedcl.readings import Answers, Examiner
 
 
 class Trained(Protocol):
@@ -46,6 +47,23 @@ class Trained(Protocol):
     def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...] of clients `first` to `last` on inputs."""
         ...
+
+
+def distinct(groups: Iterable[Trained]) -> list[Trained]:
+    """Return each group once, in order of first appearance."""
+    return list({id(group): group for group in groups}.values())
+
+
+def ask(group: Trained, examiner: Examiner) -> Iterator[tuple[str, Answers]]:
+    """Yield what each client's model answers; few are held at a time."""
+    at_once = examiner.models_at_once
+    for first in range(0, len(group.names), at_once):
+        last = min(first + at_once, len(group.names))
+
+        def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
+            return group.predict(first, last, inputs)
+
+        yield from zip(group.names[first:last], examiner.ask(apply), strict=True)
 
 
 class TrainedAlone:

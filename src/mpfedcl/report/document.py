@@ -6,13 +6,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.commands.run import describe_partition
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.group_content import describe_group, group_tables, run_table
+from mpfedcl.report.group_content import (
+    describe_group,
+    find_obstacles,
+    group_tables,
+    run_table,
+)
 from mpfedcl.report.paper_content import describe_paper
-from mpfedcl.report.records import ComparisonFile, read_content
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.run_content import Json, RunRecords, describe_run
+from mpfedcl.report.sources import Source, find_searches
+from mpfedcl.report.tuning_content import describe_tuning
 
 FORMAT = 1
 _MOST_POINTS = 400
@@ -23,52 +28,12 @@ Advance = Callable[[str], None]
 """Told the name of each run before it is read."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A folder given to the report: the runs in it, or a table of the paper."""
-
-    path: Path
-    kind: str
-    runs: tuple[Path, ...] = ()
-
-
-def find_sources(folders: Sequence[Path]) -> list[Source]:
-    """Tell for each folder whether it holds a run, several, or a table of the paper."""
-    return [_find_source(folder) for folder in dict.fromkeys(folders)]
-
-
 def gather_document(sources: Sequence[Source], advance: Advance = lambda _: None) -> Json:
     """Return the document: runs and groups of runs, and sections that point to them."""
     gathering = _Gathering(advance)
     for source in sources:
         gathering.read(source)
     return gathering.document(sources)
-
-
-def _find_source(folder: Path) -> Source:
-    if (folder / "result.json").is_file():
-        return Source(folder, "paper")
-    if (folder / "comparison.json").is_file():
-        content = read_content(folder / "comparison.json", ComparisonFile)
-        named = [name for method in content.methods.values() for name in method.runs]
-        for name in named:
-            # A name from a file must not lead out of the folder.
-            if Path(name).name != name or not (folder / name / "experiment.toml").is_file():
-                raise InvalidInput(
-                    f"{folder / 'comparison.json'} names the run {name!r}; it must be a folder "
-                    "beside it that holds a run."
-                )
-        if named:
-            return Source(folder, "comparison", tuple(folder / name for name in named))
-    if (folder / "experiment.toml").is_file():
-        return Source(folder, "run", (folder,))
-    inside = sorted(each.parent for each in folder.glob("*/experiment.toml"))
-    if not inside:
-        raise InvalidInput(
-            f"DIR is {str(folder)!r}; it must be a folder that holds a run, a comparison or a "
-            "table of the paper."
-        )
-    return Source(folder, "comparison", tuple(inside))
 
 
 @dataclass
@@ -122,6 +87,8 @@ class _Gathering:
     def _section(self, source: Source) -> Json:
         if source.kind == "paper":
             return describe_paper(source.path) | {"folder": str(source.path)}
+        if source.kind == "tuning":
+            return describe_tuning(find_searches(source.path)) | {"folder": str(source.path)}
         places = [self._places[path.resolve()] for path in source.runs]
         experiments = [self.records[place].experiment for place in places]
         section: Json = {
@@ -136,7 +103,7 @@ class _Gathering:
         datasets = list(dict.fromkeys(each.dataset.name for each in experiments))
         return section | {
             "title": f"{len(section['groups'])} methods on {', '.join(datasets)}",
-            "about": self._about(places),
+            "about": [*self._about(places), *_say_left_out(source)],
             "command": compare_command(experiments),
         }
 
@@ -179,17 +146,14 @@ class _Gathering:
 
     def _fill(self, section: Json) -> None:
         """Add the tables, for which the groups must be complete."""
-        if section["kind"] == "paper":
+        if section["kind"] in ("paper", "tuning"):
             return
         groups = [self.groups[place] for place in section["groups"]]
         if section["kind"] == "run":
             section["tables"] = [run_table(self.records[groups[0]["runs"][0]])]
             return
-        first = [self.records[place] for group in groups for place in group["runs"]]
-        comparable = len({_task(each.experiment) for each in first}) == 1 and (
-            len({tuple(sorted(group["seeds"])) for group in groups}) == 1
-        )
-        section["tables"] = group_tables(groups, self.records, self.runs, comparable=comparable)
+        obstacles = find_obstacles(groups, self.records)
+        section["tables"] = group_tables(groups, self.records, self.runs, obstacles)
 
     def _about(self, places: Sequence[int]) -> list[str]:
         records = [self.records[place] for place in places]
@@ -223,10 +187,12 @@ def _without_seed(experiment: Experiment) -> str:
     return experiment.replace(seed=0, engine="auto", workers=1).to_toml()
 
 
-def _task(experiment: Experiment) -> str:
-    """Return what runs must have in common for their numbers to be comparable."""
-    data = (experiment.dataset, experiment.partition, experiment.encoder)
-    return repr([experiment.clients, *(part.model_dump_json() for part in data)])
+def _say_left_out(source: Source) -> list[str]:
+    if not source.left_out:
+        return []
+    names = ", ".join(source.left_out[:5])
+    more = f" and {len(source.left_out) - 5} others" if len(source.left_out) > 5 else ""
+    return [f"Left out, because no round is done yet: {names}{more}."]
 
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:

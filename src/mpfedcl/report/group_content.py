@@ -1,8 +1,10 @@
 """What a report says of runs that differ in their seed alone: tables, curves and costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mpfedcl.clock import training_seconds
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
 from mpfedcl.readings import TESTS
 from mpfedcl.report.numbers import (
@@ -23,6 +25,7 @@ _LEGEND = (
     "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
     "difference, paired by seed, contains 0. With few seeds such intervals are wide."
 )
+_COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
 _ONE_SEED = "Of one seed alone no difference can be told from chance."
 
 
@@ -71,12 +74,50 @@ def run_table(run: RunRecords) -> Json:
     }
 
 
+def find_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:
+    """Return why the numbers of groups cannot be ranked, each reason in a few words."""
+    found = []
+    all_runs = [runs[place] for group in groups for place in group["runs"]]
+    if len({_task(run.experiment) for run in all_runs}) > 1:
+        found.append("data, clients or split differ")
+    if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
+        found.append("seeds differ")
+    if len({_last_round(run) for run in all_runs}) > 1:
+        ends = [
+            f"{group['name']} {_span(_last_round(runs[place]) for place in group['runs'])}"
+            for group in groups
+        ]
+        found.append(f"the last rounds that were evaluated differ ({', '.join(ends)})")
+    return found
+
+
+def _task(experiment: Experiment) -> str:
+    """Return what runs must have in common for their numbers to be comparable."""
+    data = (experiment.dataset, experiment.partition, experiment.encoder)
+    return repr([experiment.clients, *(part.model_dump_json() for part in data)])
+
+
+def _last_round(run: RunRecords) -> int:
+    return run.last_read.round if run.last_read else 0
+
+
+def _span(rounds: Iterable[int]) -> str:
+    numbers = sorted(set(rounds))
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
 def group_tables(
-    groups: Sequence[Json], runs: Sequence[RunRecords], content: Sequence[Json], *, comparable: bool
+    groups: Sequence[Json],
+    runs: Sequence[RunRecords],
+    content: Sequence[Json],
+    obstacles: Sequence[str] = (),
 ) -> list[Json]:
-    """Return the headline of several groups, then all four readings on each test."""
+    """Return the headline of several groups, then all four readings on each test.
+
+    Nobody is marked as best where there are obstacles to a ranking; they are named.
+    """
     return [
-        _headline_table(groups, runs, comparable=comparable),
+        _headline_table(groups, runs, obstacles),
         _left_behind_table(groups, content),
         *_reading_tables(groups, runs),
     ]
@@ -88,32 +129,31 @@ def rounded_text(value: float | None) -> str:
 
 
 def _headline_table(
-    groups: Sequence[Json], runs: Sequence[RunRecords], *, comparable: bool
+    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
 ) -> Json:
+    is_ranked = not obstacles and len(groups) > 1
     seeds = sorted({seed for group in groups for seed in group["seeds"]})
     columns, notes = [], []
     for test in TESTS:
         by_seed = {str(place): _by_seed(group, runs, test) for place, group in enumerate(groups)}
         aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
-        found: dict[str, str | None] = (
-            dict(best_and_within(aligned)) if comparable and len(aligned) > 1 else {}
-        )
+        found: dict[str, str | None] = dict(best_and_within(aligned)) if is_ranked else {}
         columns.append([
             _cell(mean_text(list(each.values())), mark=found.get(name))
             for name, each in by_seed.items()
         ])  # fmt: skip
-    if comparable and len(groups) > 1:
+    if is_ranked:
         notes.append(_LEGEND)
     if any(len(group["seeds"]) == 1 for group in groups):
         notes.append(_ONE_SEED)
-    if not comparable:
-        notes.append("Nothing is marked as best: data, clients, split or seeds are not the same.")
+    if obstacles:
+        notes.append(f"Nothing is marked as best: {'; '.join(obstacles)}.")
     rows = [
         [
             _cell(group["name"], note=READING_TITLES[group["reading"]]),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
-            _cell(f"{training_seconds(group):,.1f}"),
+            _cell(f"{training_seconds(group['seconds']):,.1f}"),
         ]
         for place, group in enumerate(groups)
     ]
@@ -125,14 +165,8 @@ def _headline_table(
         "the reading it is judged by",
         "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
         "rows": rows,
-        "notes": [*notes, "MB and seconds are of a whole run, without evaluation."],
+        "notes": [*notes, _COSTS],
     }
-
-
-def training_seconds(group: Json) -> float:
-    """Return what a run takes without being evaluated."""
-    seconds: dict[str, float] = group["seconds"]
-    return sum(value for phase, value in seconds.items() if phase != "evaluate")
 
 
 def _left_behind_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:

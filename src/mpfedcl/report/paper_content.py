@@ -9,6 +9,10 @@ from mpfedcl.report.records import Cell, Line, PaperResult, Published, read_cont
 from mpfedcl.report.tables import READING_TITLES
 
 _MOST_POINTS = 400
+_QUICK = (
+    "Quick: a few rounds and one seed; it shows that everything runs, the numbers mean nothing."
+)
+_BEST = {"higher": "the highest mean", "lower": "the lowest mean", None: "the best mean"}
 
 Json = dict[str, Any]
 
@@ -22,6 +26,7 @@ def describe_paper(path: Path) -> Json:
     return {
         "kind": "paper",
         "title": result.title,
+        "warning": _QUICK if result.quick else None,
         "about": [result.about, f"Seeds {seeds}.{took}" if seeds else took.strip()],
         "tables": [_table(result, *kind) for kind in kinds],
         "figures": [
@@ -33,9 +38,17 @@ def describe_paper(path: Path) -> Json:
             }
             for figure in result.figures
         ],
-        "notes": [*result.notes, *result.verdicts],
+        "notes": [*_name_pictures(path, result), *result.notes, *result.verdicts],
         "command": result.command,
     }
+
+
+def _name_pictures(path: Path, result: PaperResult) -> list[str]:
+    """Say where the pictures of a result are that has neither tables nor lines."""
+    pictures = sorted(each.name for each in path.glob("*.png"))
+    if result.cells or result.figures or not pictures:
+        return []
+    return [f"It is a picture: {', '.join(pictures)} in this folder."]
 
 
 def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:
@@ -76,33 +89,52 @@ def _show(cells: Sequence[Cell]) -> Json:
     if not cells:
         return {"text": "-"}
     first = cells[0]
-    shown: Json = {"text": mean_text(first.values)}
+    shown: Json = {"text": _ours(first)}
     if first.mark:
         shown["mark"] = first.mark
     notes = [_beside(first)] if first.published else []
     notes += [
-        f"{READING_TITLES.get(cell.reading, cell.reading)}: {mean_text(cell.values)}"
-        for cell in cells[1:]
+        f"{READING_TITLES.get(cell.reading, cell.reading)}: {_ours(cell)}" for cell in cells[1:]
     ]
     return shown | ({"note": "; ".join(notes)} if notes else {})
 
 
+def _ours(cell: Cell) -> str:
+    """Return mean(std), or a count in full; a dash where a seed lacks its value."""
+    middle = _mean(cell)
+    if cell.unit != "numbers" or middle is None:
+        return mean_text(cell.values)
+    return f"{middle:,.0f}"
+
+
+def _mean(cell: Cell) -> float | None:
+    """Return the mean over seeds; None where one lacks its value: the others are another mean."""
+    numbers = known(cell.values)
+    return mean(numbers) if len(numbers) == len(cell.values) else None
+
+
 def _beside(cell: Cell) -> str:
+    """Return what the paper prints, and how far ours is from it."""
     assert cell.published is not None
-    ours = mean(known(cell.values))
-    text = f"paper {_published(cell.published)}"
-    return text if ours is None else f"{text}, {ours - cell.published.mean:+.1f}"
+    ours, is_exact = _mean(cell), cell.unit == "numbers"
+    text = f"paper {_published(cell.published, is_exact=is_exact)}"
+    if ours is None:
+        return text
+    difference = ours - cell.published.mean
+    return f"{text}, {difference:+,.0f}" if is_exact else f"{text}, {difference:+.1f}"
 
 
-def _published(published: Published) -> str:
+def _published(published: Published, *, is_exact: bool) -> str:
     deviation = "" if published.std is None else f"({published.std:g})"
-    return f"{published.mean:g}{deviation}"
+    return f"{published.mean:,.0f}" if is_exact else f"{published.mean:g}{deviation}"
 
 
 def _legend(places: dict[tuple[str, str], list[Cell]]) -> str:
-    marked = any(cell.mark for cells in places.values() for cell in cells)
-    words = "best: the highest mean of a column. ≈: within noise of the best. " if marked else ""
-    return f"{words}Std with ddof 0."
+    marked = {cell.better for cells in places.values() for cell in cells if cell.mark}
+    if not marked:
+        return "Std with ddof 0."
+    best = _BEST[marked.pop() if len(marked) == 1 else None]
+    return f"best: {best} of a column. ≈: within noise of the best. Std with ddof 0."
 
 
 def _line(line: Line) -> Json:

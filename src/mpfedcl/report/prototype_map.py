@@ -15,7 +15,7 @@ from mpfedcl.data.federated import FederatedData, is_same_deal
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.loading import load_data_and_model
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.numbers import rounded, thin
@@ -44,8 +44,8 @@ def describe_map(
     path: Path, experiment: Experiment, partition: Json | None, class_names: list[str]
 ) -> Json:
     """Return the map of a run, or under `missing` a sentence that says why there is none."""
-    if not (path / "pool.safetensors").is_file():
-        return {"missing": _why_no_pool(path, experiment)}
+    if reason := _why_no_pool(path, experiment):
+        return {"missing": reason}
     pool = read_pool(path / "pool.safetensors", len(class_names))
     if not len(pool):
         return {"missing": "The pool of this run is empty, so there is no map."}
@@ -121,11 +121,21 @@ def project_to_plane(
     return centred @ axes.T, shares
 
 
-def _why_no_pool(path: Path, experiment: Experiment) -> str:
+def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
+    """Return why there is no pool to show, None where there is one."""
+    is_there = (path / "pool.safetensors").is_file()
     if not (path / "summary.json").is_file():
-        return "The pool is written at the end of a run, and this one has not ended."
+        earlier = "; the pool in its folder may be of an earlier end, and is not shown"
+        return (
+            "The pool is written at the end of a run, and this one has not ended"
+            f"{earlier if is_there else ''}."
+        )
+    if is_there:
+        return None
     try:
-        is_shared = find_method(experiment.method).shares_prototypes
+        is_shared = (
+            not is_built_in(experiment.method) or find_method(experiment.method).shares_prototypes
+        )
     except InvalidInput:
         is_shared = True
     if is_shared:
@@ -133,10 +143,31 @@ def _why_no_pool(path: Path, experiment: Experiment) -> str:
     return f"{experiment.method} shares no prototypes, so there is no map."
 
 
+def _why_not_embedded(experiment: Experiment) -> str | None:
+    """Return why nothing is run to embed test images, None where it may be.
+
+    A run may be somebody else's: what it names must not be run by whoever only looks at it.
+    """
+    if not is_built_in(experiment.method):
+        return (
+            f"Only the pool is shown: {experiment.method} is code from outside mpfedcl, and a "
+            "report runs none."
+        )
+    kind, _, rest = str(experiment.encoder.name).partition(":")
+    if kind in ("onnx", "torchvision") and rest:
+        return (
+            f"Only the pool is shown: the encoder {experiment.encoder.name} is a program from "
+            "outside mpfedcl, and a report runs none."
+        )
+    return None
+
+
 def _embed_if_possible(
     path: Path, experiment: Experiment, partition: Json | None
 ) -> tuple[Samples | None, str | None]:
     """Return embedded test images, or None and the reason in a sentence."""
+    if reason := _why_not_embedded(experiment):
+        return None, reason
     try:
         method_class = find_method(experiment.method)
         data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))

@@ -2,9 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
@@ -128,6 +128,7 @@ class Cell(_Content):
     values: list[float | None]
     unit: str = "%"
     published: Published | None = None
+    better: Literal["higher", "lower"] | None = None
     mark: Literal["best", "within"] | None = None
     rounds: int | None = None
     panel: str = ""
@@ -173,6 +174,66 @@ class PaperResult(_Content):
     notes: list[str] = []
     verdicts: list[str] = []
     seconds: float | None = None
+    quick: bool = False
+    """Whether it was made by a few rounds, only to see that everything runs."""
+
+
+class SearchRung(_Content):
+    """So many settings were run up to a round."""
+
+    rounds: int
+    settings: int
+
+
+class SearchTrial(_Content):
+    """One of the settings tried; its scores are by round."""
+
+    number: int
+    values: dict[str, Any]
+    changes: dict[str, Any]
+    scores: dict[int, float | None]
+    stopped_after: int | None
+
+
+class SearchRecord(_Content):
+    """The search for one method's settings."""
+
+    method: str
+    reading: Reading
+    base: dict[str, Any]
+    knobs_searched: dict[str, list[Any]]
+    budget: int
+    seeds: list[int]
+    validation: float
+    tolerance: float
+    rungs: list[SearchRung]
+    trials: list[SearchTrial]
+    chosen: int
+    within: list[int]
+    standard_error: float | None
+    rounds_run: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.rungs or [trial.number for trial in self.trials] != [*range(len(self.trials))]:
+            raise ValueError("rungs are missing, or trials out of order")
+        if not 0 <= self.chosen < len(self.trials):
+            raise ValueError("what was chosen is none of the trials")
+        return self
+
+
+class TuningFile(_Content):
+    """tuning.json: the search of each method."""
+
+    methods: Annotated[dict[str, SearchRecord], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_one(cls, values: Any) -> Any:
+        """Take the search of one method too, as that method's own folder has it."""
+        if isinstance(values, dict) and "methods" not in values and "method" in values:
+            return {"methods": {str(values["method"]): values}}
+        return values
 
 
 _AnyContent = TypeVar("_AnyContent", bound=_Content)

@@ -1,14 +1,18 @@
-"""How to get a result again: one command line, tried before it is printed."""
+"""How to get a result again: one command line, tried before it is printed.
+
+Only of methods of this package: to try a command with another's would run their code, and whoever
+reads a report of a run has not asked for that.
+"""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.cli import parse
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.settings import Settings
 
 
@@ -30,16 +34,39 @@ def compare_command(experiments: Sequence[Experiment]) -> str | None:
     return _tried("compare", experiments, *several, leave_out=("method", "seed"))
 
 
+def tune_command(bases: Sequence[Experiment], asked: Mapping[str, Any]) -> str | None:
+    """Return the command of searches around experiments that differ in their method alone.
+
+    `asked` is what else the command was told, by the names of its flags.
+    """
+    methods = [each.method for each in bases]
+    if len(set(methods)) < len(methods) or not all(map(is_built_in, methods)):
+        return None
+    usual = parse(["tune"])
+    words = ["--methods", *methods]
+    for name, value in asked.items():
+        if value != getattr(usual, name):
+            words += _words(name, value)
+    try:
+        # A search has seeds of its own; that of its base plays no part.
+        complete = [_resolve(each.replace(seed=0)) for each in bases]
+    except InvalidInput:
+        return None
+    return _tried("tune", complete, *words, leave_out=("method", "seed"))
+
+
 def _tried(
     command: str, experiments: Sequence[Experiment], *first: str, leave_out: Sequence[str]
 ) -> str | None:
     """Return a command line that means these experiments and no others, if there is one."""
+    if not all(is_built_in(each.method) for each in experiments):
+        return None
     try:
         words = [command, *first, *_flags(experiments[0], leave_out)]
         settings = parse(words).settings
         found = [_resolve(settings.replace(method=e.method, seed=e.seed)) for e in experiments]
     except InvalidInput:
-        # A method of somebody's own that is not here any more, or a value no flag can say.
+        # A method that is not here any more, or a value no flag can say.
         return None
     return _join(words) if found == list(experiments) else None
 

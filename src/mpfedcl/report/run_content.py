@@ -1,5 +1,6 @@
 """What a report says of one run, as plain values."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 from mpfedcl.commands.run import describe_partition
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Reading, find_method
-from mpfedcl.report.numbers import rounded
+from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
+from mpfedcl.report.numbers import known, mean, rounded
 from mpfedcl.report.prototype_map import describe_map
 from mpfedcl.report.records import (
     Confusion,
@@ -68,12 +69,30 @@ class RunRecords:
     @cached_property
     def reading(self) -> Reading:
         """The reading by which the method is judged."""
-        return self.summary.reading if self.summary else find_method(self.experiment.method).reading
+        if self.summary:
+            return self.summary.reading
+        if is_built_in(self.experiment.method):
+            return find_method(self.experiment.method).reading
+        return self._recognize_reading()
 
     @cached_property
     def last_read(self) -> RoundLine | None:
         """The last round that was evaluated; in a finished run the last one."""
         return next((line for line in reversed(self.rounds) if line.accuracy), None)
+
+    def _recognize_reading(self) -> Reading:
+        """Tell by the numbers: those of the clients are of the reading that is judged by."""
+        # Somebody else's method is not asked: a report runs no code that a run names.
+        read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
+        means = [mean(known(list((each or {}).values()))) for _, each in read]
+        for reading in READINGS:
+            shown = [(table or {}).get("own", {}).get(reading) for table, _ in read]
+            if means and all(
+                a is not None and b is not None and math.isclose(a, b, abs_tol=1e-6)
+                for a, b in zip(shown, means, strict=True)
+            ):
+                return reading
+        return Method.reading
 
     def value(self, test: str, reading: str) -> float | None:
         """Return a reading of the last evaluated round."""

@@ -81,7 +81,7 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
 def explain_marks(num_seeds: int) -> str:
     """Return the legend of the marks, in words, with what so many seeds allow one to say."""
     if num_seeds < 2:
-        return f"{MARKS['best']} largest of one seed; one seed does not tell what is noise."
+        return f"{MARKS['best']} best of one seed; one seed does not tell what is noise."
     reach = interval_reach(num_seeds)
     wide = ", so little is clear" if reach > 1 else ""
     return (

@@ -16,6 +16,7 @@
     // One section alone has the page's title already.
     return [
       html("h2", { id: `heading-${place}`, class: report.sections.length > 1 ? null : "unseen" }, section.title),
+      section.warning ? html("p", { class: "warning" }, section.warning) : null,
       section.about.filter(Boolean).map((each) => html("p", { class: "about" }, each)),
       section.folder ? html("p", { class: "folder" }, section.folder) : null,
     ];
@@ -25,8 +26,9 @@
     const node = html("section", { class: "report", id: `section-${place}`, "aria-labelledby": `heading-${place}` }, heading(section, place));
     main.append(node);
     const results = section.tables.map(Parts.table);
-    node.append(Parts.block("Result", null, results));
+    if (results.length) node.append(Parts.block("Result", null, results));
     if (section.kind === "paper") paper(node, section);
+    else if (section.kind === "tuning") tuning(node, section);
     else runs(node, section);
   }
 
@@ -40,6 +42,15 @@
     const notes = section.notes.map((each) => html("li", {}, each));
     if (notes.length) node.append(Parts.block("Notes", null, html("ul", {}, notes)));
     node.append(Parts.block("Run it again", null, Parts.copy(section.command, "In one command:")));
+  }
+
+  function tuning(node, section) {
+    for (const { title, table, figure } of section.searches) {
+      const chart = html("div");
+      node.append(Parts.block(title, null, Parts.table(table), chart));
+      if (figure) Charts.lines(chart, { ...figure, x: "round", y: "validation accuracy (%)", low: 0, high: 100 });
+    }
+    if (section.command) node.append(Parts.block("Run it again", null, Parts.copy(section.command, "In one command:")));
   }
 
   function runs(node, section) {

@@ -75,7 +75,7 @@ const Views = {};
     };
     return ready(block("What it costs", null, html("div", { class: "pair" }, seconds, bytes)), () => {
       Charts.bars(seconds, {
-        title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate is not part of the method.`,
+        title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
         unit: "s", digits: 2, ...bars("seconds", 1),
       });
       Charts.bars(bytes, {

@@ -1,0 +1,90 @@
+"""What the folders given to a report hold: runs, comparisons, searches, tables of the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.report.records import ComparisonFile, read_content
+from mpfedcl.runs import RunDirectory
+
+
+@dataclass(frozen=True)
+class Source:
+    """What becomes a section: the runs of a folder, a search, or a table of the paper."""
+
+    path: Path
+    kind: Literal["run", "comparison", "tuning", "paper"]
+    runs: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Runs that have no round yet."""
+
+
+def find_sources(folders: Sequence[Path]) -> list[Source]:
+    """Return what the folders hold, each thing once; a folder of tables holds several."""
+    found = [source for folder in folders for source in _look_into(folder)]
+    return list({(source.path.resolve(), source.kind): source for source in found}.values())
+
+
+def find_searches(folder: Path) -> list[Path]:
+    """Return the files of a search, or of a folder of searches."""
+    if (folder / "tuning.json").is_file():
+        return [folder / "tuning.json"]
+    return sorted(folder.glob("*/tuning.json"))
+
+
+def _look_into(folder: Path) -> list[Source]:
+    if (folder / "result.json").is_file():
+        return [Source(folder, "paper")]
+    if (folder / "tuning.json").is_file():
+        return [Source(folder, "tuning")]
+    if (folder / "comparison.json").is_file() and (named := _read_named(folder)):
+        return [_find_runs(folder, named)]
+    if (folder / "experiment.toml").is_file():
+        return [Source(folder, "run", (folder,))]
+    # The folder of `mpfedcl paper`, what is below it, or whatever else somebody keeps together.
+    tables = [*folder.glob("tables/*/result.json"), *folder.glob("*/result.json")]
+    found = [Source(table.parent, "paper") for table in sorted(tables)]
+    of_paper = any(folder.glob("tuning/*/tuning.json")) and any(folder.glob("tables/*/result.json"))
+    searched = folder / "tuning" if of_paper else folder
+    if find_searches(searched):
+        found.append(Source(searched, "tuning"))
+    inside = sorted(each.parent for each in folder.glob("*/experiment.toml"))
+    if inside:
+        found.append(_find_runs(folder, inside))
+    if found:
+        return found
+    if any(folder.glob("*/search.json")):
+        raise InvalidInput(
+            f"DIR is {str(folder)!r}; the search in it has not ended: the same command of tune "
+            "goes on with it."
+        )
+    raise InvalidInput(
+        f"DIR is {str(folder)!r}; it must be a folder that holds a run, a comparison, a search or "
+        "a table of the paper."
+    )
+
+
+def _read_named(folder: Path) -> list[Path]:
+    """Return the runs that a comparison names."""
+    content = read_content(folder / "comparison.json", ComparisonFile)
+    names = [name for method in content.methods.values() for name in method.runs]
+    for name in names:
+        # A name from a file must not lead out of the folder.
+        if Path(name).name != name or not (folder / name / "experiment.toml").is_file():
+            raise InvalidInput(
+                f"{folder / 'comparison.json'} names the run {name!r}; it must be a folder "
+                "beside it that holds a run."
+            )
+    return [folder / name for name in names]
+
+
+def _find_runs(folder: Path, paths: Sequence[Path]) -> Source:
+    begun = [path for path in paths if RunDirectory(path).count_records()]
+    if not begun:
+        raise InvalidInput(
+            f"DIR is {str(folder)!r}; no run in it has a round yet, and a report needs one."
+        )
+    waiting = tuple(path.name for path in paths if path not in begun)
+    return Source(folder, "comparison", tuple(begun), waiting)
