@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.clock import training_seconds
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
@@ -88,8 +89,7 @@ class Comparison:
                 for reading in READINGS:
                     entry["readings"][test][reading].append(summary["readings"][test][reading])
             entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
-            training = {k: v for k, v in summary["seconds"].items() if k != "evaluate"}
-            entry["seconds"].append(round(sum(training.values()), 3))
+            entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
             entry["runs"].append(plan.path.name)
         # In the order given, which is also the order of the numbers above.
         seeds = list(dict.fromkeys(plan.experiment.seed for plan in self.plans))

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
+from mpfedcl import clock
 from mpfedcl.paper.item import Finished, Measure
-
-_NOT_TRAINING = ("evaluate", "checkpoint", "diagnose")
-"""Phases that are no part of the algorithm."""
 
 
 def _last(test: str) -> Measure:
@@ -67,7 +65,7 @@ def _same_time(run: Finished, against: Finished | None) -> float | None:
     assert against is not None
     limit, spent, found = training_seconds(against), 0.0, None
     for record in run.records:
-        spent += _seconds(record)
+        spent += clock.training_seconds(record["seconds"])
         # A run's own time is reached exactly; rounding must not cut its last round off.
         if spent > limit * (1 + 1e-9):
             break
@@ -89,12 +87,7 @@ PROTOTYPES = _sent("prototype_floats")
 
 def training_seconds(run: Finished) -> float:
     """Return how long a run trained: everything but reading and checkpoints."""
-    return sum(_seconds(record) for record in run.records)
-
-
-def _seconds(record: object) -> float:
-    phases: dict[str, float] = record["seconds"]  # type: ignore[index]
-    return sum(seconds for name, seconds in phases.items() if name not in _NOT_TRAINING)
+    return sum(clock.training_seconds(record["seconds"]) for record in run.records)
 
 
 def _first_at(run: Finished, level: float) -> int | None:
