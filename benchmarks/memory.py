@@ -22,13 +22,13 @@ CASES: dict[str, dict[str, Any]] = {
         "at": [10, 50],
         "sample": 32,
     },
-    f"head, 10,000 x 20, {_SAMPLED}, evaluate_clients 100": {
+    f"head, 10,000 x 20, {_SAMPLED}, evaluate_clients 10": {
         "model": "head",
         "clients": 10_000,
         "rounds": 12,
         "at": [10, 12],
         "sample": 32,
-        "read": 100,
+        "read": 10,
     },
 }
 QUICK: dict[str, dict[str, Any]] = {
