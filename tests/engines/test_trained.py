@@ -7,13 +7,15 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from own_methods import FedPer
 from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
-from mpfedcl.engines.trained import TrainedStack
+from mpfedcl.engines.trained import TrainedStack, _find_ranges
 from mpfedcl.exchange import Share
 from mpfedcl.models import Tensors
 
@@ -204,3 +206,13 @@ def test_a_spoiled_client_that_counts_shows(task: Task, make: Make) -> None:
 
 def _is_finite(tensors: Tensors) -> bool:
     return all(bool(value.isfinite().all()) for value in tensors.values())
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 8))
+def test_ranges_hold_the_wanted_and_nobody_else(wanted: set[int], count: int, longest: int) -> None:
+    names = [str(number) for number in range(count)]
+    ranges = list(_find_ranges(names, {str(number) for number in wanted}, longest))
+    assert [n for first, last in ranges for n in range(first, last)] == sorted(
+        number for number in wanted if number < count
+    )
+    assert all(0 < last - first <= longest for first, last in ranges)

@@ -286,7 +286,7 @@ class InProcessEngine:
         """Yield what each named client's model answers; few are held at a time."""
         wanted = set(names)
         for group in distinct(self._trained[name][0] for name in names):
-            yield from (said for said in ask(group, examiner) if said[0] in wanted)
+            yield from ask(group, examiner, wanted)
 
 
 def _single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

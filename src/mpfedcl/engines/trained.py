@@ -1,6 +1,6 @@
 """Clients that have trained in a round, held together: one model, a stack, or less than that."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -54,16 +54,30 @@ def distinct(groups: Iterable[Trained]) -> list[Trained]:
     return list({id(group): group for group in groups}.values())
 
 
-def ask(group: Trained, examiner: Examiner) -> Iterator[tuple[str, Answers]]:
-    """Yield what each client's model answers; few are held at a time."""
-    at_once = examiner.models_at_once
-    for first in range(0, len(group.names), at_once):
-        last = min(first + at_once, len(group.names))
+def ask(
+    group: Trained, examiner: Examiner, wanted: Collection[str]
+) -> Iterator[tuple[str, Answers]]:
+    """Yield what the models of the wanted clients answer; few are held at a time."""
+    for first, last in _find_ranges(group.names, wanted, examiner.models_at_once):
 
         def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
             return group.predict(first, last, inputs)
 
         yield from zip(group.names[first:last], examiner.ask(apply), strict=True)
+
+
+def _find_ranges(
+    names: Sequence[str], wanted: Collection[str], longest: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the places of the wanted names as ranges, none longer than `longest`."""
+    first = None
+    for place, name in enumerate([*names, None]):
+        is_wanted = name is not None and name in wanted
+        if first is not None and (not is_wanted or place - first == longest):
+            yield first, place
+            first = None
+        if first is None and is_wanted:
+            first = place
 
 
 class TrainedAlone:
