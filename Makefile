@@ -7,7 +7,7 @@ READY := .venv/.ready
 	test-browser test-machines wheel clean help
 
 help:
-	@echo "make demo       compare five methods on the embedded data (under 3 minutes)"
+	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, all tests"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; an hour)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"

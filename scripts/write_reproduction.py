@@ -51,8 +51,8 @@ def write(item: str) -> str:
     parts = [
         f"{result['about']}\n",
         f"    {result['command']}\n",
-        f"Its runs add up to {minutes:.0f} minutes, two at a time on two busy cores; some are shared "
-        "with other tables.\n",
+        f"Its runs add up to {minutes:.0f} minutes, two at a time on two busy cores; some are "
+        "shared with other tables.\n",
     ]
     parts += [f"![{result['title']}](images/paper/{p})\n" for p in _pictures(item)]
     tables = [f"**{grid.title}**\n\n{grid.markdown()}" for grid in grids(result)]
