@@ -106,6 +106,18 @@ def is_gone(process: int) -> bool:
     return False
 
 
+def start_two(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> tuple[subprocess.Popen[str], int]:
+    """Start a run without end in two processes, and wait for its first round."""
+    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 1)
+    (worker,) = children(leader)
+    return leader, worker
+
+
 # The same result
 
 
@@ -215,11 +227,7 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
 def test_workers_end_when_the_leader_is_killed(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    (worker,) = children(leader)
+    leader, worker = start_two(images, tmp_path, processes)
     leader.kill()
     assert is_gone(worker)
 
@@ -227,11 +235,7 @@ def test_workers_end_when_the_leader_is_killed(
 def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    (worker,) = children(leader)
+    leader, worker = start_two(images, tmp_path, processes)
     # As a terminal does: to everybody.
     os.kill(worker, signal.SIGINT)
     leader.send_signal(signal.SIGINT)
@@ -245,11 +249,7 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
     """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    (worker,) = children(leader)
+    leader, worker = start_two(images, tmp_path, processes)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(0.5)
     leader.send_signal(signal.SIGINT)
@@ -264,22 +264,15 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
 def test_an_interrupt_from_the_terminal_does_not_reach_workers(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    (worker,) = children(leader)
+    leader, worker = start_two(images, tmp_path, processes)
     assert os.getpgid(worker) != os.getpgid(leader.pid)
 
 
 def test_the_meeting_point_of_one_machine_is_closed_to_others(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    for process in (leader.pid, *children(leader)):
+    leader, worker = start_two(images, tmp_path, processes)
+    for process in (leader.pid, worker):
         assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
 
 
