@@ -34,6 +34,9 @@ PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint"
 
 Json = dict[str, Any]
 
+Say = Callable[..., tuple[int, str, str]]
+"""The fixture `said`: words of a command to its exit code, output and errors."""
+
 
 def save_images(
     path: Path, *, num_train: int = 60, num_test: int = 30, num_classes: int = 3

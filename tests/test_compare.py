@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -23,6 +22,7 @@ from mpfedcl.statistics import best_and_within, paired_difference
 from small_runs import (
     EXAMPLES,
     Json,
+    Say,
     assert_same_results,
     assert_same_run,
     command,
@@ -40,22 +40,6 @@ RUNS = [f"{method}-seed{seed}" for method in METHODS for seed in SEEDS]
 def words(images: Path, out: Path, **changes: Any) -> list[str]:
     chosen = ["--methods", *METHODS, "--seeds", *(str(seed) for seed in SEEDS)]
     return ["compare", *chosen, *flags(images, **changes), "--jobs", "1", "--out", str(out)]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Call the command line in this process."""
-
-    def run_words(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_words
-
-
-Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

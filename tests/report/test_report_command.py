@@ -1,31 +1,14 @@
 """`mpfedcl report`: from a folder to a file, or one sentence."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mpfedcl import run
-from mpfedcl.cli import main
 from parsed_pages import document_in
-from small_runs import flags, read_records, small
+from small_runs import Say, flags, read_records, small
 from written_runs import write_run
-
-Say = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Call the command line in this process."""
-
-    def run_words(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_words
 
 
 def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:

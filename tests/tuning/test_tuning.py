@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +18,7 @@ from mpfedcl.simulation import Observer, resume, run
 from mpfedcl.tuning import Search, Tuning, load_tuning, run_searches, tune
 from mpfedcl.tuning.halving import Rung, choose, keep_best
 from parsed_pages import document_in
-from small_runs import Json, command, environment, flags, read_records, save_images, small
+from small_runs import Json, Say, command, environment, flags, read_records, save_images, small
 
 METHODS = ("mp-fedcl", "fedavg")
 BUDGET = 5
@@ -30,22 +29,6 @@ def words(images: Path, out: Path, **changes: Any) -> list[str]:
     chosen = ["--methods", *METHODS, "--budget", BUDGET, "--jobs", 1, "--out", out]
     settings = flags(images, **{"rounds": ROUNDS} | changes)
     return ["tune", *(str(each) for each in chosen), *settings]
-
-
-Say = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Call the command line in this process."""
-
-    def run_words(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_words
 
 
 @pytest.fixture(scope="module")
