@@ -43,6 +43,10 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
         (["run", "tables"], "'tables' is no table of the paper; it must be all, or one or more of"),
         (["run", "k", "--seeds", "1", "1"], "seeds is [1, 1]; it must name each once."),
         (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
+        (
+            ["run", "k", "--seeds", "100"],
+            "it must be without 100, the seed that settings are chosen",
+        ),
         (["show", "tables"], "'tables' is no table of the paper"),
         (["show", "all"], "id is 'all'; it must be one of sent, label"),
         (["draw"], "'paper draw' is not a command"),

@@ -21,7 +21,7 @@ from mpfedcl.tuning import Search, load_tuning, run_searches
 
 _QUICK_ROUNDS = 3
 _BUDGET, _QUICK_BUDGET = 12, 2
-_TUNING_SEED = 100
+TUNING_SEED = 100
 """Another draw of the data than those that are reported."""
 _VALIDATION = 0.2
 _TUNED = ("label", "feature")
@@ -37,8 +37,6 @@ class PaperRuns:
     seeds: Sequence[int]
     root: Path | None = None
     quick: bool = False
-    changes: dict[str, Any] = field(default_factory=dict)
-    """Settings of every run that make no difference to results, such as the engine."""
     _read: dict[tuple[Path, int], Finished] = field(default_factory=dict)
     _complete: set[Path] = field(default_factory=set)
 
@@ -100,11 +98,11 @@ class PaperRuns:
     def _search(self, base: Experiment) -> Search:
         base = self._shortened(base)
         return Search.prepare(
-            base.replace(dataset__root=self.root, **self.changes),
+            base.replace(dataset__root=self.root),
             base.method,
             self.tuning_folder(base),
             _QUICK_BUDGET if self.quick else _BUDGET,
-            (_TUNING_SEED,),
+            (TUNING_SEED,),
             validation=_VALIDATION,
         )
 
@@ -211,7 +209,7 @@ class PaperRuns:
     def complete(self, experiment: Experiment, seed: int) -> Experiment:
         """Return an experiment as it is run here with a seed."""
         experiment = self._shortened(experiment)
-        return resolve(experiment.replace(dataset__root=self.root, **self.changes), seed)
+        return resolve(experiment.replace(dataset__root=self.root), seed)
 
     def _command(self, item: Item) -> str:
         """Return the words that make an item as it is here."""
