@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
     """Train for an epoch from the weights in the message."""
     torch.set_num_threads(int(os.environ["PEERS_THREADS"]))
     model = Mlp()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     loader = _loader(int(context.node_config["partition-id"]))
     model.train()
