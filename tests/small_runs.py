@@ -100,6 +100,15 @@ class WrappedEngine:
         self._engine = engine
         self.sizes = engine.sizes
 
+    def muster(self) -> None:
+        self._engine.muster()
+
+    def close(self, broadcast: Broadcast) -> Readings | None:
+        return self._engine.close(broadcast)
+
+    def remarks(self) -> Json:
+        return self._engine.remarks()
+
     def here(self, names: Sequence[str]) -> Sequence[str]:
         return self._engine.here(names)
 
@@ -110,8 +119,9 @@ class WrappedEngine:
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         updates = self._engine.train(broadcast, names, keep=keep)
+        sound = (each for each in updates if isinstance(each, Update))
         yield from self.meddle(
-            broadcast, names, (replace(each, sums=tensors_of(each)) for each in updates)
+            broadcast, names, (replace(each, sums=tensors_of(each)) for each in sound)
         )
 
     def meddle(
@@ -126,7 +136,7 @@ class WrappedEngine:
         names: Sequence[str],
         *,
         confuse: bool = False,
-    ) -> Readings:
+    ) -> Readings | None:
         return self._engine.evaluate(averaged, pool, names, confuse=confuse)
 
     def inspect(

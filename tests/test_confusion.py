@@ -111,7 +111,7 @@ def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
             names: Sequence[str],
             *,
             confuse: bool = False,
-        ) -> Readings:
+        ) -> Readings | None:
             asked.append(confuse)
             return super().evaluate(averaged, pool, names, confuse=confuse)
 

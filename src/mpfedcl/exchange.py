@@ -9,6 +9,12 @@ from torch import Tensor
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
+Table = dict[str, dict[str, float | None]]
+"""Percent correct by test and reading; None where a method has no such thing."""
+
+Counts = list[list[int]]
+"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -63,6 +69,16 @@ class Share:
 
 
 @dataclass(frozen=True)
+class LateReading:
+    """What a client read of the round before: over a network it travels with the next update."""
+
+    table: Table
+    is_personal: bool
+    """Whether the client trained in that round, so that its personal readings count."""
+    confusion: Counts | None = None
+
+
+@dataclass(frozen=True)
 class Update:
     """What a client sends back."""
 
@@ -74,6 +90,7 @@ class Update:
     """Collected from all clients, never averaged."""
     loss: float
     """Mean training loss over the round's samples."""
+    late: LateReading | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -88,6 +105,14 @@ class Update:
     @property
     def _shapes(self) -> Tensors:
         return self.sums.stack.template if isinstance(self.sums, Share) else self.sums
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What comes in place of an update where a client could not make one, or none can be read."""
+
+    client: str
+    reason: str
 
 
 def _num_bytes(tensors: Tensors) -> int:

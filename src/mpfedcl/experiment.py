@@ -104,6 +104,10 @@ class Experiment(Settings):
         still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
         return self.replace(**still_open)
 
+    def reads(self, round_number: int) -> bool:
+        """Tell whether a round's models are read."""
+        return round_number == self.rounds or round_number % self.evaluate_every == 0
+
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""
         section, _, field = name.rpartition("__")

@@ -99,6 +99,8 @@ class Federation:
         self.state = FederationState(0, method.init_server(initial), {})
         self.confusion: dict[str, Counts] = {}
         """What the last round counted, by client, if it was asked to."""
+        self.late: Readings | None = None
+        """What clients said with their updates of the round before, where they read so late."""
         self._experiment = experiment
         self._method = method
         self._engine = engine
@@ -157,6 +159,7 @@ class Federation:
         `keep_models` for the engine to hand out; `confuse` to count confusions where it evaluates.
         """
         with self._clock.phase("broadcast"):
+            self._engine.muster()
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round)
         intake = Intake(self._guard, broadcast, chosen)
@@ -178,6 +181,7 @@ class Federation:
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, confuse=confuse) if evaluate else None
         self.confusion = readings.confusion if readings else {}
+        self.late = Readings.gather(intake.late) if intake.late else None
         heard = {*intake.accepted, *intake.rejected}
         return RoundRecord(
             round=broadcast.round,
@@ -191,9 +195,13 @@ class Federation:
             ),
             sent=intake.largest,
             unchanged=not intake.accepted,
-            remarks=self._method.remarks(broadcast),
+            remarks={**self._method.remarks(broadcast), **self._engine.remarks()},
             diagnostics=diagnostics,
         )
+
+    def close(self) -> Readings | None:
+        """Return what is read of the last round only now that it is over, if so."""
+        return self._engine.close(self._broadcast())
 
     def take_up(self, state: FederationState, record: dict[str, Any]) -> None:
         """Go on from the state after a round, and from that round's record."""
@@ -237,7 +245,7 @@ class Federation:
         server = self._method.reduce(self.state.server, intake.mean.means())
         self.state = FederationState(number, server, {**kept, **fresh})
 
-    def _evaluate(self, read: list[str], *, confuse: bool) -> Readings:
+    def _evaluate(self, read: list[str], *, confuse: bool) -> Readings | None:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
             return self._engine.evaluate(self.averaged_model, pool, read, confuse=confuse)

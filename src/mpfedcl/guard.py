@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpfedcl.exchange import Broadcast, Share, Update
+from mpfedcl.exchange import Broadcast, LateReading, Share, Update
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
 
@@ -59,6 +59,7 @@ class Guard:
         """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
+            or self._judge_reading(update.late)
             or self._judge_change(update.sums, broadcast)
             or self._judge_rows(update, broadcast.pool.vectors.dtype)
         )
@@ -71,6 +72,21 @@ class Guard:
             return f"num_samples is {update.num_samples!r}; this client has {expected}"
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"
+        return None
+
+    def _judge_reading(self, late: LateReading | None) -> str | None:
+        """Judge what a client says of the round before: percentages, and counts of images."""
+        if late is None:
+            return None
+        said = [value for row in late.table.values() for value in row.values() if value is not None]
+        if not all(type(value) is float and 0 <= value <= 100 for value in said):
+            return "a reading is not in 0 to 100 %"
+        rows = late.confusion or []
+        width = self._num_classes + 1
+        if rows and (len(rows) != width - 1 or any(len(row) != width for row in rows)):
+            return f"confusions must be [{width - 1}][{width}] counts"
+        if any(type(count) is not int or not 0 <= count < 2**40 for row in rows for count in row):
+            return "confusions must be counts of images"
         return None
 
     @torch.no_grad()

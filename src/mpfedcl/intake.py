@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mpfedcl.aggregate import WeightedMean
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast, Failure, LateReading, Update
 from mpfedcl.guard import Guard
 from mpfedcl.prototypes import Prototypes
 
@@ -16,6 +16,7 @@ class Intake:
         self.mean = WeightedMean()
         self.rows: dict[str, Prototypes] = {}
         self.losses: dict[str, float] = {}
+        self.late: dict[str, LateReading] = {}
         self.rejected: dict[str, str] = {}
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
@@ -31,8 +32,11 @@ class Intake:
         """The clients whose updates count, in order of name."""
         return sorted(self.rows)
 
-    def take(self, update: Update) -> None:
+    def take(self, update: Update | Failure) -> None:
         """Judge an update; fold it in, or write down why not. A client's first verdict stands."""
+        if isinstance(update, Failure):
+            self._reject(update, update.reason)
+            return
         if malformed := self._guard.judge_form(update):
             self._reject(update, malformed)
             return
@@ -49,26 +53,30 @@ class Intake:
     def _accept(self, update: Update) -> None:
         self.mean.add(update)
         self.rows[update.client], self.losses[update.client] = update.rows, update.loss
+        if update.late is not None:
+            self.late[update.client] = update.late
         sizes = {
             "parameters": update.num_parameters,
             "prototype_floats": update.rows.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
 
-    def _reject(self, update: Update, reason: str) -> None:
+    def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)
         if name in self.rows or name in self.rejected:
             name = f"{name} (again)"
         self.rejected.setdefault(name, reason)
 
 
-def in_name_order(updates: Iterable[Update], chosen: Sequence[str]) -> Iterator[Update]:
+def in_name_order(
+    updates: Iterable[Update | Failure], chosen: Sequence[str]
+) -> Iterator[Update | Failure]:
     """Pass updates on in the order of `chosen`, whatever their arrival: sums depend on the order.
 
     One that comes early waits for those before it; what nobody asked for comes last.
     """
-    early: dict[str, Update] = {}
-    last: list[Update] = []
+    early: dict[str, Update | Failure] = {}
+    last: list[Update | Failure] = []
     expected = deque(chosen)
     for update in updates:
         # A list, not a set: a name that cannot be hashed must not end the round.

@@ -2,21 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from mpfedcl.exchange import Counts, LateReading, Table
 from mpfedcl.methods import READINGS, Reading
 from mpfedcl.prototypes import PrototypePool
 
+__all__ = [
+    "TESTS",
+    "Answers",
+    "Counts",
+    "Examiner",
+    "Readings",
+    "Table",
+    "by_reading",
+    "count_answers",
+    "tabulate",
+]
+
 TESTS = ("own", "union")
 """own: each client on its own test images; union: on all clients' test images together."""
-
-Table = dict[str, dict[str, float | None]]
-"""Percent correct by test and reading; None where a method has no such thing."""
-
-Counts = list[list[int]]
-"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
 _CHUNK = 4096
 """Images that pass through a model together."""
@@ -33,6 +41,15 @@ class Readings:
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, Counts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
+
+    @classmethod
+    def gather(cls, late: Mapping[str, LateReading]) -> Self:
+        """Join what clients read by themselves, in order of name."""
+        return cls(
+            {name: late[name].table for name in sorted(late)},
+            [name for name in sorted(late) if late[name].is_personal],
+            {n: counts for n in sorted(late) if (counts := late[n].confusion) is not None},
+        )
 
     def table(self) -> Table:
         """Average over clients: averaged models over all, personal models over the trained."""

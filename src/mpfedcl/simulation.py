@@ -1,7 +1,7 @@
 """From an experiment to a finished run on this machine."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from mpfedcl.loading import load_in_turn
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.readings import Counts, Readings
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
@@ -104,47 +105,33 @@ def follow() -> None:
         _Simulation(Experiment.parse_toml(document, Path("experiment")), team).follow()
 
 
-class _Simulation:
-    """An experiment set up: data loaded, model made, clients in place."""
+class Course:
+    """The course of a run: rounds, checkpoints and records, wherever the clients are."""
 
-    def __init__(self, experiment: Experiment, team: Team | None = None) -> None:
-        cap_threads()
-        device = find_device(experiment.device)
-        dtype = getattr(torch, experiment.dtype)
-        method_class = find_method(experiment.method)
+    _team: Team | None = None
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        method: Method,
+        federation: Federation,
+        engine: Engine,
+        clock: Clock,
+        device: torch.device,
+        class_names: Sequence[str],
+    ) -> None:
         self._experiment = experiment
-        self._team = team
+        self._method = method
+        self._federation = federation
+        self._engine = engine
+        self._clock = clock
         self._device = device
-        self.data, model = load_in_turn(experiment, device, team)
-        self._method: Method = method_class(experiment, self.data.num_classes)
-        drawn = model.init(generator(experiment.seed, "weights"), dtype)
-        initial = {name: value.to(device) for name, value in drawn.items()}
-        self._clock = Clock()
-        self._engine = self._make_engine(model, initial)
-        self._federation = Federation(
-            experiment,
-            self._method,
-            self._engine,
-            initial,
-            dimension=model.embedding_size,
-            clock=self._clock,
-        )
-
-    def _make_engine(self, model: Model, initial: Tensors) -> Engine:
-        sizes = {client.name: len(client.labels) for client in self.data.clients}
-        if self._team is not None:
-            share = deal_clients(sizes, self._team.size)[self._team.rank]
-            self.data = self.data.only(share)
-        engine = InProcessEngine(
-            self._experiment, self._method, model, self.data, initial, self._clock
-        )
-        if self._team is None:
-            return engine
-        return DistributedEngine(engine, sizes, self._team, self._device)
+        self._class_names = class_names
+        self._unread: dict[str, Any] | None = None
+        """The record of a round that clients have not read yet: over a network they do so later."""
 
     def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
-        self._check_data(directory)
         records = self._restore(directory, observer)
         rounds, done = self._experiment.rounds, self._federation.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
@@ -159,15 +146,19 @@ class _Simulation:
         observer.on_start(self._experiment, self._federation.state.round)
         try:
             while self._goes_on(not observer.should_stop()):
-                records.append(self._round(directory))
-                observer.on_round(records[-1])
-                if records[-1]["unchanged"]:
-                    observer.on_warning(_say_unchanged(records[-1]))
+                for record in self._round(directory):
+                    records.append(record)
+                    observer.on_round(record)
+                    if record["unchanged"]:
+                        observer.on_warning(_say_unchanged(record))
         except LostWorker as error:
             raise RunCutShort(
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
                 f"kept. Go on with: mpfedcl run --resume {directory.path}"
             ) from None
+        if self._unread is not None and self._federation.state.round == rounds:
+            records.append(self._read_last(directory, self._unread))
+            observer.on_round(records[-1])
         return self._conclude(directory, records)
 
     def follow(self) -> None:
@@ -190,23 +181,15 @@ class _Simulation:
         """Run a round; return its record, and whether it was the last."""
         number = self._federation.state.round + 1
         is_last = number == self._experiment.rounds
-        is_read = is_last or number % self._experiment.evaluate_every == 0
+        is_read = self._experiment.reads(number)
         keeps = is_last and self._experiment.personal_models
         record = self._federation.run_round(evaluate=is_read, keep_models=keeps, confuse=is_last)
         return record, is_last
 
-    def _check_data(self, directory: RunDirectory) -> None:
-        """Write down who holds what; refuse to go on with a run whose data have changed since."""
-        now, before = self.data.partition, directory.read_json("partition.json")
-        if before is not None and not is_same_deal(before, now):
-            raise InvalidInput(
-                f"{directory.path} was begun on other data; images and encoder must be the same "
-                "as then, or the run must be begun anew."
-            )
-        directory.write_json("partition.json", now)
-
-    def _round(self, directory: RunDirectory) -> dict[str, Any]:
+    def _round(self, directory: RunDirectory) -> Iterator[dict[str, Any]]:
+        """Run a round; yield the records that are complete by it."""
         done, is_last = self._advance()
+        is_late = self._experiment.reads(done.round) and done.accuracy is None
         record = done.to_json()
         with self._clock.phase("checkpoint"):
             if is_last:
@@ -217,19 +200,44 @@ class _Simulation:
                     pool,
                     self._personal_models(),
                 )
-                directory.write_confusion(
-                    self._federation.confusion,
-                    round_number=done.round,
-                    reading=self._method.reading,
-                    class_names=self.data.class_names,
-                )
+                if not is_late:
+                    self._write_confusion(directory, self._federation.confusion)
             save_checkpoint(
                 directory.checkpoints,
                 Checkpoint(self._federation.state, self._engine.state(), record),
             )
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
+        if self._unread is not None:
+            yield self._note(directory, self._unread, self._federation.late)
+        self._unread = record if is_late else None
+        if not is_late:
+            directory.append_record(record)
+            yield record
+
+    def _read_last(self, directory: RunDirectory, record: dict[str, Any]) -> dict[str, Any]:
+        """Let clients read the last round, over a network, and complete its record."""
+        readings = self._federation.close()
+        self._write_confusion(directory, readings.confusion if readings else {})
+        return self._note(directory, record, readings)
+
+    def _note(
+        self, directory: RunDirectory, record: dict[str, Any], readings: Readings | None
+    ) -> dict[str, Any]:
+        """Complete the record of a round by what clients read of it, and write it down."""
+        if readings is not None:
+            record["accuracy"] = readings.table()
+            record["accuracy_per_client"] = readings.per_client(self._method.reading)
         directory.append_record(record)
+        self._unread = None
         return record
+
+    def _write_confusion(self, directory: RunDirectory, confusion: dict[str, Counts]) -> None:
+        directory.write_confusion(
+            confusion,
+            round_number=self._experiment.rounds,
+            reading=self._method.reading,
+            class_names=self._class_names,
+        )
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
         if self._experiment.personal_models:
@@ -245,7 +253,15 @@ class _Simulation:
             self._team.share(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._take_up(checkpoint)
-        return directory.rewind_records(checkpoint.record if checkpoint else None)
+        records = directory.rewind_records(checkpoint.record if checkpoint else None)
+        if records and self._is_unread(records[-1]):
+            self._unread = records.pop()
+            directory.rewind_records(records[-1] if records else None)
+        return records
+
+    def _is_unread(self, record: dict[str, Any]) -> bool:
+        """Tell whether a round has still to be read by clients that do so later."""
+        return self._experiment.reads(record["round"]) and record["accuracy"] is None
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
         self._federation.take_up(checkpoint.state.to(self._device), checkpoint.record)
@@ -267,6 +283,69 @@ class _Simulation:
             pool=self._federation.pool if self._method.shares_prototypes else None,
             summary=summary,
         )
+
+
+class _Simulation(Course):
+    """An experiment set up on this machine: data loaded, model made, clients in place."""
+
+    def __init__(self, experiment: Experiment, team: Team | None = None) -> None:
+        cap_threads()
+        device = find_device(experiment.device)
+        dtype = getattr(torch, experiment.dtype)
+        method_class = find_method(experiment.method)
+        self._experiment = experiment
+        self._team = team
+        self._device = device
+        self.data, model = load_in_turn(experiment, device, team)
+        self._method = method_class(experiment, self.data.num_classes)
+        drawn = model.init(generator(experiment.seed, "weights"), dtype)
+        initial = {name: value.to(device) for name, value in drawn.items()}
+        self._clock = Clock()
+        self._engine = self._make_engine(model, initial)
+        federation = Federation(
+            experiment,
+            self._method,
+            self._engine,
+            initial,
+            dimension=model.embedding_size,
+            clock=self._clock,
+        )
+        super().__init__(
+            experiment,
+            self._method,
+            federation,
+            self._engine,
+            self._clock,
+            device,
+            self.data.class_names,
+        )
+
+    def _make_engine(self, model: Model, initial: Tensors) -> Engine:
+        sizes = {client.name: len(client.labels) for client in self.data.clients}
+        if self._team is not None:
+            share = deal_clients(sizes, self._team.size)[self._team.rank]
+            self.data = self.data.only(share)
+        engine = InProcessEngine(
+            self._experiment, self._method, model, self.data, initial, self._clock
+        )
+        if self._team is None:
+            return engine
+        return DistributedEngine(engine, sizes, self._team, self._device)
+
+    def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
+        """Run the rounds that are left, on the data that the run was begun on."""
+        self._check_data(directory)
+        return super().go(directory, observer)
+
+    def _check_data(self, directory: RunDirectory) -> None:
+        """Write down who holds what; refuse to go on with a run whose data have changed since."""
+        now, before = self.data.partition, directory.read_json("partition.json")
+        if before is not None and not is_same_deal(before, now):
+            raise InvalidInput(
+                f"{directory.path} was begun on other data; images and encoder must be the same "
+                "as then, or the run must be begun anew."
+            )
+        directory.write_json("partition.json", now)
 
 
 def _say_unchanged(record: Record) -> str:

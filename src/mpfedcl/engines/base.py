@@ -1,10 +1,10 @@
 """The seam between the round loop and where clients live."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpfedcl.convergence.measurement import Inspection
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast, Failure, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
@@ -19,13 +19,17 @@ class Engine(Protocol):
         """Training samples by client name, in name order."""
         ...
 
+    def muster(self) -> None:
+        """Before a round: let clients take part that have come since the one before."""
+        ...
+
     def here(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients whose updates come to this process."""
         ...
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update]:
+    ) -> Iterator[Update | Failure]:
         """Train the named clients and yield their updates in any order; name order is cheapest.
 
         Only of the clients in `keep` may `evaluate` and `personal_models` be asked afterwards for
@@ -44,11 +48,21 @@ class Engine(Protocol):
         names: Sequence[str],
         *,
         confuse: bool = False,
-    ) -> Readings:
+    ) -> Readings | None:
         """Read this round's personal models of the named clients, and the averaged model.
 
+        None where clients read a round only when the next one begins: what they read then comes
+        with their updates, and of the last round by `close`.
         `confuse`: count too which class is taken for which, by the method's own reading.
         """
+        ...
+
+    def close(self, broadcast: Broadcast) -> Readings | None:
+        """Ask for what is still to be read once the last round is over."""
+        ...
+
+    def remarks(self) -> dict[str, Any]:
+        """Return what the round's record should say of where the clients were run."""
         ...
 
     def inspect(

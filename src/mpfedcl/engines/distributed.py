@@ -51,6 +51,16 @@ class DistributedEngine:
         self._team = team
         self._device = device
 
+    def muster(self) -> None:
+        """All clients are here from the beginning."""
+
+    def close(self, broadcast: Broadcast) -> None:
+        """Every round has been read when it was over."""
+
+    def remarks(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {}
+
     def here(self, names: Sequence[str]) -> list[str]:
         """Return those of the named clients that train in this process."""
         return [name for name in names if name in self._engine.sizes]

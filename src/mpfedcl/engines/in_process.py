@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,9 @@ class InProcessEngine:
         """The clients of the round under way, and after it those whose models were asked for."""
         self._asked_for: set[str] = set()
 
+    def muster(self) -> None:
+        """All clients are here from the beginning."""
+
     def here(self, names: Sequence[str]) -> Sequence[str]:
         """Return the named clients: all are here."""
         return names
@@ -106,6 +110,13 @@ class InProcessEngine:
             pool = self.gather_for_reading(self.rows_for_reading(names))
         tables, confusion = self.read(averaged, pool, names, confuse=confuse)
         return Readings(tables, names, confusion)
+
+    def close(self, broadcast: Broadcast) -> None:
+        """Every round has been read when it was over."""
+
+    def remarks(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {}
 
     def read(
         self,
