@@ -23,6 +23,7 @@ from mpfedcl.settings import (
     FedProtoSettings,
     FedProxSettings,
     GuardSettings,
+    NetworkSettings,
     OpenInt,
     PartitionSettings,
     PrototypeSettings,
@@ -78,6 +79,7 @@ class Experiment(Settings):
     dbscan: DbscanSettings = DbscanSettings()
     guard: GuardSettings = GuardSettings()
     encoder: EncoderSettings = EncoderSettings()
+    network: NetworkSettings = NetworkSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 

@@ -33,9 +33,12 @@ def load_in_turn(
 
 
 def load_data_and_model(
-    experiment: Experiment, device: torch.device
+    experiment: Experiment, device: torch.device, listing: Listing | None = None
 ) -> tuple[FederatedData, Model]:
-    """Return the clients' data and the model that fits them: pixels, features, or both trained."""
+    """Return the clients' data and the model that fits them: pixels, features, or both trained.
+
+    With a listing, its images instead of the data set's.
+    """
     settings = experiment.encoder
     if settings.name in (None, "none"):
         if settings.train or settings.weights is not None:
@@ -43,8 +46,8 @@ def load_data_and_model(
                 "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
                 "encoder, such as resnet18."
             )
-        data = load_federated(experiment).to(device)
-        return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
+        data = load_federated(experiment, listing=listing).to(device)
+        return data, make_model(experiment, data.input_size, data.num_classes)
     # For one's own pictures the root is the set itself; weights mostly lie with the other data.
     folders = [data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
     found: list[Encoder] = []
@@ -56,10 +59,17 @@ def load_data_and_model(
         make = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
         return make(listing, rows, experiment)
 
-    data = load_federated(experiment, make_inputs).to(device)
+    data = load_federated(experiment, make_inputs, listing).to(device)
     (encoder,) = found
     # On record, so that a run is not gone on with behind other weights.
     data.partition["encoder"] = encoder.fingerprint
     if settings.train:
         return data, make_trainable(encoder, data.num_classes)
-    return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
+    return data, make_model(experiment, data.input_size, data.num_classes)
+
+
+def make_model(experiment: Experiment, input_size: int, num_classes: int) -> Model:
+    """Return the model for pixels, or for the features of a frozen encoder."""
+    is_behind_encoder = experiment.encoder.name not in (None, "none")
+    hidden = _HIDDEN[-1:] if is_behind_encoder else _HIDDEN
+    return Mlp((input_size, *hidden), num_classes)

@@ -44,6 +44,9 @@ class DatasetSettings(Settings):
     test_fraction: Annotated[float | None, Field(gt=0, lt=1), OpenFloat] = None
     """Share of the images kept for testing where a test set is not given [default: the data
     set's, mostly 0.5]."""
+    classes: tuple[str, ...] = ()
+    """The classes, in order; a set that has others is refused [default: the set's own, and over a
+    network those of all clients that are there at the start]."""
     domains: tuple[str, ...] = ()
     """Only these domains of a set that has several [default: the data set's; all under feature
     skew]."""
@@ -188,6 +191,18 @@ class GuardSettings(Settings):
     section: ClassVar[str] = "guard"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
+
+
+class NetworkSettings(Settings):
+    """A federation over a network: how long to wait, and for whom. No matter in a simulation."""
+
+    section: ClassVar[str] = "network"
+    round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
+    """Seconds that a round waits for answers; who has not answered by then is missing."""
+    enough: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients asked whose answers close a round before its time is up."""
+    patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
+    """Seconds to wait for clients to be there, at the start and whenever too few are left."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

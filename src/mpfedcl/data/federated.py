@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.deal import deal_images
+from mpfedcl.data.imageset import Listing
 from mpfedcl.data.inputs import InputMaker, pixel_inputs
 from mpfedcl.data.reader import open_image_set
 from mpfedcl.data.split import Indices
@@ -50,7 +51,8 @@ class FederatedData:
     @property
     def input_size(self) -> int:
         """Numbers that stand for one image."""
-        return self.test_inputs[0].numel()
+        # By shape: one client alone may have no image to be tested on.
+        return math.prod(self.test_inputs.shape[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,6 +70,19 @@ class FederatedData:
     def only(self, names: Collection[str]) -> Self:
         """Return the data of some clients, with the test images of all."""
         return replace(self, clients=tuple(c for c in self.clients if c.name in names))
+
+    def alone(self, name: str, new_name: str | None = None) -> Self:
+        """Return one client's data with its own test images alone, under a new name if given."""
+        client = self.client(name)
+        own = replace(
+            client, name=new_name or name, test=torch.arange(len(client.test)).to(client.test)
+        )
+        return replace(
+            self,
+            clients=(own,),
+            test_inputs=self.test_inputs[client.test],
+            test_labels=self.test_labels[client.test],
+        )
 
     def label_counts(self) -> Indices:
         """Count the training images [clients, classes]."""
@@ -96,10 +111,17 @@ class FederatedData:
         )
 
 
-def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None) -> FederatedData:
-    """Deal the data set of an experiment out to the clients, then open the images they need."""
+def load_federated(
+    experiment: Experiment,
+    make_inputs: InputMaker | None = None,
+    listing: Listing | None = None,
+) -> FederatedData:
+    """Deal the data set of an experiment out to the clients, then open the images they need.
+
+    With a listing, its images instead of the data set's.
+    """
     experiment = experiment.resolved()
-    listing = open_image_set(experiment.dataset)
+    listing = listing or open_image_set(experiment.dataset)
     dealt = deal_images(listing, experiment)
     make_inputs = make_inputs or pixel_inputs
     inputs = make_inputs(listing, dealt.all_rows, experiment)

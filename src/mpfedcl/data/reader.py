@@ -34,12 +34,18 @@ def open_image_set(dataset: DatasetSettings) -> Listing:
     """Find the data set that the settings name and list it; no image is opened."""
     spec = specification(dataset.name)
     try:
-        return _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
+        found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
     except OSError as error:
         raise InvalidInput(
             f"{error.filename or dataset.name} cannot be read ({error.strerror or error}); the "
             f"folders and files of dataset.name {dataset.name!r} must be readable."
         ) from None
+    if dataset.classes and dataset.classes != found.class_names:
+        raise InvalidInput(
+            f"dataset.classes is {', '.join(dataset.classes)}; {dataset.name} has "
+            f"{', '.join(found.class_names)}."
+        )
+    return found
 
 
 def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:

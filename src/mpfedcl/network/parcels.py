@@ -1,0 +1,251 @@
+"""What is in a message: broadcasts and updates as named arrays and plain values, and back.
+
+This is all that travels, so it is all that `docs/privacy.md` has to tell of.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from mpfedcl.exchange import Broadcast, LateReading, Table, Update
+from mpfedcl.methods import READINGS
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.readings import TESTS
+
+Arrays = dict[str, NDArray[Any]]
+Kind = Literal["hello", "round", "close"]
+"""hello: who are you, and what have you got? round: train. close: read the last round."""
+
+FORMAT = 1
+"""Of messages; a newer one is refused."""
+MOST_BYTES = 2**31
+"""Of all arrays in a message; what is larger is not opened."""
+
+
+class ParcelError(ValueError):
+    """A message that is not what it must be; the text says why."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The content of a message."""
+
+    values: dict[str, Any]
+    """Plain values: numbers, texts, lists and tables of them."""
+    arrays: Arrays = field(default_factory=dict)
+
+    def value(self, name: str, kind: type[Any]) -> Any:
+        """Return a value that must be there and of a type."""
+        found = self.values.get(name)
+        if type(found) is not kind:
+            raise ParcelError(f"{name} is {_shorten(found)}; it must be of type {kind.__name__}")
+        return found
+
+    def tensors(self, group: str) -> Tensors:
+        """Return the arrays of a group, as tensors by name."""
+        prefix = f"{group}/"
+        found = {n.removeprefix(prefix): a for n, a in self.arrays.items() if n.startswith(prefix)}
+        return {name: _to_tensor(name, array) for name, array in found.items()}
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client says of itself before it takes part."""
+
+    name: str
+    classes: tuple[str, ...]
+    """The classes that its data know of."""
+    train: tuple[int, ...]
+    """Training images by class."""
+    test: int
+    """Test images."""
+    input_size: int
+    """Numbers that stand for one image."""
+    encoder: str
+    """What tells its encoder from others; empty without one."""
+
+    @property
+    def num_samples(self) -> int:
+        """Training images in all."""
+        return sum(self.train)
+
+    def pack(self) -> Parcel:
+        """Return it as a parcel."""
+        return Parcel(
+            {
+                "name": self.name,
+                "classes": list(self.classes),
+                "train": list(self.train),
+                "test": self.test,
+                "input_size": self.input_size,
+                "encoder": self.encoder,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, parcel: Parcel) -> Self:
+        """Read what a client sent; nothing in it is taken on trust."""
+        name, encoder = parcel.value("name", str), parcel.value("encoder", str)
+        classes, train = parcel.value("classes", list), parcel.value("train", list)
+        test, input_size = parcel.value("test", int), parcel.value("input_size", int)
+        check_name(name)
+        if not classes or not all(type(each) is str for each in classes):
+            raise ParcelError("classes must be the names of the classes")
+        if len(train) != len(classes) or not all(type(n) is int and 0 <= n < 2**40 for n in train):
+            raise ParcelError("train must be a count of images for each class")
+        if sum(train) < 1 or not 0 <= test < 2**40 or not 1 <= input_size < 2**31:
+            raise ParcelError("a client must have a training image, and sizes must make sense")
+        return cls(name, tuple(classes), tuple(train), test, input_size, encoder)
+
+
+def check_name(name: str) -> None:
+    """Refuse names that cannot name files, and those that could be mistaken for a path."""
+    plain = name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
+    if not name or len(name.encode()) > 200 or not plain:
+        raise ParcelError(
+            f"the name is {_shorten(name)}; it must be printable text of at most 200 bytes without "
+            "slashes that does not begin with a dot"
+        )
+
+
+def pack_broadcast(broadcast: Broadcast) -> Parcel:
+    """Return a broadcast as a parcel; the pool is one array of vectors with its indices."""
+    pool = broadcast.pool
+    return Parcel(
+        {"round": broadcast.round, "names": list(pool.names)},
+        {
+            **_to_arrays("params", broadcast.params),
+            **_to_arrays("extra", broadcast.extra),
+            "pool/vectors": _to_array(pool.vectors),
+            "pool/labels": _to_array(pool.labels),
+            "pool/counts": _to_array(pool.counts),
+            "pool/owners": _to_array(pool.owners),
+        },
+    )
+
+
+def unpack_broadcast(parcel: Parcel, num_classes: int, num_prototypes: int | None) -> Broadcast:
+    """Read a broadcast; a pool that is no pool is refused."""
+    parts = parcel.tensors("pool")
+    try:
+        pool = PrototypePool(
+            parts["vectors"],
+            parts["labels"],
+            parts["counts"],
+            parts["owners"],
+            tuple(parcel.value("names", list)),
+            num_classes,
+            num_prototypes,
+        )
+    except (KeyError, ValueError) as error:
+        raise ParcelError(f"the pool cannot be read ({error})") from None
+    return Broadcast(
+        parcel.value("round", int), parcel.tensors("params"), parcel.tensors("extra"), pool
+    )
+
+
+def pack_update(update: Update) -> Parcel:
+    """Return an update as a parcel."""
+    assert isinstance(update.sums, dict)
+    values: dict[str, Any] = {"num_samples": update.num_samples, "loss": update.loss}
+    if update.late is not None:
+        values["late"] = pack_reading(update.late)
+    rows = update.rows
+    return Parcel(
+        values,
+        {
+            **_to_arrays("sums", update.sums),
+            "rows/vectors": _to_array(rows.vectors),
+            "rows/labels": _to_array(rows.labels),
+            "rows/counts": _to_array(rows.counts),
+        },
+    )
+
+
+def unpack_update(client: str, parcel: Parcel) -> Update:
+    """Read a client's update; whether its numbers are sound is for the guard to say."""
+    parts = parcel.tensors("rows")
+    try:
+        rows = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
+    except (KeyError, ValueError) as error:
+        raise ParcelError(f"prototypes cannot be read ({error})") from None
+    late = unpack_reading(parcel.value("late", dict)) if "late" in parcel.values else None
+    return Update(
+        client,
+        parcel.value("num_samples", int),
+        parcel.tensors("sums"),
+        rows,
+        parcel.value("loss", float),
+        late,
+    )
+
+
+def pack_reading(late: LateReading) -> dict[str, Any]:
+    """Return a client's reading as plain values."""
+    return {"table": late.table, "is_personal": late.is_personal, "confusion": late.confusion}
+
+
+def unpack_reading(values: Mapping[str, Any]) -> LateReading:
+    """Read what a client says of the round before; its numbers are for the guard to judge."""
+    table, is_personal = values.get("table"), values.get("is_personal")
+    confusion = values.get("confusion")
+    try:
+        sound: Table = {
+            test: {str(reading): _percent(table[test].get(reading)) for reading in READINGS}  # type: ignore[index]
+            for test in TESTS
+        }
+    except (TypeError, KeyError, AttributeError):
+        raise ParcelError("a reading must be a table by test and reading") from None
+    if type(is_personal) is not bool or not (
+        confusion is None
+        or (isinstance(confusion, list) and all(isinstance(row, list) for row in confusion))
+    ):
+        raise ParcelError("a reading must say whether it is personal, and count in rows")
+    return LateReading(sound, is_personal, confusion)
+
+
+def to_json(values: Mapping[str, Any]) -> str:
+    """Return plain values as text; numbers that are not finite are not among them."""
+    return json.dumps(values, allow_nan=False)
+
+
+def from_json(text: str) -> dict[str, Any]:
+    """Read plain values."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ParcelError(f"its values cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise ParcelError("its values are no table")
+    return values
+
+
+def _percent(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) else value
+
+
+def _to_arrays(group: str, tensors: Tensors) -> Arrays:
+    return {f"{group}/{name}": _to_array(value) for name, value in tensors.items()}
+
+
+def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
+    return tensor.detach().cpu().numpy()
+
+
+def _to_tensor(name: str, array: NDArray[Any]) -> torch.Tensor:
+    try:
+        # A copy: what came over the wire may lie in memory that nobody may write to.
+        return torch.from_numpy(numpy.array(array, order="C"))
+    except TypeError:
+        raise ParcelError(f"{name} is of type {array.dtype}, which no tensor has") from None
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
