@@ -44,14 +44,12 @@ def load_data_and_model(
                 "encoder, such as resnet18."
             )
         data = load_federated(experiment).to(device)
-        return data, Mlp((data.input_size, *_HIDDEN), data.num_classes)
-    # For one's own pictures the root is the set itself; weights mostly lie with the other data.
-    folders = [data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
+        return data, make_model(None, data.input_size, data.num_classes)
     found: list[Encoder] = []
 
     def make_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
         # Only once the data are dealt out: data that are missing are the first thing to say.
-        encoder = find_encoder(str(settings.name), settings.weights, *folders, device=device)
+        encoder = find_encoder_of(experiment, device)
         found.append(encoder)
         make = byte_inputs(encoder) if settings.train else feature_inputs(encoder)
         return make(listing, rows, experiment)
@@ -60,6 +58,24 @@ def load_data_and_model(
     (encoder,) = found
     # On record, so that a run is not gone on with behind other weights.
     data.partition["encoder"] = encoder.fingerprint
-    if settings.train:
-        return data, make_trainable(encoder, data.num_classes)
-    return data, Mlp((data.input_size, _HIDDEN[-1]), data.num_classes)
+    model = make_model(encoder, data.input_size, data.num_classes, trains_encoder=settings.train)
+    return data, model
+
+
+def find_encoder_of(experiment: Experiment, device: torch.device) -> Encoder:
+    """Return the encoder that an experiment names; its weights may lie with the data."""
+    settings = experiment.encoder
+    # For one's own pictures the root is the set itself; weights mostly lie with the other data.
+    folders = [data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
+    return find_encoder(str(settings.name), settings.weights, *folders, device=device)
+
+
+def make_model(
+    encoder: Encoder | None, input_size: int, num_classes: int, *, trains_encoder: bool = False
+) -> Model:
+    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it."""
+    if encoder is None:
+        return Mlp((input_size, *_HIDDEN), num_classes)
+    if trains_encoder:
+        return make_trainable(encoder, num_classes)
+    return Mlp((input_size, _HIDDEN[-1]), num_classes)

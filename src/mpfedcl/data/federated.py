@@ -103,7 +103,9 @@ def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None
     dealt = deal_images(listing, experiment)
     make_inputs = make_inputs or pixel_inputs
     inputs = make_inputs(listing, dealt.all_rows, experiment)
-    partition = dealt.describe(listing.class_names)
+    # On record, because flat pixels no longer tell what images they were.
+    shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
+    partition = {**dealt.describe(listing.class_names), "input_shape": shape}
     clients = tuple(
         ClientData(
             name,
@@ -125,6 +127,8 @@ def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None
 
 def is_same_deal(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Tell whether two descriptions are of the same deal, up to rounding in the inputs."""
+    # Older runs have no shape on record.
+    before = {"input_shape": now.get("input_shape"), **before}
     means, others = before.get("input_means", {}), now["input_means"]
     return {**before, "input_means": None} == {**now, "input_means": None} and all(
         math.isclose(means.get(name, value), value, rel_tol=1e-4, abs_tol=1e-6)
