@@ -15,13 +15,13 @@ from sklearn.metrics import confusion_matrix
 
 from mpfedcl import run
 from mpfedcl.data.federated import FederatedData
+from mpfedcl.deployment.trained import read_pool
 from mpfedcl.experiment import Experiment
 from mpfedcl.loading import load_data_and_model
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.readings import Readings, count_answers
-from mpfedcl.report.prototype_map import read_pool
 from small_runs import METHODS, WrappedEngine, build_federation, read_records, small
 
 Json = dict[str, Any]

@@ -1,9 +1,10 @@
 """What travels between server and clients, whatever the engine: a broadcast down, an update up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from mpfedcl.models import Tensors
@@ -26,6 +27,15 @@ class Broadcast:
     extra: Tensors
     """What else the method's server keeps for its clients."""
     pool: PrototypePool
+
+    def to(self, device: torch.device) -> Self:
+        """Return the broadcast on a device."""
+        return replace(
+            self,
+            params={name: value.to(device) for name, value in self.params.items()},
+            extra={name: value.to(device) for name, value in self.extra.items()},
+            pool=self.pool.to(device),
+        )
 
     @property
     def num_bytes(self) -> int:

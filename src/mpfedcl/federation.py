@@ -114,18 +114,7 @@ class Federation:
             dtype=like.dtype,
             device=like.device,
         )
-        template = method.template(initial)
-        self._guard = Guard(
-            template,
-            engine.sizes,
-            num_classes=method.num_classes,
-            dimension=dimension,
-            num_prototypes=method.num_prototypes,
-            shares_prototypes=method.shares_prototypes,
-            max_norm=experiment.guard.max_norm,
-            # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
-            max_length=min(1.001 * experiment.guard.max_norm, method.longest_prototype()),
-        )
+        self._guard = Guard.of(method, initial, engine.sizes, dimension=dimension)
 
     @property
     def shared_parameters(self) -> Tensors:

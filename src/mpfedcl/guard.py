@@ -6,11 +6,13 @@ or a tensor of another shape must cost that client its round, never the others t
 
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from mpfedcl.exchange import Broadcast, LateReading, Share, Update
+from mpfedcl.methods import Method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
 
@@ -38,6 +40,24 @@ class Guard:
         self._shares_prototypes = shares_prototypes
         self._max_norm = max_norm
         self._max_length = max_length
+
+    @classmethod
+    def of(
+        cls, method: Method, params: Tensors, sizes: Mapping[str, int], *, dimension: int
+    ) -> Self:
+        """Return the guard of a method's server whose clients have so many samples."""
+        max_norm = method.experiment.guard.max_norm
+        return cls(
+            method.template(params),
+            sizes,
+            num_classes=method.num_classes,
+            dimension=dimension,
+            num_prototypes=method.num_prototypes,
+            shares_prototypes=method.shares_prototypes,
+            max_norm=max_norm,
+            # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
+            max_length=min(1.001 * max_norm, method.longest_prototype()),
+        )
 
     def judge_form(self, update: Update) -> str | None:
         """Return why this is no update at all, or None: what follows may then look into it."""

@@ -108,6 +108,11 @@ class Examiner:
         return [Answers(said, also) for said, also in pairs]
 
 
+def single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what one model gives in the form of several: [1, B, ...]."""
+    return read[0].unsqueeze(0), read[1].unsqueeze(0)
+
+
 def by_reading(personal: Answers | None, averaged: Answers | None) -> dict[Reading, Tensor | None]:
     """Return what a client's own model and the averaged one answer, by reading."""
     return {
@@ -122,8 +127,8 @@ def tabulate(answers: Mapping[Reading, Tensor | None], labels: Tensor, own: Tens
     """Return one client's four readings on both tests; `own` are its images in the union."""
     right = {r: None if said is None else said == labels for r, said in answers.items()}
     return {
-        "own": {r: _percent(None if each is None else each[own]) for r, each in right.items()},
-        "union": {r: _percent(each) for r, each in right.items()},
+        "own": {r: percent_right(None if each is None else each[own]) for r, each in right.items()},
+        "union": {r: percent_right(each) for r, each in right.items()},
     }
 
 
@@ -134,7 +139,8 @@ def count_answers(said: Tensor, labels: Tensor, num_classes: int) -> Counts:
     return torch.bincount(places, minlength=num_classes * columns).view(-1, columns).tolist()
 
 
-def _percent(correct: Tensor | None) -> float | None:
+def percent_right(correct: Tensor | None) -> float | None:
+    """Return the share of right answers; None without any."""
     if correct is None or correct.numel() == 0:
         return None
     return 100 * int(correct.sum()) / correct.numel()

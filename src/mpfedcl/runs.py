@@ -53,12 +53,12 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def resume(cls, path: Path) -> Self:
-        """Open the folder of a run to go on with it."""
+    def resume(cls, path: Path, named: str = "resume") -> Self:
+        """Open the folder of a run to go on with it; `named` is what the user gave it as."""
         directory = cls(path)
         if not directory.holds_run():
-            raise InvalidInput(f"resume is {str(path)!r}; it must be a folder that holds a run.")
-        directory._acquire()
+            raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
+        directory._acquire(named)
         return directory
 
     def holds_run(self) -> bool:
@@ -135,7 +135,7 @@ class RunDirectory:
         """Write the averaged model, the pool and the personal models, as far as there are any."""
         for name, content in (
             ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
-            ("pool.safetensors", None if pool is None else _pack_pool(pool)),
+            ("pool.safetensors", None if pool is None else pack_pool(pool)),
         ):
             if content is not None:
                 write_atomically(self.path / name, content)
@@ -197,7 +197,7 @@ class RunDirectory:
         for name in ("summary.json", "convergence.json"):
             (self.path / name).unlink(missing_ok=True)
 
-    def _acquire(self) -> None:
+    def _acquire(self, named: str = "out") -> None:
         """Lock the folder; the system lets go when the process ends, however it ends."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -205,7 +205,7 @@ class RunDirectory:
         except BlockingIOError:
             os.close(handle)
             raise InvalidInput(
-                f"out is {str(self.path)!r}; another process is writing this run: wait for it, "
+                f"{named} is {str(self.path)!r}; another process is writing this run: wait for it, "
                 "or give another folder."
             ) from None
         self._lock = handle
@@ -251,7 +251,8 @@ def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in totals.items()}
 
 
-def _pack_pool(pool: PrototypePool) -> bytes:
+def pack_pool(pool: PrototypePool) -> bytes:
+    """Return a pool as pool.safetensors has it."""
     tensors = {
         "vectors": pool.vectors,
         "labels": pool.labels,

@@ -1,7 +1,7 @@
 """The deal: which client trains and is tested on which images, before any image is opened."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,25 @@ def deal_images(listing: Listing, experiment: Experiment) -> Deal:
             "to test on; it must be larger, or the set must have more images of a class."
         )
     return _hold_out(dealt, experiment) if experiment.partition.validation else dealt
+
+
+def split_newcomer(listing: Listing, name: str, experiment: Experiment) -> tuple[Part, Part]:
+    """Return the training and test images of a client that was not there when images were dealt.
+
+    Under feature skew it gets what a domain of its name would have got, with the same seed the very
+    same images; else all its images are split as a set's are. Several domains are split one by one.
+    """
+    by_domain = experiment.partition.kind == "feature"
+    split = _split_domain if by_domain else _split_pooled
+    several = len(listing.domains) > 1
+    parts = [
+        split(replace(each, name=f"{name}/{each.name}" if several else name), experiment)
+        for each in listing.domains
+    ]
+    train, test = (Part.join(each) for each in zip(*parts, strict=True))
+    size = experiment.dataset.train_size
+    draws = by_domain and size is not None and size < len(train.labels)
+    return _draw(train, name, experiment) if draws else train, test
 
 
 def _hold_out(dealt: Deal, experiment: Experiment) -> Deal:

@@ -10,11 +10,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.deal import deal_images
-from mpfedcl.data.imageset import Listing
+from mpfedcl.data.deal import deal_images, split_newcomer
+from mpfedcl.data.imageset import Listing, Part
 from mpfedcl.data.inputs import InputMaker, pixel_inputs
 from mpfedcl.data.reader import open_image_set
 from mpfedcl.data.split import Indices
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 
@@ -111,21 +112,36 @@ class FederatedData:
         )
 
 
-def load_federated(
-    experiment: Experiment,
-    make_inputs: InputMaker | None = None,
-    listing: Listing | None = None,
+def load_own(
+    experiment: Experiment, make_inputs: InputMaker | None = None, *, listing: Listing, name: str
 ) -> FederatedData:
-    """Deal the data set of an experiment out to the clients, then open the images they need.
+    """Open the images of one client that has them to itself, and hold some of them out to test."""
+    train, test = split_newcomer(listing, name, experiment)
+    if not len(train.labels):
+        raise InvalidInput(
+            f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
+            "must be more of a class, or dataset.test_fraction must be smaller."
+        )
+    everything = Part.join([train, test])
+    inputs = (make_inputs or pixel_inputs)(listing, everything.rows, experiment)
+    labels, count = torch.from_numpy(everything.labels), len(train.labels)
+    own = torch.arange(len(test.labels))
+    client = ClientData(name, inputs[:count], labels[:count], own)
+    return FederatedData(
+        listing.name, listing.class_names, (client,), inputs[count:], labels[count:], {}
+    )
 
-    With a listing, its images instead of the data set's.
-    """
+
+def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None) -> FederatedData:
+    """Deal the data set of an experiment out to the clients, then open the images they need."""
     experiment = experiment.resolved()
-    listing = listing or open_image_set(experiment.dataset)
+    listing = open_image_set(experiment.dataset)
     dealt = deal_images(listing, experiment)
     make_inputs = make_inputs or pixel_inputs
     inputs = make_inputs(listing, dealt.all_rows, experiment)
-    partition = dealt.describe(listing.class_names)
+    # On record, because flat pixels no longer tell what images they were.
+    shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
+    partition = {**dealt.describe(listing.class_names), "input_shape": shape}
     clients = tuple(
         ClientData(
             name,
@@ -147,6 +163,8 @@ def load_federated(
 
 def is_same_deal(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Tell whether two descriptions are of the same deal, up to rounding in the inputs."""
+    # Older runs have no shape on record.
+    before = {"input_shape": now.get("input_shape"), **before}
     means, others = before.get("input_means", {}), now["input_means"]
     return {**before, "input_means": None} == {**now, "input_means": None} and all(
         math.isclose(means.get(name, value), value, rel_tol=1e-4, abs_tol=1e-6)

@@ -21,13 +21,17 @@ InputMaker = Callable[[Listing, Indices, Experiment], Tensor]
 
 
 def pixel_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
-    """Return pixels [images, features], standardized by the set's constants or in 0 to 1."""
+    """Return pixels [images, height, width] or [images, height, width, 3]; see `scale_pixels`."""
     # The size comes from all images of the set, so that it does not depend on the draw.
     sizes, is_colour = listing.store.look()
     size = choose_size(sizes, experiment.dataset.image_size)
-    images = listing.store.load(rows, size, is_colour)
-    flat = torch.from_numpy(numpy.ascontiguousarray(images)).flatten(start_dim=1)
-    inputs = flat.to(getattr(torch, experiment.dtype)).div_(255)
+    return scale_pixels(listing.store.load(rows, size, is_colour), experiment)
+
+
+def scale_pixels(images: Images, experiment: Experiment) -> Tensor:
+    """Return bytes as numbers, standardized by the set's constants or in 0 to 1."""
+    pixels = torch.from_numpy(numpy.ascontiguousarray(images))
+    inputs = pixels.to(getattr(torch, experiment.dtype)).div_(255)
     if experiment.dataset.standardize:
         spec = specification(experiment.dataset.name)
         inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)

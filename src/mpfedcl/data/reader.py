@@ -57,7 +57,7 @@ def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> List
         f"{spec.name} {version('mpfedcl')}",
         len(spec.class_names),
     )
-    return _list_archives({spec.name: archive}, spec, dataset)
+    return list_archives({spec.name: archive}, spec, dataset)
 
 
 def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
@@ -74,9 +74,9 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
         )
     if from_archive:
         num_classes = len(spec.class_names) or None
-        opened = {name: _open_file(archives[name], num_classes) for name in chosen}
-        return _list_archives(opened, spec, dataset)
-    return _list_folders(folders, chosen, spec, dataset)
+        opened = {name: open_archive_file(archives[name], num_classes) for name in chosen}
+        return list_archives(opened, spec, dataset)
+    return list_folders(folders, chosen, spec, dataset)
 
 
 def read_image_set(dataset: DatasetSettings) -> ImageSet:
@@ -99,12 +99,12 @@ def read_image_set(dataset: DatasetSettings) -> ImageSet:
     return ImageSet(listing.name, domains, listing.class_names)
 
 
-def _open_file(path: Path, num_classes: int | None) -> Archive:
+def open_archive_file(path: Path, num_classes: int | None) -> Archive:
     """Open the archive `<domain>.npz`."""
     return open_archive(lambda: path.open("rb"), str(path), identify_file(path), num_classes)
 
 
-def _list_archives(
+def list_archives(
     archives: dict[str, Archive], spec: DatasetSpecification, dataset: DatasetSettings
 ) -> Listing:
     """List domains kept as archives; the store has each domain's training part, then its test."""
@@ -175,7 +175,7 @@ def locate_set(dataset: DatasetSettings) -> Path:
 
 def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
     """Return the archives and the domain folders of a set by domain."""
-    entries = _list_entries(root)
+    entries = list_entries(root)
     archives = {
         entry.stem: entry for entry in entries if entry.suffix.lower() == ".npz" and entry.is_file()
     }
@@ -183,7 +183,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
     for entry in entries:
         if not entry.is_dir():
             continue
-        within = _list_entries(entry)
+        within = list_entries(entry)
         if any(inner.is_dir() for inner in within):
             folders[entry.name] = entry
         # Images that would silently be left out; whoever names the domains may have others lie.
@@ -204,7 +204,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
     return archives, folders
 
 
-def _list_entries(folder: Path) -> list[Path]:
+def list_entries(folder: Path) -> list[Path]:
     """Return the entries of a folder in order of name, without hidden ones."""
     found = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
     return sorted(found, key=lambda entry: entry.name)
@@ -229,7 +229,7 @@ def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[
     return sorted(set(dataset.domains)) or available
 
 
-def _list_folders(
+def list_folders(
     folders: dict[str, Path],
     chosen: list[str],
     spec: DatasetSpecification,
@@ -238,7 +238,7 @@ def _list_folders(
     """List domains kept as folders of class folders."""
     # Classes come from every domain, chosen or not, so that a label means the same in all runs.
     classes = {
-        name: [entry for entry in _list_entries(folder) if entry.is_dir()]
+        name: [entry for entry in list_entries(folder) if entry.is_dir()]
         for name, folder in folders.items()
     }
     class_names = tuple(sorted({entry.name for entries in classes.values() for entry in entries}))
@@ -257,7 +257,7 @@ def _list_folders(
     for name in chosen:
         before = len(paths)
         for entry in classes[name]:
-            pictures = [path for path in _list_entries(entry) if is_picture(path)]
+            pictures = [path for path in list_entries(entry) if is_picture(path)]
             paths += pictures
             labels += [class_names.index(entry.name)] * len(pictures)
             if not pictures:

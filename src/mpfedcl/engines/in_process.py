@@ -28,6 +28,7 @@ from mpfedcl.readings import (
     Table,
     by_reading,
     count_answers,
+    single,
     tabulate,
 )
 from mpfedcl.rng import seed_for
@@ -135,7 +136,7 @@ class InProcessEngine:
         )
         shared = None
         if averaged is not None:
-            (shared,) = examiner.ask(lambda inputs: _single(self._model.apply(averaged, inputs)))
+            (shared,) = examiner.ask(lambda inputs: single(self._model.apply(averaged, inputs)))
         tables: dict[str, Table] = {}
         confusion: dict[str, Counts] = {}
         unread = ((name, None) for name in self.sizes.keys() - set(names))
@@ -298,10 +299,6 @@ class InProcessEngine:
         wanted = set(names)
         for group in distinct(self._trained[name][0] for name in names):
             yield from ask(group, examiner, wanted)
-
-
-def _single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return read[0].unsqueeze(0), read[1].unsqueeze(0)
 
 
 def _is_sound(embeddings: Tensor) -> bool:

@@ -113,6 +113,30 @@ class PrototypePool:
         rows = self.owners == owner
         return Prototypes(self.vectors[rows], self.labels[rows], self.counts[rows])
 
+    def joined_by(self, name: str, prototypes: Prototypes) -> Self:
+        """Return the pool with one more client, in its place by name."""
+        return self.gather(
+            {**{each: self.of(each) for each in self.names}, name: prototypes},
+            num_classes=self.num_classes,
+            num_prototypes=self.num_prototypes,
+        )
+
+    def without(self, name: str) -> Self:
+        """Return the pool without a client; as it is for a name that is not in it."""
+        if name not in self.names:
+            return self
+        owner = self.names.index(name)
+        kept = self.owners != owner
+        owners = self.owners[kept]
+        return replace(
+            self,
+            vectors=self.vectors[kept],
+            labels=self.labels[kept],
+            counts=self.counts[kept],
+            owners=owners - (owners > owner).long(),
+            names=tuple(each for each in self.names if each != name),
+        )
+
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:

@@ -1,6 +1,5 @@
 """The prototype map: a run's pool and some test images, in the two directions that tell most."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,16 @@ from typing import Any
 import numpy
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpfedcl.data.federated import FederatedData, is_same_deal
+from mpfedcl.deployment.trained import read_model, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.loading import load_data_and_model
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
-from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.numbers import rounded, thin
-from mpfedcl.storage import load_tensors
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500
@@ -83,24 +80,6 @@ def describe_map(
         }
         drawn["embedded_by"] = samples.embedded_by
     return drawn
-
-
-def read_pool(path: Path, num_classes: int) -> PrototypePool:
-    """Read the pool that a run has left."""
-    tensors = load_tensors(path)
-    try:
-        with safe_open(path, "pt") as file:
-            names = json.loads((file.metadata() or {})["names"])
-        return PrototypePool(
-            vectors=tensors["vectors"],
-            labels=tensors["labels"],
-            counts=tensors["counts"],
-            owners=tensors["owners"],
-            names=tuple(names),
-            num_classes=num_classes,
-        )
-    except (KeyError, ValueError, TypeError, SafetensorError) as error:
-        raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
 
 
 def project_to_plane(
@@ -226,11 +205,7 @@ def _embed_personal(
 
 @torch.no_grad()
 def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[numpy.float64]:
-    params = load_tensors(file)
-    try:
-        embeddings, _ = model.apply(params, inputs)
-    except (KeyError, RuntimeError) as error:
-        raise InvalidInput(f"{file} does not fit the experiment ({error}).") from None
+    embeddings, _ = model.apply(read_model(file, model), inputs)
     found: NDArray[numpy.float64] = method.project(embeddings).double().numpy()
     if not numpy.isfinite(found).all():
         raise InvalidInput(f"{file} gives embeddings that are not finite.")

@@ -1,0 +1,88 @@
+"""One client's own labelled images, wherever they lie, by the classes that a run knows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+
+from mpfedcl.data.catalogue import specification
+from mpfedcl.data.imageset import ListedDomain, Listing, Part
+from mpfedcl.data.pictures import PictureStore, is_picture
+from mpfedcl.data.reader import (
+    list_archives,
+    list_entries,
+    list_folders,
+    open_archive_file,
+    open_image_set,
+)
+from mpfedcl.errors import InvalidInput
+from mpfedcl.settings import DatasetSettings
+
+_LAYOUTS = (
+    "FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*.png|jpg, FOLDER/<domain>.npz or FILE.npz"
+)
+_MOST_CLASSES_LISTED = 12
+
+
+def open_own_images(path: Path, class_names: Sequence[str] | None) -> Listing:
+    """List images by the given classes, some of which may be missing; no image is opened.
+
+    Class folders go by name; the labels of npz files are places among the classes, from 0. Where
+    the classes are not known yet the images decide.
+    """
+    if not path.exists():
+        raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
+    listing = _open(path, len(class_names) if class_names else None)
+    if not class_names:
+        return listing
+    if isinstance(listing.store, PictureStore):
+        return _relabel(listing, class_names, path)
+    largest = max(int(part.labels.max()) for part in _parts(listing) if len(part.labels))
+    if largest >= len(class_names):
+        raise InvalidInput(
+            f"data is {str(path)!r}, which has the label {largest}; the run has "
+            f"{len(class_names)} classes, so labels must be from 0 to {len(class_names) - 1}."
+        )
+    return replace(listing, class_names=tuple(class_names))
+
+
+def _open(path: Path, num_classes: int | None) -> Listing:
+    folder = DatasetSettings(name="folder", root=path)
+    spec = specification("folder")
+    if path.is_file():
+        if path.suffix.lower() != ".npz":
+            raise InvalidInput(f"data is {str(path)!r}, a file; it must be {_LAYOUTS}.")
+        archive = open_archive_file(path, num_classes)
+        return list_archives({path.stem: archive}, spec, folder)
+    inner = [entry for entry in list_entries(path) if entry.is_dir()]
+    if any(is_picture(file) for entry in inner for file in list_entries(entry)):
+        return list_folders({path.name: path}, [path.name], spec, folder)
+    return open_image_set(folder)
+
+
+def _relabel(listing: Listing, class_names: Sequence[str], path: Path) -> Listing:
+    unknown = sorted(set(listing.class_names) - set(class_names))
+    if unknown:
+        shown = ", ".join(class_names[:_MOST_CLASSES_LISTED])
+        more = len(class_names) - _MOST_CLASSES_LISTED
+        raise InvalidInput(
+            f"data is {str(path)!r}, which has the class {unknown[0]!r}; the run's classes are "
+            f"{shown}{f' and {more} more' if more > 0 else ''}, and class folders must be named "
+            "as they are."
+        )
+    places = numpy.array([list(class_names).index(name) for name in listing.class_names])
+
+    def relabel(part: Part) -> Part:
+        return Part(part.rows, places[part.labels])
+
+    domains = tuple(
+        ListedDomain(each.name, relabel(each.train), each.test and relabel(each.test))
+        for each in listing.domains
+    )
+    return replace(listing, class_names=tuple(class_names), domains=domains)
+
+
+def _parts(listing: Listing) -> list[Part]:
+    both = [part for domain in listing.domains for part in (domain.train, domain.test)]
+    return [part for part in both if part is not None]

@@ -1,0 +1,1 @@
+"""A finished run in use: opened, asked about new images, carried elsewhere."""

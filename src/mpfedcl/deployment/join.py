@@ -1,0 +1,150 @@
+"""Joining a finished run: a new client takes its model and pool, and may add its own prototypes."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.deployment.membership import Membership
+from mpfedcl.deployment.newcomer import Learned, Newcomer, Row
+from mpfedcl.deployment.trained import TrainedRun, load_trained
+from mpfedcl.errors import InvalidInput
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.runs import RunDirectory
+from mpfedcl.storage import digest
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What came of a client's joining."""
+
+    client: str
+    epochs: int
+    lr: float
+    train_images: int
+    test_images: int
+    classes_held: int
+    before: Row
+    """With the run's model as it is."""
+    after: Row
+    """With the client's own model; the same where it did not train."""
+    learned: Learned
+    was_added: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is told of it, as plain values."""
+        return {
+            "client": self.client,
+            "epochs": self.epochs,
+            "lr": self.lr,
+            "train_images": self.train_images,
+            "test_images": self.test_images,
+            "classes_held": self.classes_held,
+            "prototypes": len(self.learned.prototypes),
+            "loss": self.learned.update.loss if self.epochs else None,
+            "accuracy": {"before": self.before, "after": self.after},
+        }
+
+
+def join(
+    run: Path | str,
+    data: Path | str,
+    name: str,
+    *,
+    epochs: int = 1,
+    lr: float | None = None,
+    test_fraction: float | None = None,
+    weights: Path | None = None,
+    add: bool = False,
+    replace: bool = False,
+) -> Joined:
+    """Let a new client learn from a finished run, and with `add` put its prototypes into the pool.
+
+    Without `add` the run stays as it is. A client whose update the guard rejects is not added:
+    `learned.rejected` says why.
+    """
+    _check(epochs, lr, test_fraction)
+    with _opened(Path(run), weights, locked=add) as (trained, members):
+        members.check_newcomer(name, replace=replace)
+        pool = members.pool.without(name)
+        newcomer = Newcomer(trained, Path(data), name, test_fraction=test_fraction)
+        params = trained.parameters()
+        plain = newcomer.learn(params, pool, epochs=0)
+        learned = newcomer.learn(params, pool, epochs=epochs, lr=lr) if epochs else plain
+        before = newcomer.read(plain, pool)
+        joined = Joined(
+            client=name,
+            epochs=epochs,
+            lr=lr or trained.experiment.train.lr,
+            train_images=len(newcomer.client.labels),
+            test_images=len(newcomer.data.test_labels),
+            classes_held=newcomer.num_classes_held,
+            before=before,
+            after=newcomer.read(learned, pool) if epochs else before,
+            learned=learned,
+            was_added=add and learned.rejected is None,
+        )
+        if add:
+            _add(members, joined, trained)
+        return joined
+
+
+def leave(run: Path | str, name: str) -> PrototypePool:
+    """Take a joined client's prototypes out of a run's pool; return the pool without them."""
+    with _opened(Path(run), None, locked=True) as (_, members):
+        members.remove(name)
+        return members.pool
+
+
+def list_joined(run: Path | str) -> list[dict[str, Any]]:
+    """Return the records of the clients that have joined a run, in order of name."""
+    with _opened(Path(run), None, locked=False) as (_, members):
+        return [members.describe(name) for name in members.joined]
+
+
+def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
+    record = {
+        **joined.to_json(),
+        "rounds": trained.experiment.rounds,
+        "model": digest((trained.path / "model.safetensors").read_bytes()),
+    }
+    if joined.learned.rejected is not None:
+        members.note_rejection(joined.client, joined.learned.rejected, record)
+        return
+    keeps = trained.experiment.personal_models
+    model = joined.learned.params if keeps else None
+    members.add(joined.client, joined.learned.prototypes, model, record)
+
+
+@contextlib.contextmanager
+def _opened(
+    path: Path, weights: Path | None, *, locked: bool
+) -> Iterator[tuple[TrainedRun, Membership]]:
+    """Open a run that can be joined, under its lock where it is to be changed."""
+    with RunDirectory.resume(path, "RUN") if locked else contextlib.nullcontext():
+        trained = load_trained(path, weights=weights)
+        method = trained.experiment.method
+        if trained.pool is None:
+            raise InvalidInput(
+                f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that "
+                "can be joined is of a method that does, such as mp-fedcl."
+            )
+        if not trained.has_average:
+            raise InvalidInput(
+                f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; it must "
+                "have an averaged model, for a new client has none to begin with."
+            )
+        yield trained, Membership(path, trained.pool, trained.partition["clients"])
+
+
+def _check(epochs: int, lr: float | None, test_fraction: float | None) -> None:
+    if epochs < 0:
+        raise InvalidInput(f"epochs is {epochs}; it must be at least 0.")
+    if lr is not None and not (math.isfinite(lr) and lr > 0):
+        raise InvalidInput(f"lr is {lr:g}; it must be greater than 0.")
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise InvalidInput(
+            f"test_fraction is {test_fraction:g}; it must be greater than 0 and less than 1."
+        )
