@@ -1,0 +1,157 @@
+"""Flower's part: a ServerApp, a ClientApp, and a courier over its grid. Flower is known here alone.
+
+`flwr run . NAME -c "method='fedproto' rounds=20"` runs these apps; an experiment's settings are
+the keys of the run configuration, and an empty text leaves one open.
+"""
+
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.network.courier import Answer
+from mpfedcl.network.parcels import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
+from mpfedcl.network.run_config import parse_run_config
+
+_MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
+_MOST_ARRAYS = 10_000
+_LONGEST_REASON = 500
+_GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
+"""Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
+_FAILED = 400
+"""Our own code for a client that says in one sentence why it cannot do what it was asked."""
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run or resume an experiment with the clients of this Flower federation."""
+    # Only now: torch takes a second to load, and whoever lists apps does not need it.
+    from mpfedcl.network.server import serve, serve_again
+    from mpfedcl.network.status import Status
+
+    order = parse_run_config(context.run_config)
+    courier = FlowerCourier(grid)
+    try:
+        if order.resume is not None:
+            result = serve_again(courier, order.resume, order.rounds, order.status)
+        else:
+            result = serve(courier, order.experiment, order.out, order.status)
+    except (InvalidInput, LostWorker) as error:
+        Status(order.status).say("failed", error=str(error))
+        raise
+    except Exception as error:
+        Status(order.status).say("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    is_done = result.summary is not None
+    Status(order.status).say("done" if is_done else "stopped", path=str(result.path.resolve()))
+
+
+@client_app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Say who this client is and what it has."""
+    return _answer("hello", message, context)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """Read the round before, if asked to, and train."""
+    return _answer("round", message, context)
+
+
+@client_app.evaluate()
+def close(message: Message, context: Context) -> Message:
+    """Read the last round."""
+    return _answer("close", message, context)
+
+
+def _answer(kind: Kind, message: Message, context: Context) -> Message:
+    from mpfedcl.network.site import Site, SiteSettings
+
+    try:
+        site = Site(SiteSettings.parse(context.node_config))
+        reply = site.answer(kind, unpack(message.content))
+    except (InvalidInput, ParcelError) as error:
+        return Message(Error(_FAILED, str(error)), reply_to=message)
+    except Exception as error:
+        # The server learns what kind of error it was; where in whose code stays in this log.
+        traceback.print_exc()
+        return Message(Error(_FAILED, f"it failed with {type(error).__name__}"), reply_to=message)
+    return Message(pack(reply), reply_to=message)
+
+
+def pack(parcel: Parcel) -> RecordDict:
+    """Return a parcel as Flower's records."""
+    return RecordDict(
+        {
+            "values": ConfigRecord({"json": to_json(parcel.values)}),
+            "arrays": ArrayRecord({name: Array(array) for name, array in parcel.arrays.items()}),
+        }
+    )
+
+
+def unpack(content: RecordDict) -> Parcel:
+    """Read Flower's records; what is too large or no array is refused before it is opened."""
+    try:
+        text = content.config_records["values"]["json"]
+        arrays = content.array_records["arrays"]
+    except KeyError as error:
+        raise ParcelError(f"the record {error} is missing") from None
+    if not isinstance(text, str):
+        raise ParcelError("its values are no text")
+    if len(arrays) > _MOST_ARRAYS or sum(len(each.data) for each in arrays.values()) > MOST_BYTES:
+        raise ParcelError("it is too large")
+    opened = {}
+    for name, array in arrays.items():
+        try:
+            opened[name] = array.numpy()
+        # Whatever a stranger calls an array: numpy has many ways to find that it is none.
+        except Exception as error:
+            raise ParcelError(
+                f"array {name[:80]!r} cannot be read ({type(error).__name__})"
+            ) from None
+    return Parcel(from_json(text), opened)
+
+
+class FlowerCourier:
+    """Carries parcels over Flower's grid, looking for answers as often as it is asked."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def present(self) -> Mapping[int, str]:
+        """Return the nodes that are online, with the names they are registered under."""
+        return {node.node_id: node.name for node in self._grid.get_nodes()}
+
+    def send(self, kind: Kind, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, str]:
+        """Push one message to each node."""
+        sent = {}
+        for node, parcel in parcels.items():
+            message = Message(pack(parcel), node, _MESSAGE_TYPES[kind], ttl=timeout)
+            identities: list[Any] = list(self._grid.push_messages([message]))
+            if identities and identities[0]:
+                sent[node] = str(identities[0])
+        return sent
+
+    def collect(self, messages: Iterable[str]) -> list[Answer]:
+        """Pull the replies that have come."""
+        return [_open(reply) for reply in self._grid.pull_messages(list(messages))]
+
+
+def _open(reply: Message) -> Answer:
+    asked = reply.metadata.reply_to_message_id
+    if reply.has_error():
+        code, reason = reply.error.code, (reply.error.reason or "")[:_LONGEST_REASON]
+        if code in _GONE:
+            return Answer(asked, trouble="gone", reason=_GONE[code])
+        return Answer(asked, trouble="failed", reason=reason or f"Flower's error {code}")
+    try:
+        return Answer(asked, unpack(reply.content))
+    except ParcelError as error:
+        return Answer(asked, trouble="unreadable", reason=f"its answer cannot be read: {error}")
