@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
@@ -31,6 +32,12 @@ from mpfedcl.arguments import (
 )
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.arguments import (
+    FederationClient,
+    FederationInit,
+    FederationServer,
+    FederationStart,
+)
 
 _HELP = """\
 mpfedcl: federated learning for clients whose data differ
@@ -44,6 +51,8 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
   mpfedcl data     cache                                       encoded images that are kept
+  mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
+  mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
   mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
@@ -74,6 +83,10 @@ _COMMANDS = {
     "data prepare": Command(DataPrepare, "fetch", "data_prepare_command"),
     "data cache": Command(DataCache, "cache", "data_cache_command"),
     "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
+    "federation init": Command(FederationInit, "federation", "federation_init_command"),
+    "federation server": Command(FederationServer, "federation", "federation_server_command"),
+    "federation client": Command(FederationClient, "federation", "federation_client_command"),
+    "federation start": Command(FederationStart, "federation_start", "federation_start_command"),
 }
 
 
@@ -168,13 +181,19 @@ def parse(words: list[str]) -> Any:
     parsed = _parse(command, rest, program)
     if isinstance(parsed, Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
-    file = parsed.file if isinstance(parsed, Run | Compare | Tune) else None
-    if file is not None:
-        # Flags must win over the file, and only a parse tells which flags there are: parse anew
-        # with the file's settings as the defaults.
-        default = command(settings=Experiment.from_toml(file))
-        return _parse(command, rest, program, default)
-    return parsed
+    kept: Experiment | None = None
+    if isinstance(parsed, FederationStart) and parsed.resume is not None:
+        kept = _kept_experiment(parsed.resume)
+    elif isinstance(parsed, Run | Compare | Tune | FederationStart) and parsed.file is not None:
+        kept = Experiment.from_toml(parsed.file)
+    if kept is None:
+        return parsed
+    # Flags must win over the file, and only a parse tells which flags there are: parse anew with
+    # the file's settings as the defaults.
+    anew = _parse(command, rest, program, replace(parsed, settings=kept))
+    if isinstance(anew, FederationStart) and anew.resume is not None:
+        _refuse_changes(anew.settings, kept, ("rounds",), "--rounds alone")
+    return anew
 
 
 def _parse_resume(first: Run, words: list[str], program: str) -> Run:
@@ -184,18 +203,24 @@ def _parse_resume(first: Run, words: list[str], program: str) -> Run:
             "given."
         )
     assert first.resume is not None
-    path = first.resume / "experiment.toml"
-    if not path.is_file():
-        raise InvalidInput(f"resume is {str(first.resume)!r}; it must be a folder holding a run.")
-    kept = Experiment.from_toml(path, complete=True)
+    kept = _kept_experiment(first.resume)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    free = {name: kept.setting(name) for name in ("rounds", "engine", "workers")}
-    if parsed.settings.replace(**free) != kept:
-        raise InvalidInput(
-            "resume goes with --rounds, --engine and --workers alone; other settings stay as they "
-            "were."
-        )
+    free = ("rounds", "engine", "workers")
+    _refuse_changes(parsed.settings, kept, free, "--rounds, --engine and --workers alone")
     return parsed
+
+
+def _kept_experiment(folder: Path) -> Experiment:
+    """Return the experiment of a run to go on with."""
+    path = folder / "experiment.toml"
+    if not path.is_file():
+        raise InvalidInput(f"resume is {str(folder)!r}; it must be a folder holding a run.")
+    return Experiment.from_toml(path, complete=True)
+
+
+def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], words: str) -> None:
+    if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
+        raise InvalidInput(f"resume goes with {words}; other settings stay as they were.")
 
 
 def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:

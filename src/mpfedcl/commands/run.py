@@ -35,7 +35,7 @@ def run_command(arguments: Run) -> int:
             )
 
         def on_round(record: Any) -> None:
-            bar.update(task, advance=1, note=_note(record))
+            bar.update(task, advance=1, note=note_round(record))
 
         observer = Observer(on_start, on_round, console.print, stop)
         if arguments.resume is not None:
@@ -55,12 +55,17 @@ def run_command(arguments: Run) -> int:
             f"Go on with: mpfedcl run --resume {result.path}"
         )
         return 130
-    figures = draw_figures(result)
-    if arguments.json:
+    show_result(result, draw_figures(result), arguments.readings, as_json=arguments.json)
+    return 0
+
+
+def show_result(result: RunResult, figures: list[Path], readings: str, *, as_json: bool) -> None:
+    """Print what came of a finished run."""
+    assert result.summary is not None
+    if as_json:
         print(json.dumps({"path": str(result.path), **result.summary}, indent=2))
     else:
-        _show(results(), result, figures, all_readings=arguments.readings == "all")
-    return 0
+        _show(results(), result, figures, all_readings=readings == "all")
 
 
 def draw_figures(result: RunResult) -> list[Path]:
@@ -97,7 +102,8 @@ def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str
     return f"{words}, seed {experiment.seed}" if with_seed else words
 
 
-def _note(record: Any) -> str:
+def note_round(record: Any) -> str:
+    """Say of a round what fits beside a bar."""
     readings = [v for v in (record["accuracy_per_client"] or {}).values() if v is not None]
     accuracy = f"accuracy {sum(readings) / len(readings):.1f} %  " if readings else ""
     loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"

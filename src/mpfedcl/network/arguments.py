@@ -1,0 +1,113 @@
+"""What the commands of a federation over a network take. Nothing here imports torch or Flower."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mpfedcl.experiment import Experiment
+
+_Dir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+_OpenText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+_OpenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+_OpenPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+@dataclass(frozen=True)
+class FederationInit:
+    """Make the folder of a federation: certificates, a key for each client, a page each.
+
+    Given again it adds clients; keys that are there are never touched. Examples:
+    `mpfedcl federation init lab --clients 3`,
+    `mpfedcl federation init lab --names hospital-a hospital-b --host fl.example.org`.
+    """
+
+    directory: _Dir
+    """The folder."""
+    clients: _OpenInt = None
+    """So many clients, called client-0, client-1 and so on."""
+    names: tuple[str, ...] = ()
+    """Clients by name."""
+    host: _OpenText = None
+    """Name or address under which clients reach the server [default: 127.0.0.1]."""
+    port: int = 9800
+    """The server's port."""
+
+
+@dataclass(frozen=True)
+class FederationServer:
+    """Start the server of a federation and keep it running until Ctrl-C.
+
+    It listens on this machine alone unless told otherwise: whoever reaches its port reaches the
+    part that starts runs too (docs/federation.md says how to open it safely). Example:
+    `mpfedcl federation server lab`.
+    """
+
+    directory: _Dir
+    """The federation's folder."""
+    bind: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 for all, behind something that guards it."""
+    insecure: _Flag = False
+    """No TLS and no keys, for trying things out on this machine."""
+
+
+@dataclass(frozen=True)
+class FederationClient:
+    """Take part in a federation with the images of a folder, until Ctrl-C.
+
+    Examples: `mpfedcl federation client . --data images` in a client's own folder, or
+    `mpfedcl federation client lab --name client-0 --share 0` to try a federation out.
+    """
+
+    directory: _Dir
+    """The client's folder, or the federation's with --name."""
+    name: _OpenText = None
+    """Which client this is [default: the one whose folder it is]."""
+    data: _OpenPath = None
+    """This client's images: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, or npz files."""
+    share: _OpenInt = None
+    """No images of its own: this part, from 0, of the experiment's own data set."""
+    encoder: _OpenText = None
+    """An encoder of its own, such as onnx:PATH [default: what the experiment names]."""
+    encoder_weights: _OpenPath = None
+    """Where the encoder's weights are [default: as for a run]."""
+    device: str = "cpu"
+    """Where tensors live: cpu, cuda, cuda:1."""
+    methods: tuple[str, ...] = ()
+    """Methods package.module:Class that the server may ask for; they must be installed here."""
+    server: _OpenText = None
+    """host:port of the server [default: as the folder says]."""
+    insecure: _Flag = False
+    """No TLS and no keys, for trying things out on one machine."""
+
+
+@dataclass(frozen=True)
+class FederationStart:
+    """Run an experiment with the clients of a federation whose server is running here.
+
+    Settings come from the file if one is given, and flags win over it. The run directory is an
+    ordinary one. Ctrl-C stops after the round under way. Examples:
+    `mpfedcl federation start lab --rounds 20`,
+    `mpfedcl federation start lab experiment.toml --out runs/lab`,
+    `mpfedcl federation start lab --resume runs/lab`.
+    """
+
+    directory: _Dir
+    """The federation's folder."""
+    file: Annotated[
+        Path | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
+    ] = None
+    """A TOML file of settings."""
+    out: _OpenPath = None
+    """Folder for the run [default: a new one below runs/]."""
+    resume: _OpenPath = None
+    """Go on with the run in this folder; only --rounds may be given too."""
+    readings: Literal["headline", "all"] = "headline"
+    """all: personal and averaged model, by classifier and by nearest prototype."""
+    json: _Flag = False
+    """Print the summary as JSON and nothing else."""
+    settings: Annotated[Experiment, tyro.conf.arg(name="")] = field(default_factory=Experiment)

@@ -1,0 +1,123 @@
+"""Certificates and keys for a federation: one authority, the server's certificate, a key a client.
+
+Made by the `cryptography` library, which Flower brings along; nothing here is encrypted or signed
+by hand.
+"""
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_CURVE = ec.SECP384R1()
+_YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2
+
+
+def make_authority(certificate: Path, key: Path) -> None:
+    """Make the authority that vouches for the server; keep its key where nobody else reads it."""
+    private = ec.generate_private_key(_CURVE)
+    name = _name("mpfedcl federation")
+    builder = _builder(name, name, private, _YEARS_OF_AUTHORITY)
+    # Vouches for servers itself, and for no other authority.
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    signed = builder.sign(private, hashes.SHA384())
+    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+
+
+def make_server_certificate(
+    certificate: Path, key: Path, authority: Path, authority_key: Path, hosts: list[str]
+) -> None:
+    """Make the server's certificate, valid under each of the host names and addresses."""
+    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    signer = load_pem_private_key(authority_key.read_bytes(), password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    private = ec.generate_private_key(_CURVE)
+    builder = _builder(_name(hosts[0]), issuer.subject, private, _YEARS_OF_SERVER)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+    )
+    signed = builder.sign(signer, hashes.SHA384())
+    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """Make the key by which a client shows who it is."""
+    key = ec.generate_private_key(_CURVE)
+    write_private(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public.write_bytes(text + b"\n")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody but its owner could read at any moment."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def is_private(path: Path) -> bool:
+    """Tell whether a file is closed to everybody but its owner."""
+    return path.stat().st_mode & 0o077 == 0
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, years: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    # Clocks at the edge are not always right.
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=365 * years))
+    return builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    # A common name has at most 64 characters; host names may be longer and stand elsewhere too.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

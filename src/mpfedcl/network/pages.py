@@ -1,0 +1,99 @@
+"""What a federation's folder says to people, and to systemd."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpfedcl.network.folder import ClientFolder, ServerFolder
+
+
+def for_everybody(folder: "ServerFolder") -> str:
+    """Return the page of the whole federation."""
+    listed = "\n".join(
+        f"- `clients/{name}/` goes to the machine of {name}" for name in folder.clients
+    )
+    return f"""\
+# A federation of {len(folder.clients)} clients
+
+The server is `{folder.host}`, port {folder.port}. Every machine needs Python 3.11 or newer and
+`pip install 'mpfedcl[flower]'`, all the same version.
+
+- `server/` stays on the server. `server/ca.key` makes certificates: keep it closed, or take it away
+  from the server once all clients have been made.
+{listed}, over a channel that you trust: `node.key` in it is who that
+  client is, and leaves its machine to nobody.
+
+On the server:
+
+    mpfedcl federation server .
+
+On each client's machine, in its folder:
+
+    mpfedcl federation client . --data FOLDER
+
+Then on the server, once or as often as you like:
+
+    mpfedcl federation start . experiment.toml
+
+More clients later: `mpfedcl federation init . --names NAME` makes `clients/NAME/` to hand out; a
+server that is running lets the new key in within seconds.
+"""
+
+
+def for_client(client: "ClientFolder") -> str:
+    """Return the page of one client."""
+    return f"""\
+# {client.name}
+
+This machine takes part in a federation under the name `{client.name}`. The server is
+`{client.server}`.
+
+    pip install 'mpfedcl[flower]'
+    mpfedcl federation client . --data FOLDER
+
+FOLDER holds this client's own images: `FOLDER/<class>/*.png|jpg`, or npz files. They stay here.
+What leaves this machine is written down in docs/privacy.md of mpfedcl: weights, prototypes, counts
+and accuracies.
+
+`node.key` is who this client is: keep it closed (it is made with mode 0600), and do not copy it.
+`memory/` is what this client keeps between rounds. `mpfedcl-client.service` is an example for
+systemd.
+"""
+
+
+def server_unit() -> str:
+    """Return an example unit for the server."""
+    return _unit(
+        "mpfedcl federation, server", "/opt/mpfedcl/bin/mpfedcl federation server /srv/federation"
+    )
+
+
+def client_unit(client: "ClientFolder") -> str:
+    """Return an example unit for a client."""
+    return _unit(
+        f"mpfedcl federation, client {client.name}",
+        "/opt/mpfedcl/bin/mpfedcl federation client /srv/federation --data /srv/images",
+    )
+
+
+def _unit(description: str, command: str) -> str:
+    return f"""\
+# An example: change the paths and the user, copy to /etc/systemd/system, systemctl enable --now.
+[Unit]
+Description={description}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={command}
+User=mpfedcl
+Restart=always
+RestartSec=65
+KillSignal=SIGINT
+NoNewPrivileges=yes
+ProtectSystem=strict
+ReadWritePaths=/srv/federation
+PrivateTmp=yes
+
+[Install]
+WantedBy=multi-user.target
+"""

@@ -1,0 +1,220 @@
+"""Flower's own programs, started with the right flags, and ended again."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.network.folder import ClientFolder, ServerFolder
+
+_CONNECTION = "mpfedcl"
+"""What the server is called in Flower's own configuration."""
+_START_SECONDS = 60.0
+_END_SECONDS = 20.0
+
+
+def environment(flower_home: Path) -> dict[str, str]:
+    """Return the environment of Flower's programs: nothing calls home, nothing is installed."""
+    here = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        # Flower starts its helpers by name.
+        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_HOME": str(flower_home.resolve()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        # How soon a message that has come is worked on; Flower's default is a second.
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"
+        ),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def superlink_command(folder: ServerFolder, bind: str, *, is_insecure: bool) -> list[str]:
+    """Return the command that starts the server."""
+    command = [
+        program("flower-superlink"),
+        *("--host", bind, "--port", str(folder.port)),
+        "--disable-runtime-dependency-installation",
+    ]
+    if is_insecure:
+        # Other nodes than those with keys: nothing of what they are may be kept for later.
+        return [*command, "--insecure"]
+    return [
+        *command,
+        *("--ssl-ca-certfile", str(folder.authority)),
+        *("--ssl-certfile", str(folder.server / "server.pem")),
+        *("--ssl-keyfile", str(folder.server / "server.key")),
+        "--enable-supernode-auth",
+        *("--database", str(folder.server / "state.db")),
+    ]
+
+
+def supernode_command(
+    client: ClientFolder, node_config: Path, server: str, *, is_insecure: bool
+) -> list[str]:
+    """Return the command that starts a client."""
+    command = [
+        program("flower-supernode"),
+        *("--superlink", server),
+        *("--node-config", str(node_config)),
+        # Several clients on one machine must not want the same port.
+        *("--port", str(free_port())),
+    ]
+    if is_insecure:
+        return [*command, "--insecure"]
+    return [
+        *command,
+        *("--root-certificates", str(client.authority)),
+        *("--auth-supernode-private-key", str(client.key)),
+    ]
+
+
+def write_connection(folder: ServerFolder, *, is_insecure: bool) -> None:
+    """Tell Flower's own command where the server is: on this machine."""
+    place: dict[str, Any] = {"address": f"127.0.0.1:{folder.port}"}
+    if is_insecure:
+        place["insecure"] = True
+    else:
+        place["root-certificates"] = str(folder.authority.resolve())
+    folder.flower_home.mkdir(parents=True, exist_ok=True)
+    content = {"superlink": {"default": _CONNECTION, _CONNECTION: place}}
+    write_atomically(folder.flower_home / "config.toml", tomli_w.dumps(content).encode())
+
+
+def register_clients(folder: ServerFolder) -> list[str]:
+    """Let the keys of all clients in; return the names of those that were not in before."""
+    known = {node.get("name") for node in _ask_flower(folder, "supernode", "list")["nodes"]}
+    new = [name for name in folder.clients if name not in known]
+    for name in new:
+        key = str(folder.public_key(name))
+        _ask_flower(folder, "supernode", "register", key, "--name", name)
+    return new
+
+
+def submit(folder: ServerFolder, order: Mapping[str, str]) -> int:
+    """Hand a run to the server; return Flower's number for it."""
+    config = folder.server / "run-config.toml"
+    write_atomically(config, tomli_w.dumps(dict(order)).encode())
+    said = _ask_flower(folder, "run", str(folder.app), "--run-config", str(config))
+    return int(said["run-id"])
+
+
+def stop_run(folder: ServerFolder, number: int) -> None:
+    """End a run at once."""
+    _ask_flower(folder, "stop", str(number))
+
+
+def _ask_flower(folder: ServerFolder, *words: str) -> dict[str, Any]:
+    """Call Flower's own command and return what it says as JSON."""
+    flags = ["--format", "json"]
+    # `flwr run APP SUPERLINK`, but `flwr supernode list SUPERLINK`: the server's name comes last.
+    count = {"run": 2, "stop": 2, "supernode": 3 if "register" in words else 2}[words[0]]
+    ordered = [*words[:count], _CONNECTION, *words[count:], *flags]
+    done = subprocess.run(
+        [program("flwr"), *ordered],
+        env=environment(folder.flower_home),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    # Flower may say other things before the JSON.
+    start = done.stdout.find("{")
+    with contextlib.suppress(ValueError):
+        said: dict[str, Any] = json.loads(done.stdout[start:]) if start >= 0 else {}
+        if said.get("success", False):
+            return said
+    why = " ".join((done.stdout[start:] + done.stderr).split())[-400:]
+    raise InvalidInput(
+        f"the server at 127.0.0.1:{folder.port} did not take `flwr {' '.join(words[:2])}`; it must "
+        f"be running (mpfedcl federation server {folder.root}): {why}"
+    )
+
+
+@contextmanager
+def running(
+    command: list[str], env: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with its own children, its words to a file; end all of them at the end."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command, env=dict(env), stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a program and its children to end; those that do not are ended."""
+    for signal_number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            process.poll()
+            try:
+                os.killpg(process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait until a program answers at a port; say in one sentence if it never does."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise InvalidInput(f"the server did not start; {log} says why: {last_words(log)}")
+
+
+def last_words(log: Path) -> str:
+    """Return the end of a log on one line."""
+    with contextlib.suppress(OSError):
+        return " ".join(log.read_text(errors="replace").split())[-300:]
+    return "it is empty"
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Tell whether somebody listens at a port."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
+
+
+def program(name: str) -> str:
+    """Return where one of Flower's programs is."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if not found:
+        raise InvalidInput(
+            f"{name} is not installed; a federation needs pip install 'mpfedcl[flower]'."
+        )
+    return found
