@@ -1,6 +1,7 @@
 """`mpfedcl federation init`, `server` and `client`."""
 
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mpfedcl.network.processes import (
     last_words,
     program,
     register_clients,
+    resident_command,
     running,
     superlink_command,
     supernode_command,
@@ -103,18 +105,25 @@ def federation_client_command(arguments: FederationClient) -> int:
         open_own_images(arguments.data, None)
     if not arguments.insecure:
         _check_private(client.key)
-    config = client.root / "node.toml"
-    write_atomically(config, tomli_w.dumps(_node_config(arguments, client)).encode())
     server = arguments.server or client.server
-    command = supernode_command(client, config, server, is_insecure=arguments.insecure)
     log = client.root / "supernode.log"
     console = messages()
     _end_by_signals()
     try:
-        with running(command, environment(client.flower_home), log) as process:
-            console.print(f"{client.name} takes part at {server}; log: {log}. Ctrl-C ends it.")
-            while process.poll() is None:
-                time.sleep(0.5)
+        # Not in the client's folder: the path of a socket must be short.
+        with tempfile.TemporaryDirectory(prefix="mpfedcl-") as place:
+            config, socket = client.root / "node.toml", Path(place) / "site"
+            values = {**_node_config(arguments, client), "resident": str(socket)}
+            write_atomically(config, tomli_w.dumps(values).encode())
+            command = supernode_command(client, config, server, is_insecure=arguments.insecure)
+            variables = environment(client.flower_home)
+            with (
+                running(resident_command(config, socket), variables, log),
+                running(command, variables, log) as process,
+            ):
+                console.print(f"{client.name} takes part at {server}; log: {log}. Ctrl-C ends it.")
+                while process.poll() is None:
+                    time.sleep(0.5)
             raise InvalidInput(f"the client ended; {log} says why: {last_words(log)}")
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")

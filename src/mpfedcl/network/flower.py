@@ -6,6 +6,7 @@ the keys of the run configuration, and an empty text leaves one open.
 
 import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.courier import Answer
 from mpfedcl.network.parcels import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
+from mpfedcl.network.resident import ask_resident
 from mpfedcl.network.run_config import parse_run_config
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
@@ -72,11 +74,8 @@ def close(message: Message, context: Context) -> Message:
 
 
 def _answer(kind: Kind, message: Message, context: Context) -> Message:
-    from mpfedcl.network.site import Site, SiteSettings
-
     try:
-        site = Site(SiteSettings.parse(context.node_config))
-        reply = site.answer(kind, unpack(message.content))
+        reply = _ask_site(kind, unpack(message.content), context.node_config)
     except (InvalidInput, ParcelError) as error:
         return Message(Error(_FAILED, str(error)), reply_to=message)
     except Exception as error:
@@ -84,6 +83,17 @@ def _answer(kind: Kind, message: Message, context: Context) -> Message:
         traceback.print_exc()
         return Message(Error(_FAILED, f"it failed with {type(error).__name__}"), reply_to=message)
     return Message(pack(reply), reply_to=message)
+
+
+def _ask_site(kind: Kind, parcel: Parcel, node_config: Mapping[str, Any]) -> Parcel:
+    """Return what this client's site answers: the one that stays, else one for this message."""
+    if socket := node_config.get("resident"):
+        answer = ask_resident(Path(str(socket)), kind, parcel)
+        if answer is not None:
+            return answer
+    from mpfedcl.network.site import Site, SiteSettings
+
+    return Site(SiteSettings.parse(node_config)).answer(kind, parcel)
 
 
 def pack(parcel: Parcel) -> RecordDict:

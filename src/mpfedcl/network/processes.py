@@ -85,6 +85,11 @@ def supernode_command(
     ]
 
 
+def resident_command(node_config: Path, socket: Path) -> list[str]:
+    """Return the command that starts the process in which a client's data stay."""
+    return [sys.executable, "-m", "mpfedcl.network.resident", str(node_config), str(socket)]
+
+
 def write_connection(folder: ServerFolder, *, is_insecure: bool) -> None:
     """Tell Flower's own command where the server is: on this machine."""
     place: dict[str, Any] = {"address": f"127.0.0.1:{folder.port}"}

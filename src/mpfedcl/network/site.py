@@ -79,6 +79,8 @@ class Site:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._settings = settings
+        self._loaded: tuple[Experiment, FederatedData, Model] | None = None
+        """What the last message needed: within a run it is the same every time."""
 
     def answer(self, kind: Kind, parcel: Parcel) -> Parcel:
         """Return the answer to a request."""
@@ -87,7 +89,12 @@ class Site:
         cap_threads()
         experiment = self._adopt(parcel.value("experiment", str))
         device = find_device(self._settings.device)
-        data, model = self._load(experiment, device)
+        if kind == "hello":
+            # A run begins: images may have come since the one before.
+            self._loaded = None
+        if self._loaded is None or self._loaded[0] != experiment:
+            self._loaded = (experiment, *self._load(experiment, device))
+        _, data, model = self._loaded
         if kind == "hello":
             return self._introduce(data)
         method = find_method(experiment.method)(experiment, data.num_classes)

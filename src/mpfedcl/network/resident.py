@@ -1,0 +1,101 @@
+"""A site that stays: one process a client that keeps torch and the data between messages.
+
+Flower starts a new process for every message. That process hands the request to this one over a
+socket in a folder that only the client's own user can enter, and need not load torch or data.
+
+    python -m mpfedcl.network.resident NODE.TOML SOCKET
+"""
+
+import contextlib
+import io
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, cast
+
+import numpy
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.network.parcels import Kind, Parcel, ParcelError, from_json, to_json
+
+Answerer = Callable[[Kind, Parcel], Parcel]
+
+
+class SiteFailed(InvalidInput):
+    """What a resident site says in place of an answer."""
+
+
+def ask_resident(socket: Path, kind: Kind, parcel: Parcel) -> Parcel | None:
+    """Return the resident's answer, or None where there is no resident, or it has gone."""
+    try:
+        # Bytes alone cross this connection: nothing that arrives is ever unpickled.
+        with Client(str(socket), family="AF_UNIX") as connection:
+            connection.send_bytes(_to_bytes({"kind": kind}, parcel))
+            head, answer = _from_bytes(connection.recv_bytes())
+    except (OSError, EOFError):
+        return None
+    if "failed" in head:
+        raise SiteFailed(str(head["failed"]))
+    return answer
+
+
+def serve_site(socket: Path, answer: Answerer) -> None:
+    """Answer requests one after the other until the process is ended."""
+    socket.unlink(missing_ok=True)
+    with Listener(str(socket), family="AF_UNIX") as listener:
+        while True:
+            with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
+                _serve_one(connection, answer)
+
+
+def _serve_one(connection: "Connection", answer: Answerer) -> None:
+    head, parcel = _from_bytes(connection.recv_bytes())
+    try:
+        reply, said = answer(cast("Kind", head["kind"]), parcel), {}
+    except (InvalidInput, ParcelError) as error:
+        reply, said = Parcel({}), {"failed": str(error)}
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        reply, said = Parcel({}), {"failed": f"it failed with {type(error).__name__}"}
+    connection.send_bytes(_to_bytes(said, reply))
+
+
+def _to_bytes(head: Mapping[str, Any], parcel: Parcel) -> bytes:
+    packed = io.BytesIO()
+    texts = {
+        "head": numpy.frombuffer(json.dumps(head).encode(), dtype=numpy.uint8),
+        "values": numpy.frombuffer(to_json(parcel.values).encode(), dtype=numpy.uint8),
+    }
+    arrays = {f"arrays/{name}": array for name, array in parcel.arrays.items()}
+    numpy.savez(packed, **texts, **arrays)  # type: ignore[arg-type]
+    return packed.getvalue()
+
+
+def _from_bytes(content: bytes) -> tuple[dict[str, Any], Parcel]:
+    with numpy.load(io.BytesIO(content), allow_pickle=False) as archive:
+        head = json.loads(archive["head"].tobytes())
+        values = from_json(archive["values"].tobytes().decode())
+        prefix = "arrays/"
+        arrays = {
+            name.removeprefix(prefix): archive[name]
+            for name in archive.files
+            if name.startswith(prefix)
+        }
+    return head, Parcel(values, arrays)
+
+
+def main() -> None:
+    """Load what a client needs, and stay."""
+    from mpfedcl.network.site import Site, SiteSettings
+
+    values = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    serve_site(Path(sys.argv[2]), Site(SiteSettings.parse(values)).answer)
+
+
+if __name__ == "__main__":
+    main()
