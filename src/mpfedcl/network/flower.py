@@ -37,14 +37,17 @@ def main(grid: Grid, context: Context) -> None:
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
     from mpfedcl.network.server import serve, serve_again
     from mpfedcl.network.status import Status
+    from mpfedcl.simulation import Observer
 
+    # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
+    observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
     order = parse_run_config(context.run_config)
     courier = FlowerCourier(grid)
     try:
         if order.resume is not None:
-            result = serve_again(courier, order.resume, order.rounds, order.status)
+            result = serve_again(courier, order.resume, order.rounds, order.status, observer)
         else:
-            result = serve(courier, order.experiment, order.out, order.status)
+            result = serve(courier, order.experiment, order.out, order.status, observer)
     except (InvalidInput, LostWorker) as error:
         Status(order.status).say("failed", error=str(error))
         raise
@@ -53,6 +56,18 @@ def main(grid: Grid, context: Context) -> None:
         raise
     is_done = result.summary is not None
     Status(order.status).say("done" if is_done else "stopped", path=str(result.path.resolve()))
+
+
+def _say_round(record: Mapping[str, Any]) -> str:
+    known = [value for value in (record["accuracy_per_client"] or {}).values() if value is not None]
+    accuracy = f", accuracy {sum(known) / len(known):.1f} %" if known else ""
+    clients = record["clients"]
+    absent = [
+        f", {what}: {', '.join(clients[what])}" for what in ("missing", "rejected") if clients[what]
+    ]
+    return f"round {record['round']}: {len(clients['answered'])} answered{accuracy}" + "".join(
+        absent
+    )
 
 
 @client_app.query()
