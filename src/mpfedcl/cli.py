@@ -30,7 +30,7 @@ from mpfedcl.arguments import (
     Tune,
 )
 from mpfedcl.errors import InvalidInput, LostWorker
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 
 _HELP = """\
 mpfedcl: federated learning for clients whose data differ
@@ -98,6 +98,8 @@ _PLAIN_WORDS = {
     ),
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
+
+_RESUME_GOES_WITH = "resume goes with --rounds, --engine, --workers, --track and --track-to alone"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -179,22 +181,16 @@ def parse(words: list[str]) -> Any:
 
 def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
-        raise InvalidInput(
-            "resume goes with --rounds, --engine and --workers alone; a file or --out must not be "
-            "given."
-        )
+        raise InvalidInput(f"{_RESUME_GOES_WITH}; a file or --out must not be given.")
     assert first.resume is not None
     path = first.resume / "experiment.toml"
     if not path.is_file():
         raise InvalidInput(f"resume is {str(first.resume)!r}; it must be a folder holding a run.")
     kept = Experiment.from_toml(path, complete=True)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    free = {name: kept.setting(name) for name in ("rounds", "engine", "workers")}
+    free = {name: kept.setting(name) for name in ("rounds", *INDIFFERENT)}
     if parsed.settings.replace(**free) != kept:
-        raise InvalidInput(
-            "resume goes with --rounds, --engine and --workers alone; other settings stay as they "
-            "were."
-        )
+        raise InvalidInput(f"{_RESUME_GOES_WITH}; other settings stay as they were.")
     return parsed
 
 

@@ -20,7 +20,7 @@ from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.files import free_folder
 from mpfedcl.hardware import cap_threads, find_device
@@ -32,6 +32,7 @@ from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
+from mpfedcl.tracking import attach, find_trackers
 
 Record = Mapping[str, Any]
 
@@ -59,6 +60,8 @@ class Observer:
     on_round: Callable[[Record], None] = lambda *_: None
     on_warning: Callable[[str], None] = lambda *_: None
     should_stop: Callable[[], bool] = lambda: False
+    on_finish: Callable[[RunResult], None] = lambda *_: None
+    """Called when the rounds are over, whether or not they were stopped early."""
 
 
 def run(
@@ -67,33 +70,37 @@ def run(
     """Run an experiment into a new run directory and return what came of it."""
     refuse_to_follow()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    trackers = find_trackers(experiment.track)
     with led(experiment) as (experiment, team):
         # Everything that can be wrong with the input is found before the folder is made.
         simulation = _Simulation(experiment, team)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, experiment) as directory:
-            return simulation.go(directory, observer or Observer())
+            return simulation.go(directory, attach(trackers, path, observer or Observer()))
 
 
 def resume(
     path: Path | str,
     rounds: int | None = None,
     observer: Observer | None = None,
-    *,
-    engine: str | None = None,
-    workers: int | None = None,
+    **others: Any,
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
 
-    Where the clients are run makes no difference to the result, so that may change too.
+    `others` may be engine, workers, track and track_to: they make no difference to the result.
     """
+    if unknown := others.keys() - INDIFFERENT.keys():
+        raise TypeError(f"resume takes {', '.join(INDIFFERENT)}, not {', '.join(sorted(unknown))}")
     refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
-        asked = {"rounds": rounds, "engine": engine, "workers": workers}
+        asked = {"rounds": rounds, **others}
         changes = {name: value for name, value in asked.items() if value is not None}
-        with led(directory.read_experiment().replace(**changes)) as (experiment, team):
+        changed = directory.read_experiment().replace(**changes)
+        trackers = find_trackers(changed.track)
+        with led(changed) as (experiment, team):
             simulation = _Simulation(experiment, team)
-            return simulation.go(directory, observer or Observer())
+            watching = attach(trackers, directory.path, observer or Observer())
+            return simulation.go(directory, watching)
 
 
 def follow() -> None:
@@ -168,7 +175,9 @@ class _Simulation:
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
                 f"kept. Go on with: mpfedcl run --resume {directory.path}"
             ) from None
-        return self._conclude(directory, records)
+        result = self._conclude(directory, records, observer)
+        observer.on_finish(result)
+        return result
 
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""
@@ -251,20 +260,27 @@ class _Simulation:
         self._federation.take_up(checkpoint.state.to(self._device), checkpoint.record)
         self._engine.load_state(checkpoint.clients)
 
-    def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
+    def _conclude(
+        self, directory: RunDirectory, records: list[dict[str, Any]], observer: Observer
+    ) -> RunResult:
         summary = None
+        pool = self._federation.pool if self._method.shares_prototypes else None
         if self._federation.state.round == self._experiment.rounds:
             if self._experiment.diagnostics:
                 found = summarize_convergence(self._experiment, records)
                 directory.write_json("convergence.json", found)
             summary = summarize_run(self._experiment, self._method.reading, records)
             directory.write_json("summary.json", summary)
+            # Only now, because what writes about runs knows how they are made.
+            from mpfedcl.report.card import leave_card
+
+            leave_card(directory, self._method.summary, pool, observer.on_warning)
         return RunResult(
             path=directory.path,
             experiment=self._experiment,
             accuracy=summary["accuracy"] if summary else None,
             history=records,
-            pool=self._federation.pool if self._method.shares_prototypes else None,
+            pool=pool,
             summary=summary,
         )
 
