@@ -13,7 +13,7 @@ import pytest
 
 from mpfedcl import Experiment, InvalidInput, RunResult, Tracker, resume, run
 from mpfedcl.simulation import Observer
-from mpfedcl.tracking import Record, find_trackers
+from mpfedcl.tracking import Record, find_trackers, read_failures
 from small_runs import (
     EXAMPLES,
     Say,
@@ -86,7 +86,12 @@ def own(name: str) -> str:
 def test_a_tracker_is_told_of_start_rounds_and_end(images: Path, tmp_path: Path) -> None:
     run(small(images, track=(own("Listener"),)), tmp_path / "run")
     path = tmp_path / "run"
-    expected = [("start", "mp-fedcl", path, []), ("round", 1), ("round", 2), ("finish", True)]
+    expected: list[Any] = [
+        ("start", "mp-fedcl", path, []),
+        ("round", 1),
+        ("round", 2),
+        ("finish", True),
+    ]
     assert Listener.told == expected
 
 
@@ -273,6 +278,23 @@ def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> Non
     assert len(runs) == 4
     # The same command without trackers finds everything done.
     assert said("compare", *flags(images), *words)[0] == 0
+
+
+def test_compare_says_which_trackers_failed(images: Path, tmp_path: Path, said: Say) -> None:
+    (tmp_path / "mlflow").write_text("no folder")
+    words = ["--methods", "local", "fedavg", "--seeds", 0, "--out", tmp_path / "c", "--jobs", 2]
+    track = ["--track", "mlflow", "--track-to", tmp_path]
+    code, out, errors = said("compare", *flags(images), *words, *track)
+    assert code == 0
+    assert "own test" in out
+    assert [line[:35] for line in errors.splitlines()] == [
+        "local-seed0: Tracker mlflow failed ",
+        "fedavg-seed0: Tracker mlflow failed",
+    ]
+    # Once it works, nothing is said any more.
+    (tmp_path / "mlflow").unlink()
+    resume(tmp_path / "c" / "local-seed0", 3)
+    assert read_failures(tmp_path / "c" / "local-seed0") == []
 
 
 def test_the_notes_of_trackers_may_be_damaged(images: Path, tmp_path: Path) -> None:

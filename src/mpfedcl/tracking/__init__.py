@@ -11,12 +11,12 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.importing import import_class
 from mpfedcl.runs import RunDirectory
-from mpfedcl.tracking.base import Record, Tracker
+from mpfedcl.tracking.base import Record, Tracker, note_failures, read_failures
 
 if TYPE_CHECKING:
     from mpfedcl.simulation import Observer, RunResult
 
-__all__ = ["Record", "Tracker", "attach", "find_trackers"]
+__all__ = ["Record", "Tracker", "attach", "find_trackers", "read_failures"]
 
 _BUILT_IN = {"tensorboard": "TensorBoardTracker", "mlflow": "MlflowTracker"}
 """Modules of this folder, each the name of its extra too, and the class in each."""
@@ -36,7 +36,7 @@ def attach(trackers: Mapping[str, Tracker], path: Path, observer: "Observer") ->
     """
     if not trackers:
         return observer
-    listening = dict(trackers)
+    listening, failures = dict(trackers), dict[str, str]()
 
     def tell(call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(listening.items()):
@@ -46,13 +46,16 @@ def attach(trackers: Mapping[str, Tracker], path: Path, observer: "Observer") ->
             except Exception as error:
                 del listening[name]
                 first = (str(error).splitlines() or [""])[0]
-                observer.on_warning(
+                failures[name] = (
                     f"Tracker {name} failed ({type(error).__name__}: {first}); the run goes on "
                     "without it."
                 )
+                note_failures(path, failures)
+                observer.on_warning(failures[name])
 
     def on_start(experiment: Experiment, rounds_done: int) -> None:
         observer.on_start(experiment, rounds_done)
+        note_failures(path, {})
         done = RunDirectory(path).read_records()
         tell(lambda tracker: tracker.start(experiment, path, deepcopy(done)))
 

@@ -1,5 +1,6 @@
 """The seam that trackers are written in: what a run tells whoever records it elsewhere."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,19 @@ def remember(path: Path, tracker: str, **notes: str) -> None:
     """Note in a run's folder where a tracker keeps its record, so that a resume finds it."""
     text = json.dumps({**_read_notes(path), tracker: notes}, indent=2) + "\n"
     write_atomically(path / _NOTES, text.encode())
+
+
+def note_failures(path: Path, failures: Mapping[str, str]) -> None:
+    """Note in a run's folder which trackers have failed, for whoever did not hear the warnings."""
+    if failures or "failed" in _read_notes(path):
+        # A folder that cannot be written to is no news to the run.
+        with contextlib.suppress(OSError):
+            remember(path, "failed", **failures)
+
+
+def read_failures(path: Path) -> list[str]:
+    """Return what was said of trackers that failed when a run was last gone on with."""
+    return list(recall(path, "failed").values())
 
 
 def _read_notes(path: Path) -> dict[str, Any]:
