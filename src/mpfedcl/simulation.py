@@ -1,7 +1,7 @@
 """From an experiment to a finished run on this machine."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
-from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.files import free_folder
 from mpfedcl.hardware import cap_threads, find_device
@@ -32,9 +32,7 @@ from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
-from mpfedcl.tracking import attach, find_trackers
-
-Record = Mapping[str, Any]
+from mpfedcl.tracking import Record, attach, find_trackers
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,19 @@ def resume(
     path: Path | str,
     rounds: int | None = None,
     observer: Observer | None = None,
-    **others: Any,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    track: Sequence[str] | None = None,
+    track_to: Path | None = None,
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
 
-    `others` may be engine, workers, track and track_to: they make no difference to the result.
+    Where the clients are run and who looks on makes no difference, so that may change too.
     """
-    if unknown := others.keys() - INDIFFERENT.keys():
-        raise TypeError(f"resume takes {', '.join(INDIFFERENT)}, not {', '.join(sorted(unknown))}")
     refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
+        others = {"engine": engine, "workers": workers, "track": track, "track_to": track_to}
         asked = {"rounds": rounds, **others}
         changes = {name: value for name, value in asked.items() if value is not None}
         changed = directory.read_experiment().replace(**changes)

@@ -201,7 +201,11 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     classes = [name.replace("/", "\N{FRACTION SLASH}") for name in HOSTILE]
     domains = [name for name in classes if name.isprintable()]
     root = save_pictures(tmp_path / "images", classes, domains)
-    kind = {"partition__kind": "feature", "clients": None, "partition__test": "matched"}
+    kind: dict[str, Any] = {
+        "partition__kind": "feature",
+        "clients": None,
+        "partition__test": "matched",
+    }
     warnings = Warnings()
     run(small(root, **kind, dataset__domains=tuple(domains)), tmp_path / "run", warnings.observer())
     assert warnings == []
