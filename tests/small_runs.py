@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from PIL import Image
 from safetensors.torch import load
 
 from mpfedcl.clock import Clock
@@ -54,6 +55,19 @@ def save_images(
         x_test=images[num_train:],
         y_test=labels[num_train:],
     )
+
+
+def save_pictures(root: Path, classes: Sequence[str], domains: Sequence[str] = ("one",)) -> Path:
+    """Write 12 pictures of 6x6 pixels of each class in each domain; return the root."""
+    random = numpy.random.default_rng(7)
+    for domain in domains:
+        for name in classes:
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for number in range(12):
+                pixels = random.integers(0, 256, (6, 6), dtype=numpy.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
 
 
 def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         prototype_contrastive_loss,
     )
     from mpfedcl.simulation import RunResult, resume, run
+    from mpfedcl.tracking import Tracker
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "PrototypePool",
     "Prototypes",
     "RunResult",
+    "Tracker",
     "cluster_prototypes",
     "prototype_contrastive_loss",
     "resume",
@@ -44,6 +46,7 @@ _HOMES = {
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
     "RunResult": "simulation",
+    "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
     "prototype_contrastive_loss": "prototypes",
     "resume": "simulation",

@@ -35,7 +35,8 @@ class Run:
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _Folder = None
-    """Go on with the run in this folder; only --rounds, --engine and --workers may be given too."""
+    """Go on with the run in this folder; only --rounds, --engine, --workers, --track and --track-to
+    may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -31,7 +31,7 @@ from mpfedcl.arguments import (
     Tune,
 )
 from mpfedcl.errors import InvalidInput, LostWorker
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.network.arguments import (
     FederationClient,
     FederationInit,
@@ -111,6 +111,8 @@ _PLAIN_WORDS = {
     ),
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
+
+_RESUME_GOES_WITH = "resume goes with --rounds, --engine, --workers, --track and --track-to alone"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -192,21 +194,17 @@ def parse(words: list[str]) -> Any:
     # the file's settings as the defaults.
     anew = _parse(command, rest, program, replace(parsed, settings=kept))
     if isinstance(anew, FederationStart) and anew.resume is not None:
-        _refuse_changes(anew.settings, kept, ("rounds",), "--rounds alone")
+        _refuse_changes(anew.settings, kept, ("rounds",), "resume goes with --rounds alone")
     return anew
 
 
 def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
-        raise InvalidInput(
-            "resume goes with --rounds, --engine and --workers alone; a file or --out must not be "
-            "given."
-        )
+        raise InvalidInput(f"{_RESUME_GOES_WITH}; a file or --out must not be given.")
     assert first.resume is not None
     kept = _kept_experiment(first.resume)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    free = ("rounds", "engine", "workers")
-    _refuse_changes(parsed.settings, kept, free, "--rounds, --engine and --workers alone")
+    _refuse_changes(parsed.settings, kept, ("rounds", *INDIFFERENT), _RESUME_GOES_WITH)
     return parsed
 
 
@@ -220,7 +218,7 @@ def _kept_experiment(folder: Path) -> Experiment:
 
 def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], words: str) -> None:
     if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
-        raise InvalidInput(f"resume goes with {words}; other settings stay as they were.")
+        raise InvalidInput(f"{words}; other settings stay as they were.")
 
 
 def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:

@@ -25,6 +25,7 @@ from mpfedcl.settings import (
     GuardSettings,
     NetworkSettings,
     OpenInt,
+    OpenPath,
     PartitionSettings,
     PrototypeSettings,
     Settings,
@@ -33,6 +34,9 @@ from mpfedcl.settings import (
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
+INDIFFERENT: Mapping[str, Any] = {"engine": "auto", "workers": 1, "track": (), "track_to": None}
+"""Settings that make no difference to a result, at their defaults: where clients are run and who
+looks on. A run may be gone on with under others."""
 
 
 class Experiment(Settings):
@@ -69,6 +73,10 @@ class Experiment(Settings):
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
     """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
+    track: tuple[str, ...] = ()
+    """Tell trackers of each round: tensorboard, mlflow, or package.module:Class for your own."""
+    track_to: Annotated[Path | None, OpenPath] = None
+    """Folder for what trackers write, which runs may share [default: the run's own folder]."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()

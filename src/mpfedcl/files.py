@@ -54,6 +54,20 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def wait_for_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and keep other mpfedcl processes waiting that want it too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # A file system that knows no locks: a rare double start is worth less than working.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
     """Create a folder and keep other mpfedcl processes out of it; a killed one leaves no lock."""
     folder.mkdir(parents=True, exist_ok=True)

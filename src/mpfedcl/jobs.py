@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Observer, resume, run
 
@@ -161,8 +161,7 @@ def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
             path,
             experiment.rounds,
             observer,
-            engine=experiment.engine,
-            workers=experiment.workers,
+            **{name: experiment.setting(name) for name in INDIFFERENT},
         )
         return done.summary is not None
     return run(experiment, path, observer).summary is not None

@@ -1,7 +1,7 @@
 """From an experiment to a finished run on this machine."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,7 @@ from mpfedcl.readings import Counts, Readings
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
-
-Record = Mapping[str, Any]
+from mpfedcl.tracking import Record, attach, find_trackers
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,8 @@ class Observer:
     on_round: Callable[[Record], None] = lambda *_: None
     on_warning: Callable[[str], None] = lambda *_: None
     should_stop: Callable[[], bool] = lambda: False
+    on_finish: Callable[[RunResult], None] = lambda *_: None
+    """Called when the rounds are over, whether or not they were stopped early."""
 
 
 def run(
@@ -68,12 +69,13 @@ def run(
     """Run an experiment into a new run directory and return what came of it."""
     refuse_to_follow()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    trackers = find_trackers(experiment.track)
     with led(experiment) as (experiment, team):
         # Everything that can be wrong with the input is found before the folder is made.
         simulation = _Simulation(experiment, team)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, experiment) as directory:
-            return simulation.go(directory, observer or Observer())
+            return simulation.go(directory, attach(trackers, path, observer or Observer()))
 
 
 def resume(
@@ -83,18 +85,24 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
+    track: Sequence[str] | None = None,
+    track_to: Path | None = None,
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
 
-    Where the clients are run makes no difference to the result, so that may change too.
+    Where the clients are run and who looks on makes no difference, so that may change too.
     """
     refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
-        asked = {"rounds": rounds, "engine": engine, "workers": workers}
+        others = {"engine": engine, "workers": workers, "track": track, "track_to": track_to}
+        asked = {"rounds": rounds, **others}
         changes = {name: value for name, value in asked.items() if value is not None}
-        with led(directory.read_experiment().replace(**changes)) as (experiment, team):
+        changed = directory.read_experiment().replace(**changes)
+        trackers = find_trackers(changed.track)
+        with led(changed) as (experiment, team):
             simulation = _Simulation(experiment, team)
-            return simulation.go(directory, observer or Observer())
+            watching = attach(trackers, directory.path, observer or Observer())
+            return simulation.go(directory, watching)
 
 
 def follow() -> None:
@@ -159,7 +167,9 @@ class Course:
         if self._unread is not None and self._federation.state.round == rounds:
             records.append(self._read_last(directory, self._unread))
             observer.on_round(records[-1])
-        return self._conclude(directory, records)
+        result = self._conclude(directory, records, observer)
+        observer.on_finish(result)
+        return result
 
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""
@@ -267,20 +277,27 @@ class Course:
         self._federation.take_up(checkpoint.state.to(self._device), checkpoint.record)
         self._engine.load_state(checkpoint.clients)
 
-    def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
+    def _conclude(
+        self, directory: RunDirectory, records: list[dict[str, Any]], observer: Observer
+    ) -> RunResult:
         summary = None
+        pool = self._federation.pool if self._method.shares_prototypes else None
         if self._federation.state.round == self._experiment.rounds:
             if self._experiment.diagnostics:
                 found = summarize_convergence(self._experiment, records)
                 directory.write_json("convergence.json", found)
             summary = summarize_run(self._experiment, self._method.reading, records)
             directory.write_json("summary.json", summary)
+            # Only now, because what writes about runs knows how they are made.
+            from mpfedcl.report.card import leave_card
+
+            leave_card(directory, self._method.summary, pool, observer.on_warning)
         return RunResult(
             path=directory.path,
             experiment=self._experiment,
             accuracy=summary["accuracy"] if summary else None,
             history=records,
-            pool=self._federation.pool if self._method.shares_prototypes else None,
+            pool=pool,
             summary=summary,
         )
 

@@ -23,6 +23,7 @@ from mpfedcl.network.status import Status
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Course, Observer, RunResult
+from mpfedcl.tracking import attach, find_trackers
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which nobody was accepted; waiting on would only wait."""
@@ -38,11 +39,14 @@ def serve(
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     telling = Status(status)
     experiment = _check(experiment.resolved(find_method(experiment.method).defaults))
+    # What is missing is said before anybody is waited for.
+    trackers = find_trackers(experiment.track)
     roster = _gather(courier, experiment, telling)
     experiment = agree_on_classes(experiment, roster.members)
     path = out if out is not None else free_folder(Path("runs") / f"{experiment.method}-network")
     with RunDirectory.create(path, experiment) as directory:
-        return _go(courier, experiment, roster, directory, telling, observer or Observer())
+        watching = attach(trackers, path, observer or Observer())
+        return _go(courier, experiment, roster, directory, telling, watching)
 
 
 def serve_again(
@@ -58,8 +62,10 @@ def serve_again(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
+        trackers = find_trackers(experiment.track)
         roster = _gather(courier, _check(experiment), telling)
-        return _go(courier, experiment, roster, directory, telling, observer or Observer())
+        watching = attach(trackers, path, observer or Observer())
+        return _go(courier, experiment, roster, directory, telling, watching)
 
 
 def _check(experiment: Experiment) -> Experiment:
@@ -146,6 +152,7 @@ class _Watch:
             self._on_round,
             observer.on_warning,
             lambda: observer.should_stop() or status.asked_to_stop(),
+            observer.on_finish,
         )
 
     def _on_start(self, experiment: Experiment, rounds_done: int) -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.commands.run import describe_partition
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.report.group_content import (
     describe_group,
     find_obstacles,
@@ -184,7 +184,7 @@ class _Gathering:
 def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
     # Where clients are run makes no difference to the result.
-    return experiment.replace(seed=0, engine="auto", workers=1).to_toml()
+    return experiment.replace(seed=0, **INDIFFERENT).to_toml()
 
 
 def _say_left_out(source: Source) -> list[str]:

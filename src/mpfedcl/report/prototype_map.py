@@ -46,7 +46,7 @@ def describe_map(
     pool = read_pool(path / "pool.safetensors", len(class_names))
     if not len(pool):
         return {"missing": "The pool of this run is empty, so there is no map."}
-    samples, note = _embed_if_possible(path, experiment, partition)
+    samples, note = embed_samples(path, experiment, partition)
     chosen = thin(len(pool), MOST_PROTOTYPES)
     notes = [note] if note else []
     if len(chosen) < len(pool):
@@ -141,7 +141,7 @@ def _why_not_embedded(experiment: Experiment) -> str | None:
     return None
 
 
-def _embed_if_possible(
+def embed_samples(
     path: Path, experiment: Experiment, partition: Json | None
 ) -> tuple[Samples | None, str | None]:
     """Return embedded test images, or None and the reason in a sentence."""
