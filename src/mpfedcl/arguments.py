@@ -176,6 +176,39 @@ class Report:
     """Where the page goes [default: report.html in the first folder]."""
 
 
+_TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+_Weights = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Ask a finished run about images: label, distance, margin, and whose prototype decided.
+
+    Images that cannot be read are named one by one, and the others are predicted all the same:
+    exit code 0 all done, 3 some could not be read, 2 nothing was predicted. Examples:
+    `mpfedcl predict runs/mine photo.jpg scans/ 'more/**/*.png'`,
+    `mpfedcl predict runs/mine digits.npz --client client-2 --json`,
+    `find . -name '*.png' | mpfedcl predict runs/mine -`.
+    """
+
+    run: _TrainedRun
+    """Folder of the run; it must have ended."""
+    images: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES [IMAGES ...]")
+    ]
+    """Files, folders (with all below them), patterns, npz archives (x_test, else x, else x_train),
+    or - for paths on standard input, one a line."""
+    client: _Client = None
+    """Predict with this client's personal model [default: the averaged model]."""
+    false_alarms: float = 0.05
+    """Flag as unknown what is farther away than all but this share of held-out images."""
+    weights: _Weights = None
+    """The encoder's weights, where they have moved since the run."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print a JSON object a line and image; those that cannot be read have an `error`."""
+
+
 @dataclass(frozen=True)
 class Methods:
     """List the methods, one line each."""
