@@ -20,6 +20,7 @@ from mpfedcl.arguments import (
     DataList,
     DataPrepare,
     DataShow,
+    Export,
     Methods,
     PaperList,
     PaperRun,
@@ -42,6 +43,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
+  mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
@@ -70,6 +72,7 @@ _COMMANDS = {
     "paper show": Command(PaperShow, "paper", "paper_show_command"),
     "paper run": Command(PaperRun, "paper", "paper_run_command"),
     "predict": Command(Predict, "predict", "predict_command"),
+    "export": Command(Export, "export", "export_command"),
     "methods": Command(Methods, "catalogues", "methods_command"),
     "data list": Command(DataList, "catalogues", "data_list_command"),
     "data show": Command(DataShow, "catalogues", "data_show_command"),

@@ -13,7 +13,8 @@ from mpfedcl.progress import messages, progress_bar, results
 from mpfedcl.report.tables import Grid
 
 _SOME_UNREADABLE = 3
-_LONGEST_NAME = 34
+_COLUMNS = 100
+_SHORTEST_NAME = 12
 _MOST_CLASSES_COUNTED = 6
 
 
@@ -67,16 +68,19 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     whose = "the averaged model" if predictor.client is None else f"{predictor.client}'s own model"
     title = f"{experiment.method} on {experiment.dataset.name}, {whose}"
     note = _sum_up(predictor, [each for _, each in predicted])
-    if not predictor.has_prototypes:
-        rows = [[_shorten(n), p.label, f"{p.classifier.probability:.3f}"] for n, p in predicted]
-        return Grid(title, ["image", "label", "probability"], rows, note)
-    columns = ["image", "label", "distance", "margin", "prototype of", "classifier", ""]
-    rows = [[_shorten(name), *_cells(prediction)] for name, prediction in predicted]
-    return Grid(title, columns, rows, note)
+    columns = ["label", "probability"]
+    if predictor.has_prototypes:
+        columns = ["label", "distance", "margin", "prototype of", "classifier", ""]
+    cells = [_cells(each) for _, each in predicted]
+    widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
+    room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
+    rows = [[_shorten(name, room), *row] for (name, _), row in zip(predicted, cells, strict=True)]
+    return Grid(title, ["image", *columns], rows, note)
 
 
 def _cells(prediction: Prediction) -> list[str]:
-    assert prediction.nearest is not None
+    if prediction.nearest is None:
+        return [prediction.label, f"{prediction.classifier.probability:.3f}"]
     margin, said = prediction.margin, prediction.classifier
     return [
         prediction.label,
@@ -106,6 +110,6 @@ def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _shorten(name: str) -> str:
+def _shorten(name: str, room: int) -> str:
     """Return the end of a long name, which tells images apart."""
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    return name if len(name) <= room else f"…{name[1 - room :]}"

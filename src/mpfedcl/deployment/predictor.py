@@ -84,7 +84,7 @@ class Predictor:
         self.trained = trained
         self.client = client
         self.class_names = trained.class_names
-        self._params = trained.parameters(client)
+        self.params = trained.parameters(client)
         reference = trained.reference
         self._reference = reference if reference is not None and len(reference) else None
         self.threshold, self.remark = _find_threshold(trained, client, false_alarms)
@@ -116,7 +116,7 @@ class Predictor:
         for first in range(0, len(images), _IMAGES_AT_ONCE):
             part = images[first : first + _IMAGES_AT_ONCE]
             batch = [self._bring(each) for each in part]
-            embeddings, logits = self.trained.apply(self._params, numpy.stack(batch))
+            embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
             found += self._read(embeddings, logits)
         return found
 
