@@ -20,17 +20,16 @@ from mpfedcl.arguments import (
     DataList,
     DataPrepare,
     DataShow,
-    Export,
     Methods,
     PaperList,
     PaperRun,
     PaperShow,
-    Predict,
     Pretrain,
     Report,
     Run,
     Tune,
 )
+from mpfedcl.deployment.arguments import Export, Predict
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 
