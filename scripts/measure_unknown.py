@@ -79,7 +79,7 @@ def left_out_rows(folder: Path) -> list[list[str]]:
 
 def office_rows(folder: Path) -> list[list[str]]:
     """Office-10 behind the frozen encoder; animals, guitars and houses are foreign to it."""
-    # Half of the usual test images, so that others are left over.
+    # A quarter of the usual test images, so that others are left over.
     experiment = Experiment().replace(
         dataset__name="office10", partition__kind="feature", dataset__test_per_class=25
     )
