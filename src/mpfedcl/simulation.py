@@ -18,6 +18,7 @@ from mpfedcl.checkpoint import (
 from mpfedcl.clock import Clock
 from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
+from mpfedcl.deployment.calibration import Calibrator
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
@@ -204,12 +205,7 @@ class Course:
         with self._clock.phase("checkpoint"):
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
-                pool = self._federation.pool if self._method.shares_prototypes else None
-                directory.write_models(
-                    self._federation.averaged_model,
-                    pool,
-                    self._personal_models(),
-                )
+                self._write_models(directory, done.round)
                 if not is_late:
                     self._write_confusion(directory, self._federation.confusion)
             save_checkpoint(
@@ -241,6 +237,10 @@ class Course:
         self._unread = None
         return record
 
+    def _write_models(self, directory: RunDirectory, number: int) -> None:
+        """Write the models and the pool that the last round has left."""
+        directory.write_models(self._federation.averaged_model, self._pool, ())
+
     def _write_confusion(self, directory: RunDirectory, confusion: dict[str, Counts]) -> None:
         directory.write_confusion(
             confusion,
@@ -248,6 +248,10 @@ class Course:
             reading=self._method.reading,
             class_names=self._class_names,
         )
+
+    @property
+    def _pool(self) -> PrototypePool | None:
+        return self._federation.pool if self._method.shares_prototypes else None
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
         if self._experiment.personal_models:
@@ -314,6 +318,8 @@ class _Simulation(Course):
         self._team = team
         self._device = device
         self.data, model = load_in_turn(experiment, device, team)
+        self._model = model
+        self._own_tests = {client.name: client.test for client in self.data.clients}
         self._method = method_class(experiment, self.data.num_classes)
         drawn = model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
@@ -353,6 +359,17 @@ class _Simulation(Course):
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
         return super().go(directory, observer)
+
+    def _write_models(self, directory: RunDirectory, number: int) -> None:
+        """Write the models, and how far from the pool each puts the images it is tested on."""
+        averaged, pool = self._federation.averaged_model, self._pool
+        calibrator = Calibrator(
+            self._model, self._method, pool, self.data.test_inputs, self._own_tests
+        )
+        calibrator.measure_average(averaged)
+        directory.write_models(averaged, pool, calibrator.listen(self._personal_models()))
+        if (calibration := calibrator.to_json(number)) is not None:
+            directory.write_json("calibration.json", calibration)
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
