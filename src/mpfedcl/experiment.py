@@ -66,6 +66,8 @@ class Experiment(Settings):
     with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    trail: bool = True
+    """Keep the prototypes of up to 32 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
     """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
     dataset: DatasetSettings = DatasetSettings()

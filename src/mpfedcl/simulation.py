@@ -32,6 +32,7 @@ from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
+from mpfedcl.trail import leave_trail, rewind_trail
 
 Record = Mapping[str, Any]
 
@@ -209,6 +210,8 @@ class _Simulation:
         done, is_last = self._advance()
         record = done.to_json()
         with self._clock.phase("checkpoint"):
+            if self._experiment.trail and self._method.shares_prototypes:
+                leave_trail(directory.path, done.round, self._federation.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 pool = self._federation.pool if self._method.shares_prototypes else None
@@ -245,6 +248,7 @@ class _Simulation:
             self._team.share(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._take_up(checkpoint)
+        rewind_trail(directory.path, checkpoint.state.round if checkpoint else 0)
         return directory.rewind_records(checkpoint.record if checkpoint else None)
 
     def _take_up(self, checkpoint: Checkpoint) -> None:

@@ -183,8 +183,8 @@ class _Gathering:
 
 def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
-    # Where clients are run makes no difference to the result.
-    return experiment.replace(seed=0, engine="auto", workers=1).to_toml()
+    # Where clients are run, and what is kept to look at, makes no difference to the result.
+    return experiment.replace(seed=0, engine="auto", workers=1, trail=True).to_toml()
 
 
 def _say_left_out(source: Source) -> list[str]:
