@@ -161,6 +161,23 @@ class Tune:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Show all runs below a folder on a local web page, live; it only reads.
+
+    Examples: `mpfedcl watch`, `mpfedcl watch runs/paper --port 9000`.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_FOLDER]")] = Path(
+        "runs"
+    )
+    """Folder that holds runs, at any depth up to six."""
+    port: int = 8700
+    """Port; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen on; unless it is this machine's own, others can read your runs."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Make one HTML file of what was run; it opens without a network.
 
