@@ -85,7 +85,8 @@ class Live:
                 except TimeoutError:
                     yield ": still here\n\n"
                     continue
-                yield await self._tell(page)
+                if not self._is_closing:
+                    yield await self._tell(page)
         finally:
             self._pages.discard(page)
             if not self._pages:

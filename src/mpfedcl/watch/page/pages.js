@@ -85,7 +85,7 @@ const Pages = {};
       slots.rounds([group]);
       slots.clients(found.clients);
       slots.attendance(found.attendance);
-      slots.absences({ absences: run.absences });
+      if (run.absences.rows.length) slots.absences({ absences: run.absences });
       slots.cost([group]);
       slots.table(found.table);
       slots.behind({ clients: run.clients, confusion: run.confusion, reading: run.reading, read_in: run.read_in });

@@ -167,7 +167,10 @@ const RunList = {};
     const drawing = svg("svg", { width: 92, height: 26, viewBox: "0 0 92 26", "aria-hidden": "true" });
     if (points.length < 2) return drawing;
     const x = Charts.scale([points[0][0], points[points.length - 1][0]], [2, 90]);
-    const y = Charts.scale([0, 100], [24, 2]);
+    const values = points.map(([, value]) => value);
+    const low = Math.min(...values);
+    // A curve that hardly moves must look as if it hardly moved.
+    const y = Charts.scale([low, Math.max(low + 20, ...values)], [24, 2]);
     drawing.append(svg("polyline", { class: "spark", points: points.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }));
     return drawing;
   }
