@@ -1,6 +1,7 @@
 """The trail: small, the same after an interruption, and what the pool was."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_the_rounds_that_are_kept(newest: int) -> None:
     assert kept[-1] == newest
     assert len(kept) <= MOST_ROUNDS + 1
     assert len(kept) > min(newest, MOST_ROUNDS) / 2
-    steps = {b - a for a, b in zip(kept, kept[1:-1], strict=False)}
+    steps = {later - earlier for earlier, later in pairwise(kept[:-1])}
     assert len(steps) <= 1
     # What is kept later is kept now too: nothing has to be brought back.
     assert set(kept_rounds(newest + 1)) - {newest + 1} <= set(kept)
@@ -102,7 +103,7 @@ def test_large_pools_are_thinned_by_client(
     kept = load(find_rounds(tmp_path)[1].read_bytes())
     assert MOST_PROTOTYPES / 3 < len(kept["vectors"]) <= MOST_PROTOTYPES
     counts = kept["owners"].bincount()
-    # A client is there with all its prototypes, or not at all; where one alone is too many, in part.
+    # A client is there with all its prototypes or not at all; in part where it alone has too many.
     assert set(counts.tolist()) == {min(per_client, MOST_PROTOTYPES)}
 
 

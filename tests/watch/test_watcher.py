@@ -203,6 +203,21 @@ def test_damage_costs_nobody_else_anything(tmp_path: Path, name: str, content: b
         assert found["run"]["rounds"] == 3
 
 
+def test_what_nobody_thought_of_costs_nobody_else_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "odd")
+    write_run(tmp_path / "sound")
+    watcher = Watcher(tmp_path)
+    watcher._find()
+    odd = next(each for each in watcher._runs.values() if each.place.path.name == "odd")
+    monkeypatch.setattr(odd, "_read_settings", lambda: refuse("this"))
+    seen = look(watcher)
+    assert seen["sound"]["state"] == "finished"
+    assert seen["odd"]["state"] == "damaged"
+    assert "AssertionError: this is no JSON" in seen["odd"]["trouble"]
+
+
 def test_a_method_that_is_not_here(tmp_path: Path) -> None:
     write_run(tmp_path / "run", finished=False)
     file = tmp_path / "run" / "experiment.toml"

@@ -16,10 +16,11 @@ def watch_command(arguments: Watch) -> int:
     try:
         from mpfedcl.watch.serving import bind, serve
     except ModuleNotFoundError as error:
-        if error.name not in ("anyio", "starlette", "uvicorn"):
+        missing = str(error.name).partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
         raise InvalidInput(
-            f"watch needs {error.name}, which is not installed: pip install 'mpfedcl[watch]'."
+            f"watch needs {missing}, which is not installed: pip install 'mpfedcl[watch]'."
         ) from None
     listener = bind(arguments.host, arguments.port)
     host, port = listener.getsockname()[:2]

@@ -62,6 +62,13 @@ class ListedRun:
         self.entry = self._describe(experiment, state, trouble, changed)
         return True
 
+    def give_up(self, error: Exception) -> bool:
+        """Show the run as one that cannot be read; tell whether that is new."""
+        before, self.is_active = self.entry, False
+        trouble = f"It cannot be read ({type(error).__name__}: {error})."
+        self.entry = self._describe(None, "damaged", trouble, 0)
+        return self.entry != before
+
     def _read_settings(self) -> tuple[Experiment | None, str]:
         file = self.place.path / "experiment.toml"
         signature = sign_file(file)

@@ -1,12 +1,12 @@
 """The page's server: a handful of addresses, all to read, none of which names a file."""
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 
-import anyio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -52,10 +52,10 @@ def make_app(watcher: Watcher, live: Live) -> Starlette:
 
     @asynccontextmanager
     async def look_all_the_time(_: Starlette) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(live.run)
-            yield
-            live.close()
+        looking = asyncio.create_task(live.run())
+        yield
+        live.close()
+        await looking
         live.end()
 
     return Starlette(

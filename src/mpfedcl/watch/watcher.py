@@ -43,7 +43,7 @@ class Watcher:
         changed = [
             name
             for name, run in self._runs.items()
-            if (is_due or run.is_active or not run.entry) and run.look(locked)
+            if (is_due or run.is_active or not run.entry) and _look_at(run, locked)
         ]
         if is_due:
             self._looked = began
@@ -115,3 +115,11 @@ class Watcher:
             self._open.popitem(last=False)
         self._open[name].refresh()
         return self._open[name]
+
+
+def _look_at(run: ListedRun, locked: set[int]) -> bool:
+    try:
+        return run.look(locked)
+    # Whatever else may be wrong with one run's files must not cost the others anything.
+    except Exception as error:
+        return run.give_up(error)

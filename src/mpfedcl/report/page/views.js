@@ -74,6 +74,10 @@ const Views = {};
     const draw = (groups) => {
       const mean = groups.some((group) => group.runs.length > 1) ? ", mean over seeds" : "";
       const small = groups.every((group) => Object.values(group.bytes).every((each) => each < 1e5));
+      if (!groups.some((group) => Object.keys(group.seconds).length)) {
+        seconds.replaceChildren(sentence("No round is done yet."));
+        return;
+      }
       Charts.bars(seconds, {
         title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
         unit: "s", digits: 2, ...bars(groups, "seconds", 1),
