@@ -161,6 +161,21 @@ def test_a_run_is_told_as_a_report_tells_it(images: Path, tmp_path: Path) -> Non
     assert [frame["round"] for frame in drawn["frames"]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": "fedavg"}, "fedavg shares no prototypes, so there is no map."),
+        ({"trail": False}, "The run keeps no trail (--no-trail); its map is there once it has"),
+        ({"method": "their.module:Method"}, "There is no trail of prototypes in this run's folder"),
+    ],
+)
+def test_why_there_is_no_map(tmp_path: Path, changes: Json, why: str) -> None:
+    write_run(tmp_path / "run", finished=False, **changes)
+    watcher = Watcher(tmp_path)
+    found = strict(watcher.describe_map(look(watcher)["run"]["id"]))
+    assert found["missing"].startswith(why)
+
+
 def test_who_was_rejected_and_why(tmp_path: Path) -> None:
     write_run(tmp_path / "run", rejected={"client-9": "it is not finite"})
     watcher = Watcher(tmp_path)

@@ -116,7 +116,7 @@ class ListedRun:
             "name": parts[-1] if parts else self.place.path.resolve().name,
             "folder": "/".join(parts[:-1]),
             "state": state,
-            "trouble": trouble,
+            "trouble": trouble.replace(f"{self.place.path}/", ""),
             "changed": changed // 10**6,
             "round": last.round if last else 0,
             "accuracy": self._curve[-1][1] if self._curve else None,

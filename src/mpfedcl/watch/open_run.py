@@ -6,6 +6,7 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.report.group_content import describe_group, run_table
 from mpfedcl.report.numbers import known, rounded, significant, thin
 from mpfedcl.report.records import (
@@ -161,7 +162,10 @@ class OpenRun:
         partition = self._files.get("partition.json", (None, None))[1]
         if partition is None:
             return {"missing": "The run has no partition.json, so there is no map."}
-        return self._map.describe(partition.classes)
+        found = self._map.describe(partition.classes)
+        if "missing" in found and self.records is not None:
+            found["missing"] = _why_no_map(self.records.experiment) or found["missing"]
+        return found
 
     def _describe_settings(self, records: RunRecords) -> Json:
         # Trying a command before it is shown takes a while; it changes when these files do.
@@ -197,6 +201,7 @@ class OpenRun:
         line = self._lines[-1]
         return {
             "round": line.round,
+            "asked": sum(self._attendance[-1]),
             "answered": len(line.clients.answered),
             "missing": line.clients.missing[:_MOST_NAMES],
             "rejected": [list(pair) for pair in line.clients.rejected.items()][:_MOST_NAMES],
@@ -204,6 +209,19 @@ class OpenRun:
             "seconds": rounded(sum(line.seconds.values()), 4),
             "bytes": line.bytes,
         }
+
+
+def _why_no_map(experiment: Experiment) -> str | None:
+    """Return why a run will never have a map, None where it may."""
+    try:
+        # A method from outside is not asked: whoever only looks at a run runs nothing it names.
+        if is_built_in(experiment.method) and not find_method(experiment.method).shares_prototypes:
+            return f"{experiment.method} shares no prototypes, so there is no map."
+    except InvalidInput:
+        return None
+    if not experiment.trail:
+        return "The run keeps no trail (--no-trail); its map is there once it has ended."
+    return None
 
 
 def encode(content: Json) -> bytes:

@@ -81,7 +81,7 @@ const Pages = {};
       warn(found.troubles);
       if (!found.run || !entry()) return;
       const { run, group } = found;
-      slots.latest({ entry: entry(), latest: found.latest, group });
+      slots.latest({ run: { rounds: run.rounds, planned: run.planned, clients: run.clients, read_in: run.read_in }, latest: found.latest, group });
       slots.rounds([group]);
       slots.clients(found.clients);
       slots.attendance(found.attendance);

@@ -118,14 +118,14 @@ const RunList = {};
     const setting = html("small");
     const bar = html("progress");
     const done = html("small");
-    const accuracy = html("td", { class: "number" });
+    const accuracy = html("td", { class: "number accuracy-cell" });
     const curve = html("td", { class: "curve-cell" });
     const changed = html("td", { class: "number changed-cell" });
     const node = html(
       "tr", {},
       html("td", { class: "chosen-cell" }, box),
       html("th", { scope: "row", class: "where" }, link, folder, trouble),
-      html("td", {}, state),
+      html("td", { class: "state-cell" }, state),
       html("td", { class: "method-cell" }, method, setting),
       html("td", { class: "progress-cell" }, bar, done),
       accuracy, curve, changed,

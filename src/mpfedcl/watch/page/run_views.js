@@ -10,14 +10,15 @@
   Views.latest = (given) => {
     const facts = html("dl", { class: "facts" });
     const absent = html("div");
-    const draw = ({ entry, latest, group }) => {
-      const total = latest ? latest.answered + latest.missing.length + latest.rejected.length : 0;
-      const judged = entry.accuracy === null ? "-" : `${Charts.fixed(entry.accuracy)} %`;
+    const draw = ({ run, latest, group }) => {
+      const total = latest ? latest.asked : 0;
+      const read = run.clients.map((client) => client.accuracy).filter((each) => each !== null);
+      const judged = read.length ? `${Charts.fixed(read.reduce((a, b) => a + b) / read.length)} %` : "-";
       const seconds = Object.values(group.seconds).reduce((sum, each) => sum + each, 0);
       const bytes = Object.values(group.bytes).reduce((sum, each) => sum + each, 0);
       const list = [
-        ["Round", `${entry.round}`, `of ${entry.planned}`],
-        ["Accuracy", judged, "own tests, mean of clients"],
+        ["Round", `${run.rounds}`, `of ${run.planned}`],
+        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean of clients, round ${run.read_in}`],
         ["Loss", latest ? Charts.show(latest.loss, 4) : "-", "training"],
         ["Answered", latest ? `${latest.answered}` : "-", latest ? `of ${total} in round ${latest.round}` : ""],
         ["Last round took", latest ? `${Charts.show(latest.seconds, 2)} s` : "-", `${Charts.show(seconds, 0)} s in all`],

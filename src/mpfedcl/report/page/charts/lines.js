@@ -40,7 +40,7 @@
       x: data.x,
       y: data.y,
       xTicks: xTicks(first, last, width).map((each) => [x(each), Charts.show(each, 3)]),
-      yTicks: Charts.ticks(low, high, 6).map((each) => [y(each), Charts.show(each, 4)]),
+      yTicks: yTicks(low, high, data.digits).map((each) => [y(each), Charts.show(each, 4)]),
     });
     const limit = (value) => y(clamp(value, low, high));
     const spots = [];
@@ -151,6 +151,12 @@
   function xTicks(first, last, width) {
     const found = Charts.ticks(first, last, Math.max(2, Math.floor(width / 90)));
     return Number.isInteger(first) && Number.isInteger(last) ? found.filter(Number.isInteger) : found;
+  }
+
+  /** Of what is counted there are no halves. */
+  function yTicks(low, high, digits) {
+    const found = Charts.ticks(low, high, 6);
+    return digits === 0 ? found.filter(Number.isInteger) : found;
   }
 
   const clamp = (value, low, high) => Math.max(low, Math.min(high, value));

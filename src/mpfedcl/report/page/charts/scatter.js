@@ -31,7 +31,7 @@
     for (const point of ordered) {
       const [px, py] = [x(point.x), y(point.y)];
       if (point.kind === "before") {
-        svg.append(Charts.svg("circle", { class: `before ${Charts.colour(point.colour)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: 3 }));
+        svg.append(Charts.svg("circle", { class: `before ${Charts.colour(point.colour)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: 3.6 }));
         continue;
       }
       const radius = point.kind === "sample" ? 3 : 4 + 8 * Math.sqrt(point.size);

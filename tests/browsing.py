@@ -5,6 +5,7 @@ Without a browser or playwright they are skipped; `make test-browser` installs b
 
 import importlib.util
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
-SCREENSHOTS = Path(__file__).parents[2] / "screenshots"
+SCREENSHOTS = Path(__file__).parents[1] / "screenshots"
 
 MARKS = [
     pytest.mark.browser,
@@ -26,6 +27,8 @@ MARKS = [
 ]
 
 Page = Any
+Open = Callable[..., Page]
+"""The fixture `live`: opens the live page."""
 
 
 def shoot(page: Page, name: str) -> None:
@@ -46,3 +49,23 @@ def wait_until(page: Page, expression: str, argument: Any = None) -> None:
             return
         page.wait_for_timeout(40)
     raise AssertionError(f"never true: {expression}")
+
+
+# The live page
+
+
+def row(page: Page, name: str) -> Any:
+    return page.locator(".runs tbody tr", has=page.get_by_role("link", name=name, exact=True))
+
+
+def open_run(page: Page, name: str) -> None:
+    row(page, name).get_by_role("link").click()
+    page.wait_for_selector("html[data-round]")
+
+
+def shown_round(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.dataset.round"))
+
+
+def wait_for_round(page: Page, number: int) -> None:
+    wait_until(page, f"Number(document.documentElement.dataset.round) >= {number}")
