@@ -44,7 +44,7 @@ def block(page: Page, title: str, place: int = 0) -> Any:
 
 def wait_until(page: Page, expression: str, argument: Any = None) -> None:
     """Wait until an expression holds; not in the page, whose policy forbids it to evaluate."""
-    for _ in range(600):
+    for _ in range(1500):
         if page.evaluate(expression, argument):
             return
         page.wait_for_timeout(40)

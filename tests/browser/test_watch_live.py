@@ -51,7 +51,7 @@ def test_a_run_that_goes_on(
 ) -> None:
     page = live()
     # It appears by itself, and grows.
-    row(page, "going-on").wait_for()
+    row(page, "going-on").wait_for(timeout=60_000)
     wait_until(page, "document.querySelector('.state.running') !== null")
     open_run(page, "going-on")
     wait_for_round(page, 3)
@@ -65,7 +65,7 @@ def test_a_run_that_goes_on(
     points = rounds.locator(".canvas polyline").first
     before = points.get_attribute("points")
     seen = shown_round(page)
-    wait_for_round(page, seen + 10)
+    wait_for_round(page, seen + 4)
     # Newer rounds leave alone what the reader has set, opened and hidden.
     assert points.get_attribute("points") != before
     assert rounds.locator("figcaption strong").inner_text() == "Training loss per round"
@@ -80,9 +80,9 @@ def test_a_run_that_goes_on(
 
 def test_the_map_moves_with_its_slider(live: Open, going_on: "subprocess.Popen[str]") -> None:
     page = live()
-    row(page, "going-on").wait_for()
+    row(page, "going-on").wait_for(timeout=60_000)
     open_run(page, "going-on")
-    wait_for_round(page, 6)
+    wait_for_round(page, 4)
     found = block(page, "Map of the prototypes")
     slider = found.get_by_role("slider")
     slider.wait_for()
@@ -106,7 +106,7 @@ def test_the_map_moves_with_its_slider(live: Open, going_on: "subprocess.Popen[s
     assert found.locator(".canvas circle.prototype").first.get_attribute("cx") != place
     # Elsewhere it stays, while the run goes on.
     page.keyboard.press("Home")
-    wait_for_round(page, shown_round(page) + 10)
+    wait_for_round(page, shown_round(page) + 4)
     page.wait_for_timeout(1500)
     assert title.inner_text().startswith("Round 1:")
     found.get_by_role("button", name="Play").click()

@@ -47,8 +47,11 @@ def make_app(watcher: Watcher, live: Live) -> Starlette:
     async def compare(request: Request) -> Response:
         return _json(await live.ask(watcher.compare, request.query_params.getlist("id")))
 
-    async def listen(_: Request) -> Response:
-        return StreamingResponse(live.stream(), media_type="text/event-stream")
+    async def listen(request: Request) -> Response:
+        kind = "text/event-stream"
+        if request.method == "HEAD":
+            return Response(media_type=kind)
+        return StreamingResponse(live.stream(), media_type=kind)
 
     @asynccontextmanager
     async def look_all_the_time(_: Starlette) -> AsyncIterator[None]:

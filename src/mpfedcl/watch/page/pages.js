@@ -7,9 +7,10 @@ const Pages = {};
 
   /**
    * Return a function that asks an address and hands on what it says: one question at a time, with
-   * a pause between two, and once more where it was called meanwhile.
+   * a pause between two, and once more where it was called meanwhile. Once its page has been left,
+   * by `node`, it is silent.
    */
-  Pages.follow = (address, pause, take, fail) => {
+  Pages.follow = (node, address, pause, take, fail) => {
     let busy = false;
     let again = false;
     const ask = async () => {
@@ -18,13 +19,15 @@ const Pages = {};
       again = false;
       try {
         const answer = await fetch(address);
-        if (answer.ok) take(Charts.parse(await answer.text()));
-        else fail(answer.status);
+        const text = await answer.text();
+        if (!node.isConnected) return;
+        if (answer.ok) take(Charts.parse(text));
+        else fail();
       } catch (error) {
         // The server is out of reach; the stream of events says so, and asks anew when it is back.
         if (!(error instanceof TypeError)) throw error;
       } finally {
-        setTimeout(() => { busy = false; if (again) ask(); }, pause);
+        setTimeout(() => { busy = false; if (again && node.isConnected) ask(); }, pause);
       }
     };
     return ask;
@@ -96,8 +99,8 @@ const Pages = {};
       askMap();
     };
     const lost = () => warn(["This run is not there any more."]);
-    const ask = Pages.follow(`/run?id=${id}`, 150, take, lost);
-    const askMap = Pages.follow(`/map?id=${id}`, 1000, (map) => slots.map({ map }, map.missing ? "missing" : "frames"), () => {});
+    const ask = Pages.follow(node, `/run?id=${id}`, 150, take, lost);
+    const askMap = Pages.follow(node, `/map?id=${id}`, 1000, (map) => slots.map({ map }, map.missing ? "missing" : "frames"), () => {});
     let told = 0;
     const changed = () => {
       const now = entry();
@@ -136,7 +139,7 @@ const Pages = {};
       slots.rounds(found.groups, names);
       slots.cost(found.groups, names);
     };
-    const ask = Pages.follow(`/compare?${ids.map((id) => `id=${id}`).join("&")}`, 1000, take, () => {});
+    const ask = Pages.follow(node, `/compare?${ids.map((id) => `id=${id}`).join("&")}`, 1000, take, () => {});
     const changed = () => {
       const here = ids.map((id) => store.runs.get(id)).filter(Boolean);
       links.replaceChildren(...here.map((entry) => html("li", {}, html("a", { href: `#run=${entry.id}` }, entry.name), ` ${entry.state}, round ${entry.round}`)));

@@ -37,7 +37,7 @@ const RunList = {};
       tellChosen();
     };
     const tellChosen = () => {
-      compare.textContent = chosen.size > 1 ? `Compare ${chosen.size} runs` : "Compare: choose at least two";
+      compare.textContent = chosen.size > 20 ? "Compare: choose at most twenty" : chosen.size > 1 ? `Compare ${chosen.size} runs` : "Compare: choose at least two";
       compare.disabled = chosen.size < 2 || chosen.size > 20;
     };
     const draw = () => {
@@ -64,7 +64,8 @@ const RunList = {};
       if (focused !== document.activeElement && body.contains(focused)) focused.focus({ preventScroll: true });
       more.hidden = wanted.length <= shown.length;
       more.textContent = `Show more (${wanted.length - shown.length} left)`;
-      counted.textContent = count(store.runs);
+      // Set anew it would be read out anew.
+      if (counted.textContent !== count(store.runs)) counted.textContent = count(store.runs);
       nothing.textContent = wanted.length ? "" : store.runs.size ? "No run fits." : "There is no run here yet. One that is started below this folder appears by itself: mpfedcl run";
       tellChosen();
     };
