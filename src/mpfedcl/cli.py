@@ -29,6 +29,7 @@ from mpfedcl.arguments import (
     Report,
     Run,
     Tune,
+    Watch,
 )
 from mpfedcl.deployment.arguments import Export, Predict
 from mpfedcl.errors import InvalidInput, LostWorker
@@ -46,6 +47,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
   mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
+  mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
@@ -75,6 +77,7 @@ _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
     "report": Command(Report, "report", "report_command"),
+    "watch": Command(Watch, "watch", "watch_command"),
     "tune": Command(Tune, "tune", "tune_command"),
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),
@@ -117,7 +120,9 @@ _PLAIN_WORDS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
-_RESUME_GOES_WITH = "resume goes with --rounds, --engine, --workers, --track and --track-to alone"
+_RESUME_GOES_WITH = (
+    "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -34,7 +34,13 @@ from mpfedcl.settings import (
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
-INDIFFERENT: Mapping[str, Any] = {"engine": "auto", "workers": 1, "track": (), "track_to": None}
+INDIFFERENT: Mapping[str, Any] = {
+    "engine": "auto",
+    "workers": 1,
+    "track": (),
+    "track_to": None,
+    "trail": True,
+}
 """Settings that make no difference to a result, at their defaults: where clients are run and who
 looks on. A run may be gone on with under others."""
 
@@ -71,6 +77,8 @@ class Experiment(Settings):
     with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    trail: bool = True
+    """Keep the prototypes of up to 32 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
     """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
     track: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory, summarize_run
 from mpfedcl.team import Team, team_of
 from mpfedcl.tracking import Record, attach, find_trackers
+from mpfedcl.trail import leave_trail, rewind_trail
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def resume(
     workers: int | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
+    trail: bool | None = None,
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
 
@@ -95,8 +97,14 @@ def resume(
     """
     refuse_to_follow()
     with RunDirectory.resume(Path(path)) as directory:
-        others = {"engine": engine, "workers": workers, "track": track, "track_to": track_to}
-        asked = {"rounds": rounds, **others}
+        asked = {
+            "rounds": rounds,
+            "engine": engine,
+            "workers": workers,
+            "track": track,
+            "track_to": track_to,
+            "trail": trail,
+        }
         changes = {name: value for name, value in asked.items() if value is not None}
         changed = directory.read_experiment().replace(**changes)
         trackers = find_trackers(changed.track)
@@ -203,6 +211,8 @@ class Course:
         is_late = self._experiment.reads(done.round) and done.accuracy is None
         record = done.to_json()
         with self._clock.phase("checkpoint"):
+            if self._experiment.trail and self._method.shares_prototypes:
+                leave_trail(directory.path, done.round, self._federation.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round)
@@ -267,6 +277,7 @@ class Course:
             self._team.share(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._take_up(checkpoint)
+        rewind_trail(directory.path, checkpoint.state.round if checkpoint else 0)
         records = directory.rewind_records(checkpoint.record if checkpoint else None)
         if records and self._is_unread(records[-1]):
             self._unread = records.pop()
