@@ -16,6 +16,7 @@ from safetensors.torch import load
 
 from mpfedcl.clock import Clock
 from mpfedcl.convergence import Inspection
+from mpfedcl.course import Observer
 from mpfedcl.data.federated import load_federated
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.exchange import Broadcast, Share, Update
@@ -27,7 +28,6 @@ from mpfedcl.models import Mlp, Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.readings import Readings
 from mpfedcl.rng import generator
-from mpfedcl.simulation import Observer
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -143,7 +143,7 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--resume .", "resume is '.'"),
     (
         "--resume . --out x",
-        "resume goes with --rounds, --engine, --workers, --track and --track-to alone",
+        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone",
     ),
 ]
 
@@ -359,7 +359,8 @@ def test_resume_with_other_settings(
     run(small(images), tmp_path / "run")
     sentence = refused("run", "--resume", tmp_path / "run", *words.split())
     assert (
-        "resume goes with --rounds, --engine, --workers, --track and --track-to alone" in sentence
+        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+        in sentence
     )
 
 

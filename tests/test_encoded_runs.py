@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput, resume, run
+from mpfedcl.course import Observer
 from mpfedcl.data.pictures import PictureStore
 from mpfedcl.experiment import Experiment
 from mpfedcl.models.encoder import ResNetEncoder
-from mpfedcl.simulation import Observer
 from pictured_runs import pictured
 from small_runs import read_summary
 

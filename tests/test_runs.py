@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, RunResult, run
+from mpfedcl.course import Observer
 from mpfedcl.hardware import cap_threads
 from mpfedcl.methods import READINGS
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer
 from small_runs import (
     METHODS,
     PHASES,

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpfedcl.course import RunResult
     from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         cluster_prototypes,
         prototype_contrastive_loss,
     )
-    from mpfedcl.simulation import RunResult, resume, run
+    from mpfedcl.simulation import resume, run
     from mpfedcl.tracking import Tracker
 
 __all__ = [
@@ -50,7 +51,7 @@ _HOMES = {
     "Predictor": "deployment.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
-    "RunResult": "simulation",
+    "RunResult": "course",
     "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
     "prototype_contrastive_loss": "prototypes",

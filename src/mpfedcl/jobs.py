@@ -14,10 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+from mpfedcl.course import Observer
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, resume, run
+from mpfedcl.simulation import resume, run
 
 
 @dataclass(frozen=True)

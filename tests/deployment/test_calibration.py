@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import resume, run
+from mpfedcl.course import Observer
 from mpfedcl.deployment.calibration import RATES, find_thresholds
 from mpfedcl.deployment.trained import load_trained
 from mpfedcl.loading import load_data_and_model
-from mpfedcl.simulation import Observer
 from small_runs import small
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli import parse
+from mpfedcl.course import Observer
 from mpfedcl.methods import find_method
 from mpfedcl.report.markdown import plain
 from mpfedcl.report.tables import percent
-from mpfedcl.simulation import Observer
 from small_runs import Warnings, read_summary, save_pictures, small
 
 HOSTILE = (

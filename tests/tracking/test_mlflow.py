@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.simulation import Observer
+from mpfedcl.course import Observer
 from mpfedcl.tracking import find_trackers
 from mpfedcl.tracking.mlflow import _as_key
 from mpfedcl.tracking.scalars import client_scalars, name_scalars

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpfedcl import Experiment, InvalidInput, RunResult, Tracker, resume, run
-from mpfedcl.simulation import Observer
+from mpfedcl.course import Observer
 from mpfedcl.tracking import Record, find_trackers, read_failures
 from small_runs import (
     EXAMPLES,

@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from mpfedcl.arguments import Run
+from mpfedcl.course import Observer, RunResult
 from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, RunResult, follow, resume, run
+from mpfedcl.simulation import follow, resume, run
 from mpfedcl.team import is_follower
 
 

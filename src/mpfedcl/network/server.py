@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mpfedcl.clock import Clock
+from mpfedcl.course import Course, Observer, RunResult
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
@@ -22,7 +23,6 @@ from mpfedcl.network.roster import Roster, agree_on_classes
 from mpfedcl.network.status import Status
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Course, Observer, RunResult
 from mpfedcl.tracking import attach, find_trackers
 
 _MOST_IDLE_ROUNDS = 3

@@ -14,7 +14,7 @@ from mpfedcl.runs import RunDirectory
 from mpfedcl.tracking.base import Record, Tracker, note_failures, read_failures
 
 if TYPE_CHECKING:
-    from mpfedcl.simulation import Observer, RunResult
+    from mpfedcl.course import Observer, RunResult
 
 __all__ = ["Record", "Tracker", "attach", "find_trackers", "read_failures"]
 

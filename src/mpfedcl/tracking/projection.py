@@ -8,7 +8,7 @@ from mpfedcl.report.prototype_map import embed_samples
 from mpfedcl.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from mpfedcl.simulation import RunResult
+    from mpfedcl.course import RunResult
 
 _COLUMNS = ["kind", "class", "client", "count"]
 

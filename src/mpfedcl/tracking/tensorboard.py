@@ -25,7 +25,7 @@ from mpfedcl.tracking.projection import list_points
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
 
 if TYPE_CHECKING:
-    from mpfedcl.simulation import RunResult
+    from mpfedcl.course import RunResult
 
 
 class TensorBoardTracker(Tracker):
