@@ -59,7 +59,8 @@ def test_the_files(result: RunResult) -> None:
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
     wanted |= {"partition.json", "confusion.json", "CARD.md"}
     wanted |= {"model.safetensors"} if shares_model(result) else set()
-    wanted |= {"pool.safetensors"} if shares_prototypes(result) else set()
+    shared = {"pool.safetensors", "calibration.json", "trail"}
+    wanted |= shared if shares_prototypes(result) else set()
     assert found == wanted
 
 
