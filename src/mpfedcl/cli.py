@@ -29,6 +29,7 @@ from mpfedcl.arguments import (
     Run,
     Tune,
 )
+from mpfedcl.deployment.arguments import Join
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 
@@ -38,6 +39,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
   mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
+  mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl methods                                              the methods, one line each
@@ -63,6 +65,7 @@ _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
     "report": Command(Report, "report", "report_command"),
+    "join": Command(Join, "join", "join_command"),
     "tune": Command(Tune, "tune", "tune_command"),
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),

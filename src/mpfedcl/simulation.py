@@ -155,6 +155,7 @@ class _Simulation:
             )
         if done < rounds:
             directory.remove_summary()
+            _warn_of_joined(directory.path, observer)
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, self._federation.state.round)
         try:
@@ -266,6 +267,18 @@ class _Simulation:
             history=records,
             pool=self._federation.pool if self._method.shares_prototypes else None,
             summary=summary,
+        )
+
+
+def _warn_of_joined(path: Path, observer: Observer) -> None:
+    """Say who will drop out of the pool: prototypes belong to the model they were made with."""
+    if (path / "joined").is_dir():
+        from mpfedcl.deployment.join import list_joined
+
+        names = ", ".join(each["client"] for each in list_joined(path))
+        observer.on_warning(
+            f"The pool will be written anew without those who have joined since ({names}); they "
+            "can join again when the run has ended."
         )
 
 

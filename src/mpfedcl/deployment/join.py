@@ -2,14 +2,13 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.deployment.membership import Membership
 from mpfedcl.deployment.newcomer import Learned, Newcomer, Row
-from mpfedcl.deployment.trained import TrainedRun, load_trained
+from mpfedcl.deployment.trained import TrainedRun, load_trained, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs import RunDirectory
@@ -66,7 +65,10 @@ def join(
     `learned.rejected` says why.
     """
     _check(epochs, lr, test_fraction)
-    with _opened(Path(run), weights, locked=add) as (trained, members):
+    directory = RunDirectory(Path(run))
+    with RunDirectory.resume(directory.path, "RUN") if add else contextlib.nullcontext():
+        trained = _load(directory.path, weights)
+        members = _open_membership(directory)
         members.check_newcomer(name, replace=replace)
         pool = members.pool.without(name)
         newcomer = Newcomer(trained, Path(data), name, test_fraction=test_fraction)
@@ -93,15 +95,16 @@ def join(
 
 def leave(run: Path | str, name: str) -> PrototypePool:
     """Take a joined client's prototypes out of a run's pool; return the pool without them."""
-    with _opened(Path(run), None, locked=True) as (_, members):
+    with RunDirectory.resume(Path(run), "RUN") as directory:
+        members = _open_membership(directory)
         members.remove(name)
         return members.pool
 
 
 def list_joined(run: Path | str) -> list[dict[str, Any]]:
     """Return the records of the clients that have joined a run, in order of name."""
-    with _opened(Path(run), None, locked=False) as (_, members):
-        return [members.describe(name) for name in members.joined]
+    members = _open_membership(RunDirectory(Path(run)))
+    return [members.describe(name) for name in members.joined]
 
 
 def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
@@ -118,25 +121,35 @@ def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
     members.add(joined.client, joined.learned.prototypes, model, record)
 
 
-@contextlib.contextmanager
-def _opened(
-    path: Path, weights: Path | None, *, locked: bool
-) -> Iterator[tuple[TrainedRun, Membership]]:
-    """Open a run that can be joined, under its lock where it is to be changed."""
-    with RunDirectory.resume(path, "RUN") if locked else contextlib.nullcontext():
-        trained = load_trained(path, weights=weights)
-        method = trained.experiment.method
-        if trained.pool is None:
-            raise InvalidInput(
-                f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that "
-                "can be joined is of a method that does, such as mp-fedcl."
-            )
-        if not trained.has_average:
-            raise InvalidInput(
-                f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; it must "
-                "have an averaged model, for a new client has none to begin with."
-            )
-        yield trained, Membership(path, trained.pool, trained.partition["clients"])
+def _load(path: Path, weights: Path | None) -> TrainedRun:
+    """Open a run that can be joined."""
+    trained = load_trained(path, weights=weights)
+    method = trained.experiment.method
+    if trained.pool is None:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that can "
+            "be joined is of a method that does, such as mp-fedcl."
+        )
+    if not trained.has_average:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run that "
+            "can be joined has an averaged model, for a new client to begin with."
+        )
+    return trained
+
+
+def _open_membership(directory: RunDirectory) -> Membership:
+    """Open a run's pool alone: whoever leaves needs neither model nor encoder."""
+    path = directory.path
+    if not directory.holds_run():
+        raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
+    partition = directory.read_json("partition.json") or {}
+    clients, classes = partition.get("clients"), partition.get("classes")
+    if not isinstance(clients, dict) or not isinstance(classes, list) or not classes:
+        raise InvalidInput(f"{path / 'partition.json'} must name the run's classes and clients.")
+    if not (path / "pool.safetensors").is_file():
+        raise InvalidInput(f"RUN is {str(path)!r}, which has no pool; nobody can have joined it.")
+    return Membership(path, read_pool(path / "pool.safetensors", len(classes)), clients)
 
 
 def _check(epochs: int, lr: float | None, test_fraction: float | None) -> None:
