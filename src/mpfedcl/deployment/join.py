@@ -75,7 +75,8 @@ def join(
         params = trained.parameters()
         plain = newcomer.learn(params, pool, epochs=0)
         learned = newcomer.learn(params, pool, epochs=epochs, lr=lr) if epochs else plain
-        before = newcomer.read(plain, pool)
+        before = newcomer.read(plain.params, plain.prototypes, pool)
+        after = newcomer.read(learned.params, learned.prototypes, pool)
         joined = Joined(
             client=name,
             epochs=epochs,
@@ -84,7 +85,7 @@ def join(
             test_images=len(newcomer.data.test_labels),
             classes_held=newcomer.num_classes_held,
             before=before,
-            after=newcomer.read(learned, pool) if epochs else before,
+            after=after,
             learned=learned,
             was_added=add and learned.rejected is None,
         )
