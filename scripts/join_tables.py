@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from matplotlib import pyplot
 
-from mpfedcl.report.figures import COLOURS, MARKERS, STYLE, pyplot
+from mpfedcl.report.figures import COLOURS, MARKERS, STYLE
 from mpfedcl.report.tables import Grid, mean_and_deviation
 
 TITLES = {"digit5": "Digit-5", "office10": "Office-10", "sixdomain": "sixdomain"}

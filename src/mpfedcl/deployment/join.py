@@ -34,6 +34,7 @@ class Joined:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is told of it, as plain values."""
+        loss = self.learned.update.loss
         return {
             "client": self.client,
             "epochs": self.epochs,
@@ -42,7 +43,7 @@ class Joined:
             "test_images": self.test_images,
             "classes_held": self.classes_held,
             "prototypes": len(self.learned.prototypes),
-            "loss": self.learned.update.loss if self.epochs else None,
+            "loss": loss if self.epochs and math.isfinite(loss) else None,
             "accuracy": {"before": self.before, "after": self.after},
         }
 
