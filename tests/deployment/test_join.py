@@ -226,9 +226,7 @@ def test_a_run_that_gives_a_newcomer_nothing_is_refused(
 
 
 @pytest.mark.parametrize("method", ["sp-fedcl", "dp-fedcl"])
-def test_the_other_prototype_methods(
-    images: Path, late: Path, tmp_path: Path, method: str
-) -> None:
+def test_the_other_prototype_methods(images: Path, late: Path, tmp_path: Path, method: str) -> None:
     path = run(small(images, method), tmp_path / "run").path
     joined = join(path, late, "late", add=True)
     assert joined.was_added

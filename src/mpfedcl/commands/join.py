@@ -7,7 +7,7 @@ from typing import Any
 from mpfedcl.deployment.arguments import Join
 from mpfedcl.deployment.join import Joined, join, leave, list_joined
 from mpfedcl.errors import InvalidInput
-from mpfedcl.progress import results
+from mpfedcl.progress import messages, results
 from mpfedcl.report.tables import Grid, percent
 
 _READINGS = {
@@ -26,6 +26,7 @@ def join_command(arguments: Join) -> int:
         return _list(arguments)
     if arguments.name is None:
         raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
+    console = messages()
     joined = join(
         arguments.run,
         arguments.data,
@@ -36,6 +37,7 @@ def join_command(arguments: Join) -> int:
         weights=arguments.weights,
         add=arguments.add,
         replace=arguments.replace,
+        tell=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
     )
     rejected = joined.learned.rejected
     if arguments.json:

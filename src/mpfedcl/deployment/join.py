@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,12 @@ def join(
     weights: Path | None = None,
     add: bool = False,
     replace: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Joined:
     """Let a new client learn from a finished run, and with `add` put its prototypes into the pool.
 
     Without `add` the run stays as it is. A client whose update the guard rejects is not added:
-    `learned.rejected` says why.
+    `learned.rejected` says why. `tell` is told what is being done.
     """
     _check(epochs, lr, test_fraction)
     directory = RunDirectory(Path(run))
@@ -72,8 +74,10 @@ def join(
         members = _open_membership(directory)
         members.check_newcomer(name, replace=replace)
         pool = members.pool.without(name)
+        tell(f"reading the images of {data}")
         newcomer = Newcomer(trained, Path(data), name, test_fraction=test_fraction)
         params = trained.parameters()
+        tell(f"learning from {len(newcomer.client.labels):,} images, {epochs} epochs")
         plain = newcomer.learn(params, pool, epochs=0)
         learned = newcomer.learn(params, pool, epochs=epochs, lr=lr) if epochs else plain
         before = newcomer.read(plain.params, plain.prototypes, pool)
