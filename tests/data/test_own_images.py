@@ -30,7 +30,10 @@ def write_archive(path: Path, labels: list[int], test_labels: list[int] | None =
 
 def labels_of(listing: Listing) -> dict[str, tuple[list[int], list[int] | None]]:
     return {
-        each.name: (each.train.labels.tolist(), each.test and each.test.labels.tolist())
+        each.name: (
+            each.train.labels.tolist(),
+            None if each.test is None else each.test.labels.tolist(),
+        )
         for each in listing.domains
     }
 

@@ -119,8 +119,10 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
         embeddings, logits = trained.model.apply(params, newcomer.client.inputs[batch])
         z, labels = trained.method.project(embeddings), newcomer.client.labels[batch]
         contrast = prototype_contrastive_loss(z, labels, trained.pool, temperature=0.07)
-        optimizer.zero_grad()
-        (cross_entropy(logits, labels) + contrast).backward()
+        loss = cross_entropy(logits, labels) + contrast
+        gradients = torch.autograd.grad(loss, list(params.values()))
+        for value, gradient in zip(params.values(), gradients, strict=True):
+            value.grad = gradient
         optimizer.step()
     for name, value in params.items():
         torch.testing.assert_close(learned.params[name], value.detach(), rtol=1e-4, atol=1e-6)
@@ -234,8 +236,8 @@ def test_the_other_prototype_methods(images: Path, late: Path, tmp_path: Path, m
 
 
 def test_raw_embeddings_in_double_precision(images: Path, late: Path, tmp_path: Path) -> None:
-    settings = {"prototypes__normalize": False, "dtype": "float64"}
-    path = run(small(images, **settings), tmp_path / "run").path
+    experiment = small(images, prototypes__normalize=False, dtype="float64")
+    path = run(experiment, tmp_path / "run").path
     assert join(path, late, "late", epochs=1, add=True).was_added
     pool = load_trained(path).pool
     assert pool is not None
