@@ -8,7 +8,8 @@ import numpy
 from matplotlib import pyplot
 
 from mpfedcl.report.figures import COLOURS, MARKERS, STYLE
-from mpfedcl.report.tables import Grid, mean_and_deviation
+from mpfedcl.report.tables import MARKS, Grid, mean_and_deviation
+from mpfedcl.statistics import paired_difference
 
 TITLES = {"digit5": "Digit-5", "office10": "Office-10", "sixdomain": "sixdomain"}
 Pick = Callable[[Any], float | None]
@@ -49,6 +50,14 @@ class Study:
         known = numpy.array(rows, dtype=float).mean(axis=0)
         return [None if numpy.isnan(value) else float(value) for value in known]
 
+    def pair(self, rate: float, dataset: str, left: Pick, right: Pick) -> tuple[str, str]:
+        """Return mean(std) of two things over a set; the clearly better one is marked."""
+        a, b = self.means(rate, dataset, left), self.means(rate, dataset, right)
+        found = paired_difference(a, b)
+        verdict = found.verdict if found else ""
+        marks = {"better": (MARKS["best"], ""), "worse": ("", MARKS["best"])}.get(verdict, ("", ""))
+        return marks[0] + mean_and_deviation(a), marks[1] + mean_and_deviation(b)
+
     def cell(self, rate: float, dataset: str, domain: str, pick: Pick) -> str:
         """Return mean(std) over seeds, of a domain or of the mean over all."""
         if domain == "mean":
@@ -66,24 +75,29 @@ def member(reading: str) -> Pick:
     return lambda case: case["federation"]["personal"][reading]
 
 
-def tabulate_sets(study: Study, rate: float) -> str:
-    """Return the means over each set's domains."""
-    rows: list[tuple[str, Pick]] = [
-        ("the run's model, no image of its own: classifier", at("joined", 0, "classifier")),
-        ("the run's model, no image of its own: pool's prototypes", at("joined", 0, "pool")),
-    ]
-    for reading, lines in LINES.items():
-        for epochs in study.epochs:
-            for kind, (source, name) in lines.items():
-                words = f"{reading}: {kind}, {epochs} epochs"
-                rows.append((words, at(source, epochs, name)))
-        rows.append((f"{reading}: in the federation, 60 rounds", member(MEMBER[reading])))
-    grid = Grid(
-        "",
-        [f"accuracy %, lr {rate:g}", *(TITLES[name] for name in study.sets)],
-        [[words, *(study.cell(rate, s, "mean", pick) for s in study.sets)] for words, pick in rows],
-    )
-    return grid.markdown()
+def last_rate(reading: str) -> Pick:
+    """Take the reading of a client that trained at the rate its run had come down to."""
+    return lambda case: case["last rate"][reading]
+
+
+def tabulate_sets(study: Study, rate: float, reading: str) -> str:
+    """Return the means over each set's domains, joined beside alone, by epochs."""
+    (joined, name), (alone, other) = LINES[reading].values()
+    blind = "pool" if reading == "prototype" else name
+
+    def single(words: str, pick: Pick) -> list[str]:
+        cells = [(study.cell(rate, each, "mean", pick), "-") for each in study.sets]
+        return [words, *(cell for pair in cells for cell in pair)]
+
+    rows = [single("no image of its own", at("joined", 0, blind))]
+    for epochs in study.epochs:
+        picks = at(joined, epochs, name), at(alone, epochs, other)
+        pairs = [study.pair(rate, each, *picks) for each in study.sets]
+        words = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+        rows.append([words, *(cell for pair in pairs for cell in pair)])
+    rows.append(single("in the federation, 60 rounds", member(MEMBER[reading])))
+    titles = [f"{TITLES[each]} {kind}" for each in study.sets for kind in LINES[reading]]
+    return Grid("", [f"{reading}, lr {rate:g}", *titles], rows).markdown()
 
 
 def tabulate_domains(study: Study, rate: float, reading: str) -> str:
@@ -138,13 +152,11 @@ def tabulate_others(study: Study) -> str:
 
 def tabulate_rates(study: Study) -> str:
     """Return the run's first learning rate beside the one it ended with."""
-    kinds = {"first": "joined", "last": "joined, the last round's rate"}
-    most = study.epochs[-1]
-    columns = {
-        f"{reading}, {moment} rate": at(kind, most, LINES[reading]["joined"][1])
-        for reading in LINES
-        for moment, kind in kinds.items()
-    }
+    columns: dict[str, Pick] = {}
+    for reading in LINES:
+        name = LINES[reading]["joined"][1]
+        columns[f"{reading}, first rate"] = at("joined", study.epochs[-1], name)
+        columns[f"{reading}, last rate"] = last_rate(name)
     rows = [
         [f"{rate:g}", TITLES[s], *(study.cell(rate, s, "mean", pick) for pick in columns.values())]
         for rate in study.rates
@@ -159,8 +171,8 @@ def fill_page(content: dict[str, Any], page: Path) -> None:
     parts = {"few": tabulate_few(study, study.rates[0]), "others": tabulate_others(study)}
     parts["rates"] = tabulate_rates(study)
     for rate in study.rates:
-        parts[f"sets {rate:g}"] = tabulate_sets(study, rate)
         for reading in LINES:
+            parts[f"sets {reading} {rate:g}"] = tabulate_sets(study, rate, reading)
             parts[f"domains {reading} {rate:g}"] = tabulate_domains(study, rate, reading)
     text = page.read_text(encoding="utf-8")
     for name, part in parts.items():

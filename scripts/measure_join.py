@@ -104,12 +104,12 @@ def measure(case: Case, out: Path) -> dict[str, Any]:
     found = {
         "joined": by_epochs(newcomer, params, pool),
         "alone": by_epochs(newcomer, fresh, nothing),
-        "joined, the last round's rate": by_epochs(newcomer, params, pool, lr=last),
+        "last rate": read_after(newcomer, params, pool, epochs=EPOCHS[-1], lr=last),
         "federation": read_member(newcomer, load_trained(everyone.path)),
         "few": {
             name: {
-                "joined": at_once(poor, params, pool),
-                "alone": at_once(poor, fresh, nothing),
+                "joined": read_after(poor, params, pool, epochs=0),
+                "alone": read_after(poor, fresh, nothing, epochs=0),
             }
             for name, poor in impoverish(newcomer).items()
         },
@@ -120,20 +120,22 @@ def measure(case: Case, out: Path) -> dict[str, Any]:
     return found
 
 
-def by_epochs(
-    newcomer: Newcomer, params: Tensors, pool: PrototypePool, lr: float | None = None
-) -> dict[str, Row]:
+def by_epochs(newcomer: Newcomer, params: Tensors, pool: PrototypePool) -> dict[str, Row]:
     """Return the readings after each number of epochs."""
-    learned = {each: newcomer.learn(params, pool, epochs=each, lr=lr) for each in EPOCHS}
-    return {
-        str(epochs): newcomer.read(each.params, each.prototypes, pool)
-        for epochs, each in learned.items()
-    }
+    return {str(each): read_after(newcomer, params, pool, epochs=each) for each in EPOCHS}
 
 
-def at_once(newcomer: Newcomer, params: Tensors, pool: PrototypePool) -> Row:
-    """Return the readings without any training."""
-    return newcomer.read(params, newcomer.learn(params, pool, epochs=0).prototypes, pool)
+def read_after(
+    newcomer: Newcomer,
+    params: Tensors,
+    pool: PrototypePool,
+    *,
+    epochs: int,
+    lr: float | None = None,
+) -> Row:
+    """Return the readings after so many epochs, the run's first learning rate unless told."""
+    learned = newcomer.learn(params, pool, epochs=epochs, lr=lr)
+    return newcomer.read(learned.params, learned.prototypes, pool)
 
 
 def impoverish(newcomer: Newcomer) -> dict[str, Newcomer]:
