@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
     from mpfedcl.methods import Batch, Context, Method
@@ -26,6 +27,8 @@ __all__ = [
     "Experiment",
     "InvalidInput",
     "Method",
+    "Prediction",
+    "Predictor",
     "PrototypePool",
     "Prototypes",
     "RunResult",
@@ -41,6 +44,8 @@ _HOMES = {
     "Experiment": "experiment",
     "InvalidInput": "errors",
     "Method": "methods",
+    "Prediction": "deployment.predictor",
+    "Predictor": "deployment.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
     "RunResult": "simulation",

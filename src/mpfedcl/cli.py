@@ -20,10 +20,12 @@ from mpfedcl.arguments import (
     DataList,
     DataPrepare,
     DataShow,
+    Export,
     Methods,
     PaperList,
     PaperRun,
     PaperShow,
+    Predict,
     Pretrain,
     Report,
     Run,
@@ -42,6 +44,8 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
+  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
+  mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
@@ -70,6 +74,8 @@ _COMMANDS = {
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),
     "paper run": Command(PaperRun, "paper", "paper_run_command"),
+    "predict": Command(Predict, "predict", "predict_command"),
+    "export": Command(Export, "export", "export_command"),
     "methods": Command(Methods, "catalogues", "methods_command"),
     "data list": Command(DataList, "catalogues", "data_list_command"),
     "data show": Command(DataShow, "catalogues", "data_show_command"),
@@ -106,7 +112,8 @@ _PLAIN_WORDS = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process.
 
-    0 done, 1 another process was lost, 2 bad input, 130 interrupted.
+    0 done, 1 another process was lost, 2 bad input, 3 some images could not be read, 130
+    interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

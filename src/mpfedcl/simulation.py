@@ -18,6 +18,7 @@ from mpfedcl.checkpoint import (
 from mpfedcl.clock import Clock
 from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
+from mpfedcl.deployment.calibration import Calibrator
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
@@ -116,6 +117,8 @@ class _Simulation:
         self._team = team
         self._device = device
         self.data, model = load_in_turn(experiment, device, team)
+        self._model = model
+        self._own_tests = {client.name: client.test for client in self.data.clients}
         self._method: Method = method_class(experiment, self.data.num_classes)
         drawn = model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
@@ -212,18 +215,7 @@ class _Simulation:
         with self._clock.phase("checkpoint"):
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
-                pool = self._federation.pool if self._method.shares_prototypes else None
-                directory.write_models(
-                    self._federation.averaged_model,
-                    pool,
-                    self._personal_models(),
-                )
-                directory.write_confusion(
-                    self._federation.confusion,
-                    round_number=done.round,
-                    reading=self._method.reading,
-                    class_names=self.data.class_names,
-                )
+                self._write_results(directory, done.round)
             save_checkpoint(
                 directory.checkpoints,
                 Checkpoint(self._federation.state, self._engine.state(), record),
@@ -231,6 +223,23 @@ class _Simulation:
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
         directory.append_record(record)
         return record
+
+    def _write_results(self, directory: RunDirectory, number: int) -> None:
+        averaged = self._federation.averaged_model
+        pool = self._federation.pool if self._method.shares_prototypes else None
+        calibrator = Calibrator(
+            self._model, self._method, pool, self.data.test_inputs, self._own_tests
+        )
+        calibrator.measure_average(averaged)
+        directory.write_models(averaged, pool, calibrator.listen(self._personal_models()))
+        if (calibration := calibrator.to_json(number)) is not None:
+            directory.write_json("calibration.json", calibration)
+        directory.write_confusion(
+            self._federation.confusion,
+            round_number=number,
+            reading=self._method.reading,
+            class_names=self.data.class_names,
+        )
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
         if self._experiment.personal_models:
