@@ -19,6 +19,7 @@ from mpfedcl.clock import Clock
 from mpfedcl.convergence import summarize_convergence
 from mpfedcl.data.federated import is_same_deal
 from mpfedcl.deployment.calibration import Calibrator
+from mpfedcl.deployment.join import warn_of_joined
 from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
@@ -158,7 +159,7 @@ class _Simulation:
             )
         if done < rounds:
             directory.remove_summary()
-            _warn_of_joined(directory.path, observer)
+            warn_of_joined(directory.path, observer.on_warning)
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, self._federation.state.round)
         try:
@@ -276,18 +277,6 @@ class _Simulation:
             history=records,
             pool=self._federation.pool if self._method.shares_prototypes else None,
             summary=summary,
-        )
-
-
-def _warn_of_joined(path: Path, observer: Observer) -> None:
-    """Say who will drop out of the pool: prototypes belong to the model they were made with."""
-    if (path / "joined").is_dir():
-        from mpfedcl.deployment.join import list_joined
-
-        names = ", ".join(each["client"] for each in list_joined(path))
-        observer.on_warning(
-            f"The pool will be written anew without those who have joined since ({names}); they "
-            "can join again when the run has ended."
         )
 
 

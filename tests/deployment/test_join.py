@@ -15,6 +15,7 @@ from mpfedcl import InvalidInput, prototype_contrastive_loss, run
 from mpfedcl.data.federated import load_federated
 from mpfedcl.deployment.join import join
 from mpfedcl.deployment.newcomer import Newcomer
+from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.deployment.trained import load_trained
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
@@ -271,3 +272,15 @@ def test_a_run_that_has_not_ended_is_refused(finished: Path, late: Path, tmp_pat
     (path / "summary.json").unlink()
     with pytest.raises(InvalidInput, match="has not ended"):
         join(path, late, "late")
+
+
+def test_predictions_hear_the_newcomer(finished: Path, late: Path, tmp_path: Path) -> None:
+    path = change(finished, tmp_path / "copy")
+    joined = join(path, late, "late", epochs=1, add=True)
+    with numpy.load(late) as archive:
+        images, labels = archive["x_test"], archive["y_test"].astype(str)
+    for client in (None, "late"):
+        predictions = Predictor.load(path, client).predict(images)
+        assert "late" in {each.nearest.client for each in predictions if each.nearest}
+    right = [each.label == label for each, label in zip(predictions, labels, strict=True)]
+    assert 100 * sum(right) / len(right) == pytest.approx(joined.after["both"])

@@ -113,6 +113,20 @@ def list_joined(run: Path | str) -> list[dict[str, Any]]:
     return [members.describe(name) for name in members.joined]
 
 
+def warn_of_joined(run: Path, warn: Callable[[str], None]) -> None:
+    """Say who drops out of a run that goes on: prototypes belong to the model they were made with.
+
+    Without anybody who has joined, nothing is said.
+    """
+    if not (run / "joined").is_dir():
+        return
+    if names := ", ".join(each["client"] for each in list_joined(run)):
+        warn(
+            f"The pool will be written anew without those who have joined since ({names}); they "
+            "can join again when the run has ended."
+        )
+
+
 def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
     record = {
         **joined.to_json(),
