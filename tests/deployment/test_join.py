@@ -274,13 +274,18 @@ def test_a_run_that_has_not_ended_is_refused(finished: Path, late: Path, tmp_pat
         join(path, late, "late")
 
 
-def test_predictions_hear_the_newcomer(finished: Path, late: Path, tmp_path: Path) -> None:
+def test_predictions_hear_the_newcomer(finished: Path, tmp_path: Path) -> None:
+    """One image a class, so that each is its own prototype, and nobody else's is nearer."""
     path = change(finished, tmp_path / "copy")
-    joined = join(path, late, "late", epochs=1, add=True)
-    with numpy.load(late) as archive:
-        images, labels = archive["x_test"], archive["y_test"].astype(str)
-    for client in (None, "late"):
-        predictions = Predictor.load(path, client).predict(images)
-        assert "late" in {each.nearest.client for each in predictions if each.nearest}
-    right = [each.label == label for each, label in zip(predictions, labels, strict=True)]
-    assert 100 * sum(right) / len(right) == pytest.approx(joined.after["both"])
+    save_images(tmp_path / "few.npz", num_train=3, num_test=3)
+    join(path, tmp_path / "few.npz", "few", epochs=0, add=True)
+    with numpy.load(tmp_path / "few.npz") as archive:
+        images, labels = archive["x_train"], archive["y_train"]
+    for client in (None, "few"):
+        for prediction, label in zip(
+            Predictor.load(path, client).predict(images), labels, strict=True
+        ):
+            assert prediction.nearest is not None
+            assert prediction.nearest.client == "few"
+            assert (prediction.label, prediction.nearest.count) == (str(label), 1)
+            assert prediction.distance == pytest.approx(0, abs=1e-3)
