@@ -130,6 +130,20 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
     assert learned.rejected is None
 
 
+def test_it_trains_against_the_grid_that_the_runs_clients_had(
+    images: Path, late: Path, tmp_path: Path
+) -> None:
+    """With K = 40 nobody has K prototypes of a class, and all slots are padded."""
+    path = run(small(images, prototypes__per_class=40), tmp_path / "run").path
+    trained = load_trained(path)
+    assert trained.pool is not None
+    assert bool((trained.pool.slots() < 0).all())
+    expected = Newcomer(trained, late, "late").learn(trained.parameters(), trained.pool, epochs=1)
+    learned = join(path, late, "late", epochs=1).learned
+    for name, value in expected.params.items():
+        assert torch.equal(learned.params[name], value)
+
+
 def test_training_on_its_own_images_lowers_the_loss(finished: Path, late: Path) -> None:
     losses = [join(finished, late, "late", epochs=n).learned.update.loss for n in (1, 5, 20)]
     assert losses[0] > losses[1] > losses[2]

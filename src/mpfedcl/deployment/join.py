@@ -70,8 +70,8 @@ def join(
     _check(epochs, lr, test_fraction)
     directory = RunDirectory(Path(run))
     with RunDirectory.resume(directory.path, "RUN") if add else contextlib.nullcontext():
-        trained = _load(directory.path, weights)
-        members = _open_membership(directory)
+        trained, pool = _load(directory.path, weights)
+        members = _open_membership(directory, pool)
         members.check_newcomer(name, replace=replace)
         pool = members.pool.without(name)
         tell(f"reading the images of {data}")
@@ -141,8 +141,8 @@ def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
     members.add(joined.client, joined.learned.prototypes, model, record)
 
 
-def _load(path: Path, weights: Path | None) -> TrainedRun:
-    """Open a run that can be joined."""
+def _load(path: Path, weights: Path | None) -> tuple[TrainedRun, PrototypePool]:
+    """Open a run that can be joined; return it and its pool."""
     trained = load_trained(path, weights=weights)
     method = trained.experiment.method
     if trained.pool is None:
@@ -155,11 +155,11 @@ def _load(path: Path, weights: Path | None) -> TrainedRun:
             f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run that "
             "can be joined has an averaged model, for a new client to begin with."
         )
-    return trained
+    return trained, trained.pool
 
 
-def _open_membership(directory: RunDirectory) -> Membership:
-    """Open a run's pool alone: whoever leaves needs neither model nor encoder."""
+def _open_membership(directory: RunDirectory, pool: PrototypePool | None = None) -> Membership:
+    """Open a run's pool alone, if it is not given: who leaves needs neither model nor encoder."""
     path = directory.path
     if not directory.holds_run():
         raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
@@ -167,9 +167,12 @@ def _open_membership(directory: RunDirectory) -> Membership:
     clients, classes = partition.get("clients"), partition.get("classes")
     if not isinstance(clients, dict) or not isinstance(classes, list) or not classes:
         raise InvalidInput(f"{path / 'partition.json'} must name the run's classes and clients.")
-    if not (path / "pool.safetensors").is_file():
-        raise InvalidInput(f"RUN is {str(path)!r}, which has no pool; nobody can have joined it.")
-    return Membership(path, read_pool(path / "pool.safetensors", len(classes)), clients)
+    if pool is None:
+        file = path / "pool.safetensors"
+        if not file.is_file():
+            raise InvalidInput(f"RUN is {str(path)!r}, which has no pool; nobody has joined it.")
+        pool = read_pool(file, len(classes))
+    return Membership(path, pool, clients)
 
 
 def _check(epochs: int, lr: float | None, test_fraction: float | None) -> None:
