@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpfedcl.cli import main
+from pictured_runs import save_pictures
 from small_runs import Say, save_images
 
 
@@ -13,6 +14,22 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a tiny image set: one domain, three classes, 60 training and 30 test images."""
     root = tmp_path_factory.mktemp("images")
     save_images(root / "stripes.npz")
+    return root
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data and weights but those that a test names, and a cache of its own."""
+    monkeypatch.setenv("MPFEDCL_CACHE", str(tmp_path / "cache"))
+    for name in ("MPFEDCL_DATA", "MPFEDCL_WEIGHTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """The root of a tiny set of pictures: three domains, four classes, mixed sizes and colours."""
+    root = tmp_path / "pictures"
+    save_pictures(root)
     return root
 
 

@@ -20,18 +20,16 @@ from mpfedcl.arguments import (
     DataList,
     DataPrepare,
     DataShow,
-    Export,
     Methods,
     PaperList,
     PaperRun,
     PaperShow,
-    Predict,
     Pretrain,
     Report,
     Run,
     Tune,
 )
-from mpfedcl.deployment.arguments import Join
+from mpfedcl.deployment.arguments import Export, Join, Predict
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 

@@ -4,7 +4,7 @@ import json
 from contextlib import nullcontext
 from typing import Any
 
-from mpfedcl import arguments
+from mpfedcl.deployment import arguments
 from mpfedcl.deployment.export.exporting import Export, export_run
 from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.errors import InvalidInput

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from mpfedcl.arguments import Predict
+from mpfedcl.deployment.arguments import Predict
 from mpfedcl.deployment.images import NamedImage, list_images, read_batches
 from mpfedcl.deployment.predictor import Prediction, Predictor
 from mpfedcl.errors import InvalidInput

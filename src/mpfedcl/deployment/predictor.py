@@ -115,12 +115,12 @@ class Predictor:
         found: list[Prediction] = []
         for first in range(0, len(images), _IMAGES_AT_ONCE):
             part = images[first : first + _IMAGES_AT_ONCE]
-            batch = [self._bring(each) for each in part]
+            batch = [self.bring(each) for each in part]
             embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
             found += self._read(embeddings, logits)
         return found
 
-    def _bring(self, image: Any) -> Images:
+    def bring(self, image: Any) -> Images:
         """Return one image in the model's form."""
         form = self.trained.form
         if isinstance(image, str | Path):

@@ -41,7 +41,7 @@ class ExportedNetwork(nn.Module):
         self._prototypes = None
         if rule == "prototype":
             assert trained.reference is not None
-            self._prototypes = _Prototypes(trained.reference)
+            self._prototypes = PrototypeDistances(trained.reference)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return label, distance and scores, or label and scores."""
@@ -74,7 +74,7 @@ class _Holder(nn.Module):
         return {name: self.get_buffer(own) for name, own in self._names.items()}
 
 
-class _Prototypes(nn.Module):
+class PrototypeDistances(nn.Module):
     """The pool, by class: finds the nearest of each class by a product, measures it exactly."""
 
     def __init__(self, pool: PrototypePool) -> None:

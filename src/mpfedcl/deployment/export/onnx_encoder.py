@@ -34,6 +34,10 @@ def put_encoder_before(head: Any, encoder: OnnxEncoder, name: str) -> Any:
         kept = {each.name for each in head.graph.output}
         for each in [each for each in joined.graph.output if each.name not in kept]:
             joined.graph.output.remove(each)
+        # Merging lists one set of operators several times over, which other tools stumble on.
+        versions = {each.domain: each.version for each in joined.opset_import}
+        del joined.opset_import[:]
+        joined.opset_import.extend(onnx.helper.make_opsetid(*each) for each in versions.items())
         checker.check_model(joined)
     except InvalidInput:
         raise
@@ -94,15 +98,8 @@ def _make_back(onnx: Any, output: Any, head: Any) -> Any:
     return _wrap(onnx, nodes, found, means, constants, head)
 
 
-def _wrap(
-    onnx: Any,
-    nodes: list[Any],
-    inputs: list[Any],
-    outputs: list[Any],
-    constants: list[Any],
-    head: Any,
-) -> Any:
-    graph = onnx.helper.make_graph(nodes, "part", inputs, outputs, constants)
+def _wrap(onnx: Any, nodes: Any, source: Any, target: Any, constants: Any, head: Any) -> Any:
+    graph = onnx.helper.make_graph(nodes, "part", [source], [target], constants)
     imports = [onnx.helper.make_opsetid("", _opset(head))]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=head.ir_version)
 

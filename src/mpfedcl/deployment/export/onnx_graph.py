@@ -29,7 +29,7 @@ _IMAGES_AT_ONCE = 20
 def trace(network: ExportedNetwork, example: torch.Tensor) -> torch.export.ExportedProgram:
     """Return the network as a program for batches of any size."""
     batch = torch.export.Dim("batch", min=1)
-    with _quietly():
+    with _quietly(), _explained("it cannot be traced"):
         return torch.export.export(
             network.eval(), (example,), dynamic_shapes={"images": {0: batch}}
         )
@@ -38,7 +38,7 @@ def trace(network: ExportedNetwork, example: torch.Tensor) -> torch.export.Expor
 def make_graph(program: torch.export.ExportedProgram, name: str, outputs: list[str]) -> Any:
     """Return the program as an ONNX model (a ModelProto)."""
     require("onnx", "onnxscript")
-    with _quietly():
+    with _quietly(), _explained("it cannot be written as ONNX"):
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -60,7 +60,11 @@ def quantize(model: Any, name: str, training: Images) -> Any:
     onnx = import_module("onnx")
     tools = import_module("onnxruntime.quantization")
     kinds = [node.op_type for node in model.graph.node]
-    with _quietly(), tempfile.TemporaryDirectory() as folder:
+    with (
+        _quietly(),
+        _explained("it cannot be quantized, and quantize must be left out"),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         before.write_bytes(model.SerializeToString())
         # Seven bits of a weight: processors without VNNI add products of eight with saturation.
@@ -155,9 +159,23 @@ def _strip(model: Any) -> Any:
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
+    for each in (*graph.input, *graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "batch"
     graph.name = model.producer_name = "mpfedcl"
     model.producer_version = ""
     return model
+
+
+@contextlib.contextmanager
+def _explained(fault: str) -> Iterator[None]:
+    """Turn whatever torch and onnx raise for a network that they cannot do into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidInput(
+            f"RUN has a model that cannot be exported: {fault} ({type(error).__name__}: {reason})."
+        ) from None
 
 
 @contextlib.contextmanager
