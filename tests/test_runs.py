@@ -59,7 +59,7 @@ def test_the_files(result: RunResult) -> None:
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
     wanted |= {"partition.json", "confusion.json"}
     wanted |= {"model.safetensors"} if shares_model(result) else set()
-    wanted |= {"pool.safetensors"} if shares_prototypes(result) else set()
+    wanted |= {"pool.safetensors", "calibration.json"} if shares_prototypes(result) else set()
     assert found == wanted
 
 

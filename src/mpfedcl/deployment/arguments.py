@@ -8,6 +8,7 @@ import tyro
 
 _TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+_Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 _Weights = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 
@@ -101,7 +102,7 @@ class Join:
     """What the client is called; nobody else in the run may be."""
     epochs: int = 1
     """Passes over its training images, as in a client's round; 0 takes the model as it is."""
-    lr: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    lr: _Number = None
     """Learning rate [default: the run's first, train.lr]."""
     test_fraction: Annotated[
         float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
