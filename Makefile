@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity convergence bench bench-quick bench-peers \
+.PHONY: demo test lint format unit reproduce results fidelity convergence join-study bench bench-quick bench-peers \
 	test-browser test-machines wheel clean help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
+	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
@@ -58,6 +59,11 @@ fidelity: $(READY)
 
 convergence: $(READY)
 	$(BIN)/python scripts/measure_convergence.py runs/convergence
+
+# Domains that come late, into docs/join.md (needs MPFEDCL_DATA; goes on if stopped).
+join-study: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make join-study needs MPFEDCL_DATA, a data folder"; exit 2; }
+	$(BIN)/python scripts/measure_join.py runs/join
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

@@ -272,7 +272,10 @@ def test_double_precision(
 ) -> None:
     result = run(small(images, method, dtype="float64", rounds=1), tmp_path / "run")
     assert result.summary is not None
-    for each in [*(tmp_path / "run").rglob("*.safetensors")]:
+    for each in (tmp_path / "run").rglob("*.safetensors"):
+        # The trail is for the eye alone.
+        if each.parent.name == "trail":
+            continue
         tensors = load_file(each)
         assert {value.dtype for value in tensors.values()} <= {torch.float64, torch.int64}
     # Both precisions start from the same numbers and part only by rounding.

@@ -31,7 +31,7 @@ from mpfedcl.arguments import (
     Tune,
     Watch,
 )
-from mpfedcl.deployment.arguments import Export, Predict
+from mpfedcl.deployment.arguments import Export, Join, Predict
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.network.arguments import (
@@ -48,6 +48,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
   mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
   mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
+  mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
@@ -78,6 +79,7 @@ _COMMANDS = {
     "compare": Command(Compare, "compare", "compare_command"),
     "report": Command(Report, "report", "report_command"),
     "watch": Command(Watch, "watch", "watch_command"),
+    "join": Command(Join, "join", "join_command"),
     "tune": Command(Tune, "tune", "tune_command"),
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),

@@ -17,6 +17,7 @@ from mpfedcl.checkpoint import (
 )
 from mpfedcl.clock import Clock
 from mpfedcl.convergence import summarize_convergence
+from mpfedcl.deployment.join import warn_of_joined
 from mpfedcl.engines import Engine
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
@@ -95,6 +96,7 @@ class Course:
             )
         if done < rounds:
             directory.remove_summary()
+            warn_of_joined(directory.path, observer.on_warning)
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, self._federation.state.round)
         try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.course import Observer
+from mpfedcl.experiment import INDIFFERENT
 from mpfedcl.tracking import find_trackers
 from mpfedcl.tracking.mlflow import _as_key
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
@@ -69,7 +70,7 @@ def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
     assert_told(path / "mlflow", told.info.run_id, path)
     parameters = told.data.params
     for name, value in result.experiment.leaves():
-        if name in ("rounds", "engine", "workers", "track", "track_to", "options"):
+        if name in ("rounds", *INDIFFERENT, "options"):
             assert name not in parameters
         elif value not in (None, ()):
             assert parameters[name] == str(value)

@@ -55,7 +55,13 @@ def _open(path: Path, num_classes: int | None) -> Listing:
             raise InvalidInput(f"data is {str(path)!r}, a file; it must be {_LAYOUTS}.")
         archive = open_archive_file(path, num_classes)
         return list_archives({path.stem: archive}, spec, folder)
-    inner = [entry for entry in list_entries(path) if entry.is_dir()]
+    entries = list_entries(path)
+    inner = [entry for entry in entries if entry.is_dir()]
+    if not inner and not any(entry.suffix.lower() == ".npz" for entry in entries):
+        raise InvalidInput(
+            f"data is {str(path)!r}, which holds neither class folders nor npz files; it must be "
+            f"{_LAYOUTS}."
+        )
     if any(is_picture(file) for entry in inner for file in list_entries(entry)):
         return list_folders({path.name: path}, [path.name], spec, folder)
     return open_image_set(folder)

@@ -9,6 +9,7 @@ somebody joins or leaves: after a crash, and after a run that went on and wrote 
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,8 @@ Json = dict[str, Any]
 
 LOG = "joins.jsonl"
 _LONGEST_NAME = 200
+_FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:\.tmp)?")
+"""What lies in joined/, and what a crash may leave of it."""
 
 
 def check_name(name: str) -> None:
@@ -175,12 +178,16 @@ class Membership:
 
     def _sweep(self) -> None:
         """Remove what belongs to nobody in the pool any more."""
-        kept = {key_of(name, self.pool.of(name)) for name in self.joined}
         folder = self.path / "joined"
-        for file in list(folder.iterdir()) if folder.is_dir() else []:
-            if file.stem not in kept:
+        if not folder.is_dir():
+            return
+        kept = {key_of(name, self.pool.of(name)) for name in self.joined}
+        for file in list(folder.iterdir()):
+            ours = _FILE.fullmatch(file.name)
+            if ours and ours[1] not in kept:
                 file.unlink()
-        if folder.is_dir() and not kept:
+        # Somebody may have put something of their own there.
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
     def _read_log(self) -> list[Json]:

@@ -1,7 +1,9 @@
 """A client that was not there while a federation learnt: its images, its training, its readings."""
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -71,6 +73,15 @@ class Newcomer:
         """Classes that it has training images of."""
         return int((torch.bincount(self.client.labels) > 0).sum())
 
+    def limited_to(self, chosen: Tensor) -> Self:
+        """Return the same client with some of its training images, and all its test images."""
+        client = replace(
+            self.client, inputs=self.client.inputs[chosen], labels=self.client.labels[chosen]
+        )
+        limited = copy(self)
+        limited.data, limited.client = replace(self.data, clients=(client,)), client
+        return limited
+
     def learn(
         self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
     ) -> Learned:
@@ -94,22 +105,19 @@ class Newcomer:
         intake.take(update)
         return Learned(learned, update, intake.rejected.get(self.name))
 
-    def read(self, learned: Learned, pool: PrototypePool) -> Row:
+    def read(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Row:
         """Return what is right on the test images, by classifier and by nearest prototype.
 
         `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
         """
-        if not len(self.data.test_labels):
-            return dict.fromkeys(("classifier", "pool", "own", "both"))
-        own = self._gather(learned.prototypes)
-        both = pool.joined_by(self.name, learned.prototypes)
-        answers = {
-            "pool": self._ask(learned.params, pool),
-            "own": self._ask(learned.params, own),
-            "both": self._ask(learned.params, both),
-        }
-        found = {name: self._percent(each.prototype) for name, each in answers.items()}
-        return {"classifier": self._percent(answers["pool"].classifier), **found}
+        pools = {"pool": pool, "own": self._gather(own), "both": pool.joined_by(self.name, own)}
+        row: Row = dict.fromkeys(("classifier", *pools))
+        if len(self.data.test_labels):
+            for name, each in pools.items():
+                answers = self._ask(params, each)
+                row["classifier"] = self._percent(answers.classifier)
+                row[name] = self._percent(answers.prototype) if len(each) else None
+        return row
 
     def _gather(self, prototypes: Prototypes) -> PrototypePool:
         return PrototypePool.gather(

@@ -23,6 +23,7 @@ from torch import Tensor
 from mpfedcl.data.inputs import scale_pixels
 from mpfedcl.data.resize import Images
 from mpfedcl.deployment.form import ImageForm
+from mpfedcl.deployment.membership import personal_models_of
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.hardware import cap_threads
@@ -62,10 +63,16 @@ class TrainedRun:
         """The prototypes that embeddings are compared with: the pool as the method reads it."""
         return None if self.pool is None else self.method.reference(self.pool)
 
-    @cached_property
+    @property
     def clients(self) -> tuple[str, ...]:
         """The clients that have left a personal model, in order of name."""
-        return tuple(sorted(file.stem for file in (self.path / "models").glob("*.safetensors")))
+        return tuple(sorted(self._personal_models))
+
+    @cached_property
+    def _personal_models(self) -> dict[str, Path]:
+        files = (self.path / "models").glob("*.safetensors")
+        own = {file.name.removesuffix(".safetensors"): file for file in files}
+        return own | personal_models_of(self.path, self.pool)
 
     @property
     def has_average(self) -> bool:
@@ -81,8 +88,9 @@ class TrainedRun:
             )
         if client is not None and client not in self.clients:
             raise InvalidInput(f"client is {client!r}; it must be {self._name_clients()}.")
-        name = "model.safetensors" if client is None else f"models/{client}.safetensors"
-        return read_model(self.path / name, self.model)
+        averaged = self.path / "model.safetensors"
+        file = averaged if client is None else self._personal_models[client]
+        return read_model(file, self.model)
 
     def inputs(self, images: Images) -> Tensor:
         """Return the model's inputs for images in this run's form (see `ImageForm.bring`)."""

@@ -1,0 +1,125 @@
+"""`mpfedcl join`, as a user has it."""
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from mpfedcl import run
+from mpfedcl.experiment import Experiment
+from small_runs import Say, call, save_images, small
+
+
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(small(images), tmp_path_factory.mktemp("runs") / "finished").path
+
+
+@pytest.fixture
+def path(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Path:
+    save_images(tmp_path / "late.npz", num_train=21, num_test=15)
+    return tmp_path / "late.npz"
+
+
+def test_a_look_then_a_stay_then_a_farewell(path: Path, late: Path, said: Say) -> None:
+    code, out, _ = said("join", path, "--data", late, "--name", "late", "--epochs", 2)
+    assert code == 0
+    assert "after 2 epochs, lr 0.01" in out
+    assert "learnt from 21 images of 3 classes: 6 prototypes" in out
+    assert "The run is as it was" in out
+    assert max(len(line) for line in out.splitlines()[2:]) <= 100
+    assert said("join", path)[1] == f"Nobody has joined {path} since it was trained.\n"
+    code, out, _ = said("join", path, "--data", late, "--name", "late", "--add")
+    assert code == 0
+    assert f"take them out with: mpfedcl join {path} --leave late" in out
+    assert "late" in said("join", path)[1]
+    code, out, _ = said("join", path, "--leave", "late")
+    assert (code, out) == (0, "late has left; the pool holds 18 prototypes of 3 clients\n")
+
+
+def test_json(path: Path, late: Path, said: Say) -> None:
+    words = ("join", path, "--data", late, "--name", "late", "--add", "--json")
+    _, out, _ = said(*words)
+    told = json.loads(out)
+    assert told["added"] is True
+    assert told["rejected"] is None
+    assert (told["train_images"], told["test_images"], told["prototypes"]) == (21, 15, 6)
+    assert told["accuracy"].keys() == {"before", "after"}
+    assert told["accuracy"]["after"].keys() == {"classifier", "pool", "own", "both"}
+    (record,) = json.loads(said("join", path, "--json")[1])
+    assert record["client"] == "late"
+    assert record["accuracy"] == told["accuracy"]
+    left = json.loads(said("join", path, "--leave", "late", "--json")[1])
+    assert left == {
+        "left": "late",
+        "pool": ["client-0", "client-1", "client-2"],
+        "prototypes": 18,
+    }
+
+
+def test_the_guard_has_the_last_word(path: Path, late: Path, said: Say) -> None:
+    experiment = Experiment.from_toml(path / "experiment.toml").replace(guard__max_norm=1e-6)
+    (path / "experiment.toml").write_text(experiment.to_toml())
+    before = (path / "pool.safetensors").read_bytes()
+    code, out, errors = said("join", path, "--data", late, "--name", "late", "--add")
+    assert code == 2
+    assert "after 1 epoch" in out
+    assert errors.startswith("mpfedcl: late was not added, for the guard rejects it: the model ch")
+    assert (path / "pool.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--data", "LATE"), "name is missing"),
+        (("--name", "late"), "data is missing"),
+        (("--add",), "data is missing"),
+        (("--leave", "late", "--name", "late"), "it must be given alone"),
+        (("--data", "LATE", "--name", "late", "--epochs", "-1"), "epochs is -1"),
+        (("--data", "LATE", "--name", "late", "--epochs", "few"), "must be a whole number"),
+        (("--data", "LATE", "--name", "late", "--lr", "0"), "lr is 0"),
+        (("--data", "LATE", "--name", "late", "--lr", "nan"), "lr is nan"),
+        (("--data", "LATE", "--name", "late", "--test-fraction", "1"), "test_fraction is 1"),
+        (("--data", "nowhere", "--name", "late"), "which does not exist"),
+        (("--data", "LATE", "--name", "late", "--weights", "x.safetensors"), "has no encoder"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    path: Path, late: Path, said: Say, words: tuple[str, ...], expected: str
+) -> None:
+    given = [str(late) if word == "LATE" else word for word in words]
+    code, out, errors = said("join", path, *given)
+    assert (code, out) == (2, "")
+    assert expected in errors
+    assert errors.count("\n") == 1
+    assert not (path / "joins.jsonl").exists()
+
+
+def test_no_run_at_all(tmp_path: Path, late: Path, said: Say) -> None:
+    for words in ((), ("--leave", "x"), ("--data", late, "--name", "x", "--add")):
+        code, _, errors = said("join", tmp_path / "nothing", *words)
+        assert code == 2
+        assert "it must be a folder that holds a run" in errors
+
+
+def test_on_the_embedded_digits_in_a_process_of_its_own(tmp_path: Path, said: Say) -> None:
+    """A federation of five skewed clients, and a newcomer that has digits of all classes."""
+    run(Experiment(rounds=2, evaluate_every=2), tmp_path / "digits")
+    with resources.as_file(resources.files("mpfedcl.data") / "mnist_sample.npz") as sample:
+        words = ("--data", sample, "--name", "clinic-7", "--json")
+        _, at_once, _ = said("join", tmp_path / "digits", *words, "--epochs", 0)
+        trained = call("join", "digits", *words, "--lr", 0.1, "--add", cwd=tmp_path)
+    assert (trained.returncode, trained.stderr) == (0, "")
+    first = json.loads(at_once)["accuracy"]["after"]
+    second = json.loads(trained.stdout)["accuracy"]["after"]
+    # 2,000 digits teach a model of two skewed rounds a lot.
+    assert second["classifier"] > first["classifier"] + 10
+    assert first["own"] > 60
+    assert said("join", tmp_path / "digits", "--leave", "clinic-7")[0] == 0
