@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from loopback import LoopbackGrid, Meddle
@@ -17,7 +18,14 @@ from mpfedcl.network.flower import FlowerCourier, unpack
 from mpfedcl.network.parcels import Arrays
 from mpfedcl.network.server import serve, serve_again
 from mpfedcl.simulation import Observer, RunResult
-from small_runs import Json, read_records, read_summary, small
+from small_runs import (
+    Json,
+    assert_same_results,
+    read_records,
+    read_summary,
+    small,
+    without_timings,
+)
 
 DOUBLE = 1e-9
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -69,9 +77,13 @@ class Federation:
 
 def stop_after(count: int) -> Observer:
     """Stop a run once so many rounds have been trained; the last of them is not yet read."""
-    done: list[object] = []
-    # A round's record is complete when the next one is over.
-    return Observer(on_round=done.append, should_stop=lambda: len(done) >= count - 1)
+    asked: list[None] = []
+
+    def should_stop() -> bool:
+        asked.append(None)
+        return len(asked) > count
+
+    return Observer(should_stop=should_stop)
 
 
 def own_folders(experiment: Experiment, **changes: Any) -> Experiment:
@@ -134,8 +146,13 @@ def assert_same_personal_models(federation: Federation, wanted: Path) -> None:
         assert_close_tensors(model, theirs[f"models/client-{share}.safetensors"], DOUBLE)
 
 
-def without_times(records: list[Json]) -> list[Json]:
-    return [{name: each for name, each in r.items() if name != "seconds"} for r in records]
+def assert_same_course(found: Path, wanted: Path) -> None:
+    """Hold two runs over a network to the same models, pool, records and summary, to the bit."""
+    assert_same_results(found, wanted)
+    assert without_timings(read_records(found)) == without_timings(read_records(wanted))
+    assert without_timings([read_summary(found)]) == without_timings([read_summary(wanted)])
+    for name in ("confusion.json", "partition.json"):
+        assert (found / name).read_bytes() == (wanted / name).read_bytes()
 
 
 # Meddling with answers
@@ -159,7 +176,7 @@ def rewrite(
     """Return a reply with other values or arrays; what is already Flower's array stays as it is."""
     parcel = unpack(reply.content)
     changed = {
-        name: each if isinstance(each, Array) else Array(each)
+        name: each if isinstance(each, Array) else Array(numpy.asarray(each))
         for name, each in arrays(dict(parcel.arrays)).items()
     }
     text = to_text(values(dict(parcel.values)))
