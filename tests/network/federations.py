@@ -9,6 +9,7 @@ import numpy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from loopback import LoopbackGrid, Meddle
+from PIL import Image
 from safetensors.torch import load_file
 
 from compared import assert_close_tensors, load_results, predict
@@ -65,6 +66,11 @@ class Federation:
         values = {"name": name, "share": share, "memory": str(self.memory(share)), **self._config}
         self.grid.join(share + 1 if node is None else node, **values | config)
 
+    def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
+        """Let a client come with a folder of its own."""
+        values = {"name": name, "data": str(data), "memory": str(self.folder / f"memory-{name}")}
+        self.grid.join(node, registered, **values | config)
+
     def memory(self, share: int) -> Path:
         return self.folder / f"memory-{share}"
 
@@ -84,11 +90,6 @@ def stop_after(count: int) -> Observer:
         return len(asked) > count
 
     return Observer(should_stop=should_stop)
-
-
-def own_folders(experiment: Experiment, **changes: Any) -> Experiment:
-    """Return the experiment for clients that have folders of their own."""
-    return experiment.replace(dataset__root=None, **changes)
 
 
 # What two runs have in common
@@ -187,3 +188,37 @@ def rewrite(
 def to_text(values: Json) -> str:
     """Return values as JSON, those included that an honest client would never send."""
     return json.dumps(values)
+
+
+# Clients with folders of their own, and what happens between rounds
+
+
+def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) -> Path:
+    """Write folders of pictures, a bright stripe a class on noise."""
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        random = numpy.random.default_rng(sum(name.encode()))
+        for number in range(count):
+            pixels = random.integers(0, 120, (size, size), dtype=numpy.uint8)
+            pixels[place % size] += 120
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def folders(method: str = "mp-fedcl", **changes: Any) -> Experiment:
+    """Return an experiment of two rounds for clients that have folders of their own."""
+    settings = {"dataset__root": None, "rounds": 2, "network__patience": 0.3}
+    return double(Path(), method, **settings | changes)
+
+
+def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:
+    """Do something before a round, by its number."""
+    number = 0
+
+    def act() -> bool:
+        nonlocal number
+        number += 1
+        actions.get(number, lambda: None)()
+        return False
+
+    return Observer(should_stop=act)

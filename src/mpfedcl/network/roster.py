@@ -37,7 +37,8 @@ class Roster:
         self._asked: dict[str, int] = {}
         """Nodes that have been asked who they are, by message."""
         self._seen: set[int] = set()
-        self._turned_away: set[int] = set()
+        self._turned_away: dict[int, str] = {}
+        """Under which name each node that may not take part stands in `refused`."""
         self.adopt(experiment)
 
     @property
@@ -69,8 +70,7 @@ class Roster:
         Too few are waited for as long as patience lasts; then the run is cut short.
         """
         # Whatever was wrong with them may have been mended; once a round is not too often to ask.
-        self._seen -= self._turned_away
-        self._turned_away.clear()
+        self._seen -= self._turned_away.keys() - set(self._asked.values())
         here = self._look_once()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:
@@ -118,10 +118,9 @@ class Roster:
         registered = present.get(node, "")
         who = registered or self._nodes.get(node) or f"node {node}"
         if answer.parcel is None:
-            self._refuse(who, answer.reason)
+            self._refuse(node, who, answer.reason)
             if answer.trouble == "gone":
                 self._seen.discard(node)
-            self._turned_away.add(node)
             return
         try:
             member = Introduction.unpack(answer.parcel)
@@ -131,22 +130,24 @@ class Roster:
         if reason := self._judge(member, registered, node, present):
             self._turn_away(node, registered or member.name, reason)
             return
-        self.refused.pop(member.name, None)
+        self._forgive(node)
         # The same client at a new node: it is where it was last heard of.
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
         self.members[member.name] = member
 
     def _turn_away(self, node: int, who: str, reason: str) -> None:
-        self._refuse(who, reason)
+        self._refuse(node, who, reason)
         self._nodes.pop(node, None)
-        self._turned_away.add(node)
 
-    def _refuse(self, who: str, reason: str) -> None:
-        self.refused.pop(who, None)
-        self.refused[who] = reason
-        for oldest in list(self.refused)[:-_MOST_REFUSED]:
-            del self.refused[oldest]
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        self._forgive(node)
+        self._turned_away[node], self.refused[who] = who, reason
+        for oldest in list(self._turned_away)[:-_MOST_REFUSED]:
+            self._forgive(oldest)
+
+    def _forgive(self, node: int) -> None:
+        self.refused.pop(self._turned_away.pop(node, ""), None)
 
     def _judge(
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
