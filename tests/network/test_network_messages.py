@@ -14,6 +14,8 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower import unpack
 from small_runs import METHODS
 
+pytestmark = pytest.mark.usefixtures("small_and_quick")
+
 DOCUMENT = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
 SCAFFOLD = "custom_method:Scaffold"
 HEADER = 128
@@ -170,7 +172,8 @@ def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:
     reason = "it cannot use its data or its encoder; its own log says why."
     assert record["remarks"]["refused"] == {"node 2": reason, "node 3": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
-        text = message.error.reason if message.has_error() else str(unpack(message.content).values)
+        is_error = message.has_error()
+        text = str(message.error.reason if is_error else unpack(message.content).values)
         assert "secret" not in text
         assert str(tmp_path) not in text
 

@@ -37,7 +37,7 @@ def serve(
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     telling = Status(status)
-    experiment = _check(experiment.resolved(find_method(experiment.method).defaults))
+    experiment = check_experiment(experiment)
     roster = _gather(courier, experiment, telling)
     experiment = agree_on_classes(experiment, roster.members)
     roster.adopt(experiment)
@@ -65,13 +65,15 @@ def serve_again(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
         form = (known["input_size"], known["encoder"]) if known else None
-        roster = _gather(courier, _check(experiment), telling, form)
+        roster = _gather(courier, check_experiment(experiment), telling, form)
         experiment = agree_on_classes(experiment, roster.members)
         roster.adopt(experiment)
         return _go(courier, experiment, roster, directory, telling, observer or Observer())
 
 
-def _check(experiment: Experiment) -> Experiment:
+def check_experiment(experiment: Experiment) -> Experiment:
+    """Return the experiment with nothing left open; refuse what cannot be run over a network."""
+    experiment = experiment.resolved(find_method(experiment.method).defaults)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
