@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from compared import assert_close_tensors, load_results, predict
+from mpfedcl.course import Observer, RunResult
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower import FlowerCourier, unpack
 from mpfedcl.network.parcels import Arrays
 from mpfedcl.network.server import serve, serve_again
-from mpfedcl.simulation import Observer, RunResult
 from small_runs import (
     Json,
     assert_same_results,

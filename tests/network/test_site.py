@@ -74,7 +74,10 @@ def test_domains_that_a_server_names_are_no_paths(tmp_path: Path) -> None:
 
 def test_the_server_keeps_its_own_places_to_itself(tmp_path: Path) -> None:
     experiment = Experiment().replace(
-        dataset__root=tmp_path, encoder__weights=tmp_path / "w", encoder__name=f"onnx:{tmp_path}/e"
+        dataset__root=tmp_path,
+        encoder__weights=tmp_path / "w",
+        encoder__name=f"onnx:{tmp_path}/e",
+        track_to=tmp_path,
     )
     sent = pack_experiment(experiment)
     assert str(tmp_path) not in sent

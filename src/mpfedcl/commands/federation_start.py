@@ -9,6 +9,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from mpfedcl.commands.run import draw_figures, note_round, show_result
+from mpfedcl.course import RunResult
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import free_folder
 from mpfedcl.network.arguments import FederationStart
@@ -18,7 +19,6 @@ from mpfedcl.network.server import check_experiment
 from mpfedcl.network.status import read_status, stop_file
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import RunResult
 
 _LOOK_SECONDS = 0.3
 _BEGIN_SECONDS = 120.0

@@ -36,9 +36,9 @@ client_app = ClientApp()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
+    from mpfedcl.course import Observer
     from mpfedcl.network.server import serve, serve_again
     from mpfedcl.network.status import Status
-    from mpfedcl.simulation import Observer
 
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
