@@ -11,7 +11,7 @@ from mpfedcl import Experiment, run
 from mpfedcl.cli import main
 from mpfedcl.comparison import Comparison
 from pictured_runs import save_pictures
-from small_runs import Say, save_images, small
+from small_runs import EXAMPLES, Say, save_images, small
 from watched_folder import Server, watched
 from written_runs import HOSTILE, write_run
 
@@ -22,6 +22,25 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("images")
     save_images(root / "stripes.npz")
     return root
+
+
+@pytest.fixture(scope="session")
+def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a tiny image set that is enough for fifty clients."""
+    root = tmp_path_factory.mktemp("many-images")
+    save_images(root / "stripes.npz", num_train=160, num_test=40)
+    return root
+
+
+@pytest.fixture
+def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs over a network: a model of a thousand weights, and nobody waits for long."""
+    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (24, 12))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    for module in ("engine", "roster"):
+        monkeypatch.setattr(f"mpfedcl.network.{module}.POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

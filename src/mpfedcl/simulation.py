@@ -149,6 +149,11 @@ class _Simulation(Course):
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
+        if directory.read_json("federation.json") is not None:
+            raise InvalidInput(
+                f"{directory.path} is a run over a network; it must be gone on with by mpfedcl "
+                "federation start --resume."
+            )
         now, before = self.data.partition, directory.read_json("partition.json")
         if before is not None and not is_same_deal(before, now):
             raise InvalidInput(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from compared import assert_close_tensors, assert_equivalent
 
+from compared import assert_close_tensors, assert_equivalent
 from mpfedcl import resume, run
 from mpfedcl.clock import Clock
 from mpfedcl.course import Observer, RunResult

@@ -15,6 +15,7 @@ from mpfedcl.files import free_folder
 from mpfedcl.network.arguments import FederationStart
 from mpfedcl.network.folder import ServerFolder
 from mpfedcl.network.processes import stop_run, submit
+from mpfedcl.network.server import check_experiment
 from mpfedcl.network.status import read_status, stop_file
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar
 from mpfedcl.runs import RunDirectory
@@ -28,6 +29,9 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
+    if arguments.resume is None:
+        # Now: whoever starts a run is still looking, and the server may be far away.
+        check_experiment(arguments.settings)
     console = messages()
     with gentle_interrupt(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")

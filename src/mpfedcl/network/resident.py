@@ -11,8 +11,9 @@ import io
 import json
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,21 +49,20 @@ def serve_site(socket: Path, answer: Answerer) -> None:
     with Listener(str(socket), family="AF_UNIX") as listener:
         while True:
             with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
-                _serve_one(connection, answer)
+                connection.send_bytes(_answer(connection.recv_bytes(), answer))
 
 
-def _serve_one(connection: "Connection", answer: Answerer) -> None:
-    head, parcel = _from_bytes(connection.recv_bytes())
+def _answer(request: bytes, answer: Answerer) -> bytes:
+    """Return the answer, or what is to be said in its place; whatever comes, the site stays."""
     try:
-        reply, said = answer(cast("Kind", head["kind"]), parcel), {}
+        head, parcel = _from_bytes(request)
+        return _to_bytes({}, answer(cast("Kind", head["kind"]), parcel))
     except (InvalidInput, ParcelError) as error:
-        reply, said = Parcel({}), {"failed": str(error)}
+        said = str(error)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
-        reply, said = Parcel({}), {"failed": f"it failed with {type(error).__name__}"}
-    connection.send_bytes(_to_bytes(said, reply))
+        said = f"it failed with {type(error).__name__}"
+    return _to_bytes({"failed": said}, Parcel({}))
 
 
 def _to_bytes(head: Mapping[str, Any], parcel: Parcel) -> bytes:
@@ -94,7 +94,12 @@ def main() -> None:
     from mpfedcl.network.site import Site, SiteSettings
 
     values = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    serve_site(Path(sys.argv[2]), Site(SiteSettings.parse(values)).answer)
+    try:
+        settings = SiteSettings.parse(values)
+    except (InvalidInput, ParcelError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    serve_site(Path(sys.argv[2]), Site(settings).answer)
 
 
 if __name__ == "__main__":
