@@ -193,6 +193,8 @@ class _Watch:
             "classes": list(self._classes),
             "clients": {name: clients[name] for name in sorted(clients)},
             "input_means": {},
+            # Whoever uses the model must put images through the same encoder.
+            **{"encoder": each.encoder for each in self._roster.members.values() if each.encoder},
         }
         if content != before:
             self._directory.write_json("partition.json", content)
