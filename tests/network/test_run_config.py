@@ -37,6 +37,8 @@ OTHER: dict[str, Any] = {
     "train.lr_decay": 0.5,
     "train.momentum": 0.25,
     "network.enough": 0.5,
+    "track": "tensorboard own.module:Tracker",
+    "track_to": "/logs",
     "options": "beta=0.5 gamma=x",
 }
 """A value that is not the default, where none can be made up."""

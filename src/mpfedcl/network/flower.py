@@ -42,21 +42,23 @@ def main(grid: Grid, context: Context) -> None:
 
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
-    order = parse_run_config(context.run_config)
-    courier = FlowerCourier(grid)
+    place = context.run_config.get("status")
+    status = Status(Path(str(place)) if place else None)
     try:
+        order = parse_run_config(context.run_config)
+        courier = FlowerCourier(grid)
         if order.resume is not None:
             result = serve_again(courier, order.resume, order.rounds, order.status, observer)
         else:
             result = serve(courier, order.experiment, order.out, order.status, observer)
     except (InvalidInput, LostWorker) as error:
-        Status(order.status).say("failed", error=str(error))
+        status.say("failed", error=str(error))
         raise
     except Exception as error:
-        Status(order.status).say("failed", error=f"{type(error).__name__}: {error}")
+        status.say("failed", error=f"{type(error).__name__}: {error}")
         raise
     is_done = result.summary is not None
-    Status(order.status).say("done" if is_done else "stopped", path=str(result.path.resolve()))
+    status.say("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
 def _say_round(record: Mapping[str, Any]) -> str:
