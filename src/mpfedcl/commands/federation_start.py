@@ -13,13 +13,16 @@ from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import free_folder
 from mpfedcl.network.arguments import FederationStart
 from mpfedcl.network.folder import ServerFolder
-from mpfedcl.network.processes import stop_run, submit
+from mpfedcl.network.processes import is_running, stop_run, submit
 from mpfedcl.network.status import read_status, stop_file
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import RunResult
 
 _LOOK_SECONDS = 0.3
+_REACH_SECONDS, _REACH_TRIES = 5.0, 5
+"""How often the server is looked for, and how often in vain before it counts as gone."""
+_ENDS = ("done", "stopped", "failed")
 _BEGIN_SECONDS = 120.0
 """Until the server's process has said its first word; then it is asked whether it lives."""
 
@@ -28,6 +31,9 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
+    under_way = read_status(folder.status)
+    if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
+        raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
     console = messages()
     with gentle_interrupt(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
@@ -92,6 +98,7 @@ class _Follower:
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task = bar, task
         self._began = time.monotonic()
+        self._reached = self._began
 
     def goes_on(self) -> bool:
         """Show where the run is; tell whether it is still going on."""
@@ -102,20 +109,35 @@ class _Follower:
                     f"the server has not begun within {_BEGIN_SECONDS:g} s; "
                     f"{self._folder.server / 'superlink.log'} says why."
                 )
+            self._look_for_server()
             return True
-        if self.status["what"] in ("done", "stopped", "failed"):
+        if self.status["what"] in _ENDS:
             return False
         if not _is_alive(int(self.status["pid"])):
             # It may have said its last word between the two looks.
             self.status = read_status(self._folder.status)
-            if self.status.get("what") not in ("done", "stopped", "failed"):
+            if self.status.get("what") not in _ENDS:
                 raise RunCutShort(
                     "the server's process has gone; what was done is kept. Go on with: mpfedcl "
                     f"federation start {self._folder.root} --resume {self._directory.path}"
                 )
             return False
+        self._look_for_server()
         self._show()
         return True
+
+    def _look_for_server(self) -> None:
+        """A run does not outlive its server, but its process may hang on."""
+        now = time.monotonic()
+        if now - self._reached < _REACH_SECONDS:
+            return
+        if any(is_running(self._folder) for _ in range(_REACH_TRIES)):
+            self._reached = now
+            return
+        raise RunCutShort(
+            "the server has gone; what was done is kept. Start it again, then go on with: mpfedcl "
+            f"federation start {self._folder.root} --resume {self._directory.path}"
+        )
 
     def _show(self) -> None:
         said = self.status

@@ -13,17 +13,10 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.network.courier import Answer, Courier
-from mpfedcl.network.parcels import (
-    FORMAT,
-    Kind,
-    Parcel,
-    ParcelError,
-    pack_broadcast,
-    unpack_reading,
-    unpack_update,
-)
+from mpfedcl.network.parcels import pack_broadcast, unpack_reading, unpack_update
 from mpfedcl.network.roster import POLL_SECONDS, Roster
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import FORMAT, Kind, Parcel, ParcelError
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.readings import Readings
 

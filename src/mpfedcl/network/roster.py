@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.courier import Answer, Courier
-from mpfedcl.network.parcels import Introduction, Parcel, ParcelError
+from mpfedcl.network.parcels import Introduction
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import Parcel, ParcelError
 
 POLL_SECONDS = 0.2
 """Between two looks at what has come: far below what starting a client's process takes."""

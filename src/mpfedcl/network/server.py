@@ -17,9 +17,10 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.network.courier import Courier
 from mpfedcl.network.engine import NetworkEngine
-from mpfedcl.network.parcels import FORMAT, Introduction, Parcel
+from mpfedcl.network.parcels import Introduction
 from mpfedcl.network.roster import Roster, agree_on_classes
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import FORMAT, Parcel
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Course, Observer, RunResult

@@ -21,15 +21,13 @@ from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model, Tensors
 from mpfedcl.network.memory import SiteMemory
 from mpfedcl.network.parcels import (
-    FORMAT,
     Introduction,
-    Kind,
-    Parcel,
     check_name,
     pack_reading,
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.network.wire import FORMAT, Kind, Parcel
 from mpfedcl.readings import Examiner, by_reading, count_answers, single, tabulate
 from mpfedcl.rng import generator
 
