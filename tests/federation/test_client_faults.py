@@ -57,7 +57,7 @@ def test_a_client_that_hangs_is_missing_and_comes_back(
     finally:
         os.kill(resident, signal.SIGCONT)
     # The server's time is up first, or the client says itself that its process does not answer.
-    said = str({**record["missing"], **record["clients"]["rejected"]})
+    said = str({**record["remarks"].get("missing", {}), **record["clients"]["rejected"]})
     assert f"within {ROUND_TIMEOUT} s" in said
     assert {"client-1", "client-2"} <= set(record["clients"]["answered"])
     assert record["seconds"]["train"] < ROUND_TIMEOUT + 5
@@ -98,7 +98,7 @@ def test_a_killed_node_is_missing_and_comes_back_by_itself(
     os.kill(laboratory.one(SUPERNODE, "client-0"), signal.SIGKILL)
     began = time.monotonic()
     record = course.until_missing("client-0", before)
-    assert record["missing"]["client-0"]
+    assert record["remarks"]["missing"]["client-0"]
     assert {"client-1", "client-2"} <= set(record["clients"]["answered"])
     course.until_answer("client-0", record["round"])
     notebook.write(
@@ -132,7 +132,7 @@ def test_a_client_that_is_added_takes_part(
     assert "late has left" in late.said()
     # One that leaves in good order is not waited for.
     record = course.until_missing("late", joined["round"] + 1)
-    assert record["missing"]["late"] == "not connected"
+    assert record["remarks"]["missing"]["late"] == "not connected"
     assert record["seconds"]["train"] < ROUND_TIMEOUT
 
 

@@ -74,7 +74,7 @@ def test_a_client_with_the_name_of_another_is_refused(laboratory: Laboratory) ->
     with own_software(laboratory, "impostor", "client-1"):
         course = laboratory.begin("impostor", "--method", "fedavg", "--rounds", 2)
         assert course.program.wait(LONG) == 0, course.program.said()
-    refused = course.records()[-1]["refused"]
+    refused = course.records()[-1]["remarks"]["refused"]
     assert refused == {
         "impostor": "it calls itself 'client-1', but its key is registered as 'impostor'"
     }

@@ -22,6 +22,8 @@ from mpfedcl.simulation import RunResult
 _LOOK_SECONDS = 0.3
 _REACH_SECONDS, _REACH_TRIES = 5.0, 5
 """How often the server is looked for, and how often in vain before it counts as gone."""
+_STILL_SECONDS = 60.0
+"""A run's process shows every second that it lives; this long in vain, and it does not."""
 _ENDS = ("done", "stopped", "failed")
 _BEGIN_SECONDS = 120.0
 """Until the server's process has said its first word; then it is asked whether it lives."""
@@ -98,7 +100,8 @@ class _Follower:
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task = bar, task
         self._began = time.monotonic()
-        self._reached = self._began
+        self._reached = self._moved = self._began
+        self._modified = 0.0
 
     def goes_on(self) -> bool:
         """Show where the run is; tell whether it is still going on."""
@@ -113,7 +116,7 @@ class _Follower:
             return True
         if self.status["what"] in _ENDS:
             return False
-        if not _is_alive(int(self.status["pid"])):
+        if not self._is_moving() or not _is_alive(int(self.status["pid"])):
             # It may have said its last word between the two looks.
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:
@@ -125,6 +128,14 @@ class _Follower:
         self._look_for_server()
         self._show()
         return True
+
+    def _is_moving(self) -> bool:
+        """Tell whether the run's process has touched its status of late."""
+        with contextlib.suppress(OSError):
+            modified = self._folder.status.stat().st_mtime
+            if modified != self._modified:
+                self._modified, self._moved = modified, time.monotonic()
+        return time.monotonic() - self._moved < _STILL_SECONDS
 
     def _look_for_server(self) -> None:
         """A run does not outlive its server, but its process may hang on."""
@@ -184,4 +195,7 @@ def _is_alive(process: int) -> bool:
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):
+        # Where there is /proc: one that was killed and that nobody has looked after is not alive.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True

@@ -4,6 +4,7 @@
 the keys of the run configuration, and an empty text leaves one open.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -43,10 +44,10 @@ def main(grid: Grid, context: Context) -> None:
     from mpfedcl.network.status import Status
     from mpfedcl.simulation import Observer
 
-    _end_with_parent()
+    order = parse_run_config(context.run_config)
+    _keep_watch(order.status)
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
-    order = parse_run_config(context.run_config)
     courier = FlowerCourier(grid)
     try:
         if order.resume is not None:
@@ -63,15 +64,19 @@ def main(grid: Grid, context: Context) -> None:
     Status(order.status).say("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
-def _end_with_parent() -> None:
-    """End with the program that started this one; Flower's own way to do that can hang.
+def _keep_watch(status: Path | None) -> None:
+    """Show that this process lives, and end with the one that started it.
 
-    All that was done is in the run directory, so that this process may end at any moment.
+    Flower's own way to end can hang. All that was done is in the run directory, so that this
+    process may end at any moment.
     """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
+            if status is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(status)
             time.sleep(1)
         time.sleep(_GRACE_SECONDS)
         os._exit(1)
