@@ -53,7 +53,7 @@ def federation(folder: Path, poll: str) -> Iterator[Path]:
     words = ["federation", "init", str(lab), "--clients", str(CLIENTS), "--port", port]
     subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
     env = {**os.environ, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": poll, "OMP_NUM_THREADS": "1"}
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
     try:
         commands = [["server", str(lab)]]
         for number in range(CLIENTS):
@@ -115,7 +115,8 @@ def simulate(rounds: int, out: Path) -> float:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL, env=env)
     lines = (out / "rounds.jsonl").read_text().splitlines()[2:]
-    return statistics.mean(sum(json.loads(line)["seconds"].values()) for line in lines)
+    seconds: list[float] = [sum(json.loads(line)["seconds"].values()) for line in lines]
+    return statistics.mean(seconds)
 
 
 def start_of_a_process() -> tuple[float, float]:
@@ -133,7 +134,7 @@ def start_of_a_process() -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="What a round costs over Flower.")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each run")
     parser.add_argument("--poll", nargs="+", default=["0.1", "0.5", "1"], help="seconds to try")
     arguments = parser.parse_args()

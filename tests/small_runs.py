@@ -17,7 +17,7 @@ from mpfedcl.clock import Clock
 from mpfedcl.convergence import Inspection
 from mpfedcl.data.federated import load_federated
 from mpfedcl.engines import Engine, InProcessEngine
-from mpfedcl.exchange import Broadcast, Share, Update
+from mpfedcl.exchange import Broadcast, Failure, LateReading, Share, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
 from mpfedcl.intake import Intake
@@ -100,10 +100,10 @@ class WrappedEngine:
         self._engine = engine
         self.sizes = engine.sizes
 
-    def muster(self) -> None:
-        self._engine.muster()
+    def muster(self) -> Collection[str]:
+        return self._engine.muster()
 
-    def close(self, broadcast: Broadcast) -> Readings | None:
+    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading | Failure]:
         return self._engine.close(broadcast)
 
     def remarks(self) -> Json:

@@ -1,5 +1,6 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from mpfedcl.clock import Clock
 from mpfedcl.convergence import Diagnosis
 from mpfedcl.engines.base import Engine
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast
+from mpfedcl.exchange import Broadcast, Failure, LateReading
 from mpfedcl.experiment import Experiment
 from mpfedcl.guard import Guard
 from mpfedcl.intake import Intake, in_name_order
@@ -148,9 +149,9 @@ class Federation:
         `keep_models` for the engine to hand out; `confuse` to count confusions where it evaluates.
         """
         with self._clock.phase("broadcast"):
-            self._engine.muster()
+            away = set(self._engine.muster())
             broadcast = self._broadcast()
-            chosen = self._choose(broadcast.round)
+            chosen = self._choose(broadcast.round, away)
         intake = Intake(self._guard, broadcast, chosen)
         read = self._choose_to_read(broadcast.round, chosen) if evaluate else []
         keep = chosen if keep_models or self._diagnosis else read
@@ -180,7 +181,7 @@ class Federation:
             seconds=self._clock.lap(),
             bytes={"up": intake.bytes_up, "down": broadcast.num_bytes * len(chosen)},
             clients=Attendance(
-                intake.accepted, [name for name in chosen if name not in heard], intake.rejected
+                intake.accepted, sorted(away.union(chosen) - heard), intake.rejected
             ),
             sent=intake.largest,
             unchanged=not intake.accepted,
@@ -188,9 +189,19 @@ class Federation:
             diagnostics=diagnostics,
         )
 
-    def close(self) -> Readings | None:
-        """Return what is read of the last round only now that it is over, if so."""
-        return self._engine.close(self._broadcast())
+    def close(self) -> tuple[Readings | None, dict[str, Any]]:
+        """Return what is read of the last round only now that it is over, and who said nothing."""
+        late: dict[str, LateReading] = {}
+        rejected: dict[str, str] = {}
+        for name, said in sorted(self._engine.close(self._broadcast()).items()):
+            if isinstance(said, Failure):
+                rejected[name] = said.reason
+            elif reason := self._guard.judge_reading(said):
+                rejected[name] = reason
+            else:
+                late[name] = said
+        remarks = {**self._engine.remarks(), **({"rejected": rejected} if rejected else {})}
+        return Readings.gather(late) if late else None, remarks
 
     def take_up(self, state: FederationState, record: dict[str, Any]) -> None:
         """Go on from the state after a round, and from that round's record."""
@@ -204,8 +215,8 @@ class Federation:
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
 
-    def _choose(self, round_number: int) -> list[str]:
-        names = sorted(self._engine.sizes)
+    def _choose(self, round_number: int, away: Collection[str]) -> list[str]:
+        names = sorted(name for name in self._engine.sizes if name not in away)
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
             return names

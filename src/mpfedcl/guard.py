@@ -79,7 +79,7 @@ class Guard:
         """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
-            or self._judge_reading(update.late)
+            or (self.judge_reading(update.late) if update.late else None)
             or self._judge_change(update.sums, broadcast)
             or self._judge_rows(update, broadcast.pool.vectors.dtype)
         )
@@ -94,10 +94,8 @@ class Guard:
             return f"loss is {update.loss!r}; it must be finite"
         return None
 
-    def _judge_reading(self, late: LateReading | None) -> str | None:
+    def judge_reading(self, late: LateReading) -> str | None:
         """Judge what a client says of the round before: percentages, and counts of images."""
-        if late is None:
-            return None
         said = [value for row in late.table.values() for value in row.values() if value is not None]
         if not all(type(value) is float and 0 <= value <= 100 for value in said):
             return "a reading is not in 0 to 100 %"

@@ -8,6 +8,9 @@ from mpfedcl.exchange import Broadcast, Failure, LateReading, Update
 from mpfedcl.guard import Guard
 from mpfedcl.prototypes import Prototypes
 
+_LONGEST_REASON = 300
+"""It may quote what a stranger sent, and stays in the records."""
+
 
 class Intake:
     """The updates of one round, as far as they are accepted."""
@@ -65,7 +68,7 @@ class Intake:
         name = update.client if isinstance(update.client, str) else repr(update.client)
         if name in self.rows or name in self.rejected:
             name = f"{name} (again)"
-        self.rejected.setdefault(name, reason)
+        self.rejected.setdefault(name, reason[:_LONGEST_REASON])
 
 
 def in_name_order(

@@ -203,6 +203,9 @@ class NetworkSettings(Settings):
     """Share of the clients asked whose answers close a round before its time is up."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
     """Seconds to wait for clients to be there, at the start and whenever too few are left."""
+    max_images: Annotated[int, Field(ge=1)] = 10_000_000
+    """Training images that a client may say it has: its weight in the average, which nobody can
+    check. One that claims more may not take part."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

@@ -151,6 +151,9 @@ class Course:
                     observer.on_round(record)
                     if record["unchanged"]:
                         observer.on_warning(_say_unchanged(record))
+        except RunCutShort:
+            # Over a network: its own words say what happened.
+            raise
         except LostWorker as error:
             raise RunCutShort(
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
@@ -216,8 +219,12 @@ class Course:
 
     def _read_last(self, directory: RunDirectory, record: dict[str, Any]) -> dict[str, Any]:
         """Let clients read the last round, over a network, and complete its record."""
-        readings = self._federation.close()
-        self._write_confusion(directory, readings.confusion if readings else {})
+        readings, remarks = self._federation.close()
+        if readings is None:
+            raise RunCutShort(f"nobody has read the last round, {record['round']}.")
+        if remarks:
+            record["remarks"]["closing"] = remarks
+        self._write_confusion(directory, readings.confusion)
         return self._note(directory, record, readings)
 
     def _note(
@@ -339,6 +346,11 @@ class _Simulation(Course):
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write down who holds what; refuse to go on with a run whose data have changed since."""
+        if directory.read_json("federation.json") is not None:
+            raise InvalidInput(
+                f"{directory.path} is a run over a network; it must be gone on with by mpfedcl "
+                "federation start --resume."
+            )
         now, before = self.data.partition, directory.read_json("partition.json")
         if before is not None and not is_same_deal(before, now):
             raise InvalidInput(

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from mpfedcl.network.flower import client_app
 
-Meddle = Callable[[str, Message, Message], Message | None]
+Meddle = Callable[[str, Message, Message], Message | list[Message] | None]
 """(client, request, reply) -> what the server gets; None: nothing ever comes."""
 
 
@@ -59,8 +59,8 @@ class LoopbackGrid(Grid):
             name = str(config["name"])
             self.requests.append((name, request))
             context = Context(1, 0, config, RecordDict(), {}, 0)
-            reply = self._meddle(name, request, client_app(request, context))
-            if reply is not None:
+            said = self._meddle(name, request, client_app(request, context))
+            for reply in said if isinstance(said, list) else [said] if said else []:
                 wired = _send(reply)
                 self.replies.append((name, wired))
                 replies.append(wired)

@@ -38,6 +38,10 @@ def federation_client_command(arguments: FederationClient) -> int:
     client = ClientFolder.open(arguments.directory, arguments.name)
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
+    if arguments.min_cluster_size < 1:
+        raise InvalidInput(
+            f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
+        )
     if arguments.data is not None:
         from mpfedcl.data.own_images import open_own_images
 
@@ -155,6 +159,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
     values: dict[str, str | int] = {
         "name": client.name,
         "device": arguments.device,
+        "min-cluster-size": arguments.min_cluster_size,
         "methods": " ".join(arguments.methods),
         "encoder": arguments.encoder or "",
         **{key: str(path.resolve()) for key, path in paths.items() if path is not None},

@@ -124,6 +124,7 @@ def load_own(
         )
     everything = Part.join([train, test])
     inputs = (make_inputs or pixel_inputs)(listing, everything.rows, experiment)
+    inputs = inputs.flatten(start_dim=1)
     labels, count = torch.from_numpy(everything.labels), len(train.labels)
     own = torch.arange(len(test.labels))
     client = ClientData(name, inputs[:count], labels[:count], own)

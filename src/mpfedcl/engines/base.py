@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpfedcl.convergence.measurement import Inspection
-from mpfedcl.exchange import Broadcast, Failure, Update
+from mpfedcl.exchange import Broadcast, Failure, LateReading, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
@@ -19,8 +19,11 @@ class Engine(Protocol):
         """Training samples by client name, in name order."""
         ...
 
-    def muster(self) -> None:
-        """Before a round: let clients take part that have come since the one before."""
+    def muster(self) -> Collection[str]:
+        """Before a round: let clients take part that have come since the one before.
+
+        Return those of the known clients that are away: they are not asked, and are missing.
+        """
         ...
 
     def here(self, names: Sequence[str]) -> Sequence[str]:
@@ -57,7 +60,7 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self, broadcast: Broadcast) -> Readings | None:
+    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading | Failure]:
         """Ask for what is still to be read once the last round is over."""
         ...
 

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.inspection import mean_length
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast, LateReading, Update
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -51,11 +51,13 @@ class DistributedEngine:
         self._team = team
         self._device = device
 
-    def muster(self) -> None:
+    def muster(self) -> Collection[str]:
         """All clients are here from the beginning."""
+        return ()
 
-    def close(self, broadcast: Broadcast) -> None:
+    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading]:
         """Every round has been read when it was over."""
+        return {}
 
     def remarks(self) -> dict[str, Any]:
         """There is nothing to say."""

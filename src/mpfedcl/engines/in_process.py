@@ -1,6 +1,6 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,7 @@ from mpfedcl.engines.choice import TrainerChoice
 from mpfedcl.engines.inspection import Inspector, mean_length
 from mpfedcl.engines.trained import Trained, ask, distinct
 from mpfedcl.engines.work import Work
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.exchange import Broadcast, LateReading, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.intake import Intake
 from mpfedcl.methods import Method
@@ -65,8 +65,9 @@ class InProcessEngine:
         """The clients of the round under way, and after it those whose models were asked for."""
         self._asked_for: set[str] = set()
 
-    def muster(self) -> None:
+    def muster(self) -> Collection[str]:
         """All clients are here from the beginning."""
+        return ()
 
     def here(self, names: Sequence[str]) -> Sequence[str]:
         """Return the named clients: all are here."""
@@ -112,8 +113,9 @@ class InProcessEngine:
         tables, confusion = self.read(averaged, pool, names, confuse=confuse)
         return Readings(tables, names, confusion)
 
-    def close(self, broadcast: Broadcast) -> None:
+    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading]:
         """Every round has been read when it was over."""
+        return {}
 
     def remarks(self) -> dict[str, Any]:
         """There is nothing to say."""

@@ -73,6 +73,8 @@ class FederationClient:
     """An encoder of its own, such as onnx:PATH [default: what the experiment names]."""
     encoder_weights: _OpenPath = None
     """Where the encoder's weights are [default: as for a run]."""
+    min_cluster_size: int = 1
+    """Never send a prototype that stands for fewer images, whatever the experiment says."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()

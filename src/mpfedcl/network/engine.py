@@ -1,8 +1,8 @@
 """The engine whose clients are on machines of their own: one message a client and round."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,12 +13,18 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.network.courier import Answer, Courier
-from mpfedcl.network.parcels import pack_broadcast, unpack_reading, unpack_update
+from mpfedcl.network.parcels import (
+    pack_broadcast,
+    pack_experiment,
+    unpack_reading,
+    unpack_update,
+)
 from mpfedcl.network.roster import POLL_SECONDS, Roster
 from mpfedcl.network.status import Status
 from mpfedcl.network.wire import FORMAT, Kind, Parcel, ParcelError
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.readings import Readings
+
+_Content = TypeVar("_Content")
 
 
 class NetworkEngine:
@@ -41,25 +47,27 @@ class NetworkEngine:
         self._device = device
         self._clock = clock
         self._status = status
-        self._document = experiment.to_toml()
+        self._document = pack_experiment(experiment)
         self._here: dict[str, int] = {}
         self._sizes: dict[str, int] = dict(roster.sizes)
         self._settled: dict[str, int] = {}
         """The last round of each client that counted."""
         self._round = 0
         self._missing: dict[str, str] = {}
+        self._heard: set[str] = set()
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """Training samples by client name; one mapping, which grows as clients come."""
         return self._sizes
 
-    def muster(self) -> None:
+    def muster(self) -> Collection[str]:
         """See who is there; a client that has introduced itself since takes part from now on."""
         self._here = self._roster.look()
         known = self._roster.sizes
         self._sizes.clear()
         self._sizes.update(known)
+        return known.keys() - self._here.keys()
 
     def here(self, names: Sequence[str]) -> Sequence[str]:
         """Return the named clients: all updates come to this process."""
@@ -75,10 +83,11 @@ class NetworkEngine:
 
         The same message asks clients to read the round before, if it is to be read.
         """
-        self._round = broadcast.round
+        self._round, self._heard = broadcast.round, set()
         reads = broadcast.round > 1 and self._experiment.reads(broadcast.round - 1)
-        for name, answer in self._ask("round", broadcast, names, reads=reads, confuse=False):
-            yield self._open(name, answer)
+        for update in self._ask("round", broadcast, names, self._open_update, reads=reads):
+            self._heard.add(update.client)
+            yield update
 
     def evaluate(
         self,
@@ -90,19 +99,17 @@ class NetworkEngine:
     ) -> None:
         """Nothing yet: clients read a round with the broadcast of the next."""
 
-    def close(self, broadcast: Broadcast) -> Readings | None:
+    def close(self, broadcast: Broadcast) -> dict[str, LateReading | Failure]:
         """Ask all clients that are there to read the last round."""
-        self._here = self._roster.look()
+        self.muster()
         names = sorted(self._here)
-        late: dict[str, LateReading] = {}
-        for name, answer in self._ask("close", broadcast, names, reads=True, confuse=True):
-            try:
-                if answer.parcel is not None:
-                    late[name] = unpack_reading(answer.parcel.value("late", dict))
-            except ParcelError:
-                # The model is final; one client's numbers are missing, as if it had not answered.
-                continue
-        return Readings.gather(late) if late else None
+        said: dict[str, LateReading | Failure] = {}
+        for each in self._ask("close", broadcast, names, _open_reading, reads=True):
+            if isinstance(each, Failure):
+                said[each.client] = each
+            else:
+                said |= dict([each])
+        return said
 
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
@@ -118,6 +125,8 @@ class NetworkEngine:
     def settle(self, accepted: Sequence[str]) -> None:
         """Write down whose update counted; with the next message each client is told."""
         self._settled |= dict.fromkeys(accepted, self._round)
+        # Perhaps its images are others than when it introduced itself.
+        self._roster.ask_again(self._heard - set(accepted))
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield nothing: personal models stay with their clients."""
@@ -136,37 +145,23 @@ class NetworkEngine:
         kind: Kind,
         broadcast: Broadcast,
         names: Sequence[str],
+        open_answer: Callable[[str, Parcel], _Content],
         *,
         reads: bool,
-        confuse: bool,
-    ) -> Iterator[tuple[str, Answer]]:
-        """Send each named client its message and yield answers as they come."""
+    ) -> Iterator[_Content | Failure]:
+        """Send each named client its message and yield what is in the answers as they come."""
         settings = self._experiment.network
-        self._missing = {name: "not connected" for name in names if name not in self._here}
+        away = self._sizes.keys() - self._here.keys()
+        self._missing = dict.fromkeys(away, "not connected")
+        clients = {self._here[name]: name for name in names}
         with self._clock.phase("broadcast"):
-            packed = pack_broadcast(broadcast)
-            parcels = {
-                self._here[name]: Parcel(
-                    {
-                        **packed.values,
-                        "format": FORMAT,
-                        "run": self._run,
-                        "experiment": self._document,
-                        "settled": self._settled.get(name, 0),
-                        "read": reads,
-                        "confuse": confuse,
-                    },
-                    packed.arrays,
-                )
-                for name in names
-                if name in self._here
-            }
-            sent = self._courier.send(kind, parcels, settings.round_timeout)
-        clients = {node: name for name, node in self._here.items()}
+            sent = self._send(kind, broadcast, clients, reads=reads)
         waiting = {message: clients[node] for node, message in sent.items()}
-        unsent = parcels.keys() - sent.keys()
+        unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
-        enough = max(1, round(settings.enough * len(names)))
+        # The closing evaluation is nobody's race: all that are there are heard.
+        share = settings.enough if kind == "round" else 1.0
+        enough = max(1, round(share * len(names)))
         answered = 0
         end = time.monotonic() + settings.round_timeout
         while waiting and answered < enough and time.monotonic() < end:
@@ -182,8 +177,9 @@ class NetworkEngine:
                 if answer.trouble == "gone":
                     self._missing[name] = answer.reason
                     continue
-                answered += answer.trouble is None
-                yield name, answer
+                opened = _open(name, answer, open_answer)
+                answered += not isinstance(opened, Failure)
+                yield opened
         why = (
             "enough others had answered"
             if answered >= enough
@@ -191,14 +187,27 @@ class NetworkEngine:
         )
         self._missing |= dict.fromkeys(waiting.values(), why)
 
-    def _open(self, name: str, answer: Answer) -> Update | Failure:
-        if answer.parcel is None:
-            return Failure(name, answer.reason)
-        try:
-            update = unpack_update(name, answer.parcel)
-        except ParcelError as error:
-            return Failure(name, f"its answer cannot be read: {error}")
-        return _on_device(update, self._device)
+    def _send(
+        self, kind: Kind, broadcast: Broadcast, clients: Mapping[int, str], *, reads: bool
+    ) -> dict[int, str]:
+        """Send each node its message; return the messages by node."""
+        packed = pack_broadcast(broadcast)
+        values = {
+            **packed.values,
+            "format": FORMAT,
+            "run": self._run,
+            "experiment": self._document,
+            "read": reads,
+            "confuse": kind == "close",
+        }
+        parcels = {
+            node: Parcel({**values, "settled": self._settled.get(name, 0)}, packed.arrays)
+            for node, name in clients.items()
+        }
+        return self._courier.send(kind, parcels, self._experiment.network.round_timeout)
+
+    def _open_update(self, name: str, parcel: Parcel) -> Update:
+        return _on_device(unpack_update(name, parcel), self._device)
 
     def _say(self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int) -> None:
         what = "closing evaluation" if kind == "close" else "training"
@@ -206,6 +215,21 @@ class NetworkEngine:
         self._status.say(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
+
+
+def _open(
+    name: str, answer: Answer, open_answer: Callable[[str, Parcel], _Content]
+) -> _Content | Failure:
+    if answer.parcel is None:
+        return Failure(name, answer.reason)
+    try:
+        return open_answer(name, answer.parcel)
+    except ParcelError as error:
+        return Failure(name, f"its answer cannot be read: {error}")
+
+
+def _open_reading(name: str, parcel: Parcel) -> tuple[str, LateReading]:
+    return name, unpack_reading(parcel.value("late", dict))
 
 
 def _on_device(update: Update, device: torch.device) -> Update:

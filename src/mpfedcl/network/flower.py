@@ -24,6 +24,7 @@ from mpfedcl.network.wire import MOST_BYTES, Kind, Parcel, ParcelError, from_jso
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
+_LONGEST_TEXT = 2**26
 _LONGEST_REASON = 500
 _GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
 """Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
@@ -117,14 +118,14 @@ def close(message: Message, context: Context) -> Message:
 def _answer(kind: Kind, message: Message, context: Context) -> Message:
     try:
         parcel = unpack(message.content)
-        reply = _ask_site(kind, parcel, context.node_config, message.metadata.ttl)
+        reply = pack(_ask_site(kind, parcel, context.node_config, message.metadata.ttl))
     except (InvalidInput, ParcelError) as error:
         return Message(Error(_FAILED, str(error)), reply_to=message)
     except Exception as error:
         # The server learns what kind of error it was; where in whose code stays in this log.
         traceback.print_exc()
         return Message(Error(_FAILED, f"it failed with {type(error).__name__}"), reply_to=message)
-    return Message(pack(reply), reply_to=message)
+    return Message(reply, reply_to=message)
 
 
 def _ask_site(kind: Kind, parcel: Parcel, node_config: Mapping[str, Any], seconds: float) -> Parcel:
@@ -157,7 +158,11 @@ def unpack(content: RecordDict) -> Parcel:
         raise ParcelError(f"the record {error} is missing") from None
     if not isinstance(text, str):
         raise ParcelError("its values are no text")
-    if len(arrays) > _MOST_ARRAYS or sum(len(each.data) for each in arrays.values()) > MOST_BYTES:
+    if (
+        len(text) > _LONGEST_TEXT
+        or len(arrays) > _MOST_ARRAYS
+        or sum(len(each.data) for each in arrays.values()) > MOST_BYTES
+    ):
         raise ParcelError("it is too large")
     opened = {}
     for name, array in arrays.items():
@@ -199,7 +204,7 @@ class FlowerCourier:
 def _open(reply: Message) -> Answer:
     asked = reply.metadata.reply_to_message_id
     if reply.has_error():
-        code, reason = reply.error.code, (reply.error.reason or "")[:_LONGEST_REASON]
+        code, reason = reply.error.code, _on_one_line(reply.error.reason or "")
         if code in _GONE:
             return Answer(asked, trouble="gone", reason=_GONE[code])
         return Answer(asked, trouble="failed", reason=reason or f"Flower's error {code}")
@@ -207,3 +212,9 @@ def _open(reply: Message) -> Answer:
         return Answer(asked, unpack(reply.content))
     except ParcelError as error:
         return Answer(asked, trouble="unreadable", reason=f"its answer cannot be read: {error}")
+
+
+def _on_one_line(text: str) -> str:
+    """Return a stranger's words as they may stand in a record or on a terminal."""
+    line = " ".join(text[: 4 * _LONGEST_REASON].split())
+    return "".join(sign for sign in line if sign.isprintable())[:_LONGEST_REASON]

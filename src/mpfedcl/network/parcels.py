@@ -5,17 +5,23 @@ This is all that travels, so it is all that `docs/privacy.md` has to tell of.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
 
 from mpfedcl.exchange import Broadcast, LateReading, Table, Update
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
 from mpfedcl.models import Tensors
 from mpfedcl.network.wire import Arrays, Parcel, ParcelError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.readings import TESTS
+
+_MOST_CLASSES = 10_000
+_LARGEST_INPUT = 2**22
+"""Numbers that stand for an image: the server makes a model for so many."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ class Introduction:
         """Training images in all."""
         return sum(self.train)
 
+    @property
+    def form(self) -> tuple[int, str]:
+        """What all clients must have in common."""
+        return self.input_size, self.encoder
+
     def pack(self) -> Parcel:
         """Return it as a parcel."""
         return Parcel(
@@ -59,23 +70,37 @@ class Introduction:
         classes, train = parcel.value("classes", list), parcel.value("train", list)
         test, input_size = parcel.value("test", int), parcel.value("input_size", int)
         check_name(name)
-        if not classes or not all(type(each) is str for each in classes):
-            raise ParcelError("classes must be the names of the classes")
+        if not (0 < len(classes) <= _MOST_CLASSES and all(_is_plain(each) for each in classes)):
+            raise ParcelError("classes must be the names of the classes: printable, not too long")
+        if len(set(classes)) < len(classes):
+            raise ParcelError("classes must be named once each")
         if len(train) != len(classes) or not all(type(n) is int and 0 <= n < 2**40 for n in train):
             raise ParcelError("train must be a count of images for each class")
-        if sum(train) < 1 or not 0 <= test < 2**40 or not 1 <= input_size < 2**31:
-            raise ParcelError("a client must have a training image, and sizes must make sense")
+        if sum(train) < 1:
+            raise ParcelError("it has no image to train on")
+        if not (0 <= test < 2**40 and 1 <= input_size <= _LARGEST_INPUT):
+            raise ParcelError(f"test is {test} and input_size {input_size}, which makes no sense")
+        if encoder and not _is_plain(encoder):
+            raise ParcelError("encoder must be a short text")
         return cls(name, tuple(classes), tuple(train), test, input_size, encoder)
 
 
 def check_name(name: str) -> None:
     """Refuse names that cannot name files, and those that could be mistaken for a path."""
-    plain = name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
-    if not name or len(name.encode()) > 200 or not plain:
+    if not _is_plain(name) or name.startswith(".") or {"/", "\\"} & set(name):
         raise ParcelError(
             f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
             "slashes that does not begin with a dot"
         )
+
+
+def pack_experiment(experiment: Experiment) -> str:
+    """Return an experiment as it is sent to clients: without the places of the server's files."""
+    kind, _, path = (experiment.encoder.name or "").partition(":")
+    name = f"{kind}:{PurePath(path).name}" if path else experiment.encoder.name
+    return experiment.replace(
+        dataset__root=None, encoder__weights=None, encoder__name=name
+    ).to_toml()
 
 
 def pack_broadcast(broadcast: Broadcast) -> Parcel:
@@ -184,3 +209,9 @@ def _to_arrays(group: str, tensors: Tensors) -> Arrays:
 
 def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
     return tensor.detach().cpu().numpy()
+
+
+def _is_plain(text: object) -> bool:
+    """Tell whether this is text for a table or a file's name."""
+    # Printable text has no lone surrogates, so that it can be encoded.
+    return isinstance(text, str) and text.isprintable() and 0 < len(text.encode()) <= 200

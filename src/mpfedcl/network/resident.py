@@ -13,6 +13,7 @@ import socket as sockets
 import struct
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -66,21 +67,20 @@ def serve_site(socket: Path, answer: Answerer) -> None:
     with Listener(str(socket), family="AF_UNIX") as listener:
         while True:
             with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
-                _serve_one(connection, answer)
+                connection.send_bytes(_answer(connection.recv_bytes(), answer))
 
 
-def _serve_one(connection: "Connection", answer: Answerer) -> None:
-    head, parcel = _from_bytes(connection.recv_bytes())
+def _answer(request: bytes, answer: Answerer) -> bytes:
+    """Return the answer, or what is to be said in its place; whatever comes, the site stays."""
     try:
-        reply, said = answer(cast("Kind", head["kind"]), parcel), {}
+        head, parcel = _from_bytes(request)
+        return _to_bytes({}, answer(cast("Kind", head["kind"]), parcel))
     except (InvalidInput, ParcelError) as error:
-        reply, said = Parcel({}), {"failed": str(error)}
+        said = str(error)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
-        reply, said = Parcel({}), {"failed": f"it failed with {type(error).__name__}"}
-    connection.send_bytes(_to_bytes(said, reply))
+        said = f"it failed with {type(error).__name__}"
+    return _to_bytes({"failed": said}, Parcel({}))
 
 
 def _to_bytes(head: Mapping[str, Any], parcel: Parcel) -> bytes:

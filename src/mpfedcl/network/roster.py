@@ -1,55 +1,77 @@
 """Who belongs to a federation over a network: nodes come, say who they are, go and come back."""
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.courier import Answer, Courier
-from mpfedcl.network.parcels import Introduction
+from mpfedcl.network.parcels import Introduction, pack_experiment
 from mpfedcl.network.status import Status
-from mpfedcl.network.wire import Parcel, ParcelError
+from mpfedcl.network.wire import FORMAT, Parcel, ParcelError
 
 POLL_SECONDS = 0.2
 """Between two looks at what has come: far below what starting a client's process takes."""
+_MOST_REFUSED = 50
+"""Clients of which it is remembered why they may not take part: strangers have many names."""
+
+Form = tuple[int, str]
+"""What all clients must have in common: the numbers that stand for an image, and the encoder."""
 
 
 class Roster:
     """The clients that are known, by name, and the nodes at which they were last seen."""
 
     def __init__(
-        self, experiment: Experiment, courier: Courier, status: Status, greeting: Parcel
+        self, experiment: Experiment, courier: Courier, status: Status, form: Form | None = None
     ) -> None:
         self.members: dict[str, Introduction] = {}
         self.refused: dict[str, str] = {}
         """Why a client may not take part, by the name it gave or its node's."""
-        self._experiment = experiment
+        self.form = form
+        """Known from the start where a run is gone on with; else what most clients have."""
         self._courier = courier
         self._status = status
-        self._greeting = greeting
         self._nodes: dict[int, str] = {}
         """Clients by node."""
         self._asked: dict[str, int] = {}
         """Nodes that have been asked who they are, by message."""
         self._seen: set[int] = set()
+        self._turned_away: dict[int, str] = {}
+        """Under which name each node that may not take part stands in `refused`."""
+        self.adopt(experiment)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Training samples by client, in order of name."""
         return {name: self.members[name].num_samples for name in sorted(self.members)}
 
+    def adopt(self, experiment: Experiment) -> None:
+        """Greet and judge by this experiment from now on."""
+        self._experiment = experiment
+        self._greeting = Parcel({"format": FORMAT, "experiment": pack_experiment(experiment)})
+
     def gather(self) -> None:
         """Wait until as many clients as expected have come, at most as long as patience lasts."""
         wanted = self._experiment.clients or self._experiment.min_clients
         self._wait_for(wanted, "waiting for clients")
+        if self.form is None and self.members:
+            self.form = _most_common(self.members)
+            for node, name in list(self._nodes.items()):
+                if reason := self._judge_form(self.members[name]):
+                    del self.members[name]
+                    self._turn_away(node, name, reason)
         if len(self.members) < self._experiment.min_clients:
             raise RunCutShort(self._say_too_few("were there"))
 
     def look(self) -> dict[str, int]:
-        """Return where each known client is now, and greet nodes that are new.
+        """Return where each known client is now, and greet nodes that are new or were refused.
 
         Too few are waited for as long as patience lasts; then the run is cut short.
         """
+        # Whatever was wrong with them may have been mended; once a round is not too often to ask.
+        self._seen -= self._turned_away.keys() - set(self._asked.values())
         here = self._look_once()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:
@@ -57,6 +79,10 @@ class Roster:
         if len(here) < needed:
             raise RunCutShort(self._say_too_few("are left"))
         return here
+
+    def ask_again(self, names: Collection[str]) -> None:
+        """Let clients introduce themselves anew: what they said may not be true any more."""
+        self._seen -= {node for node, name in self._nodes.items() if name in names}
 
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
         end = time.monotonic() + self._experiment.network.patience
@@ -91,24 +117,38 @@ class Roster:
         if node is None:
             return
         registered = present.get(node, "")
+        who = registered or self._nodes.get(node) or f"node {node}"
         if answer.parcel is None:
-            self.refused[registered or f"node {node}"] = answer.reason
+            self._refuse(node, who, answer.reason)
             if answer.trouble == "gone":
                 self._seen.discard(node)
             return
         try:
             member = Introduction.unpack(answer.parcel)
         except ParcelError as error:
-            self.refused[registered or f"node {node}"] = str(error)
+            self._turn_away(node, who, str(error))
             return
         if reason := self._judge(member, registered, node, present):
-            self.refused[registered or member.name] = reason
+            self._turn_away(node, registered or member.name, reason)
             return
-        self.refused.pop(member.name, None)
+        self._forgive(node)
         # The same client at a new node: it is where it was last heard of.
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
         self.members[member.name] = member
+
+    def _turn_away(self, node: int, who: str, reason: str) -> None:
+        self._refuse(node, who, reason)
+        self._nodes.pop(node, None)
+
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        self._forgive(node)
+        self._turned_away[node], self.refused[who] = who, reason
+        for oldest in list(self._turned_away)[:-_MOST_REFUSED]:
+            self._forgive(oldest)
+
+    def _forgive(self, node: int) -> None:
+        self.refused.pop(self._turned_away.pop(node, ""), None)
 
     def _judge(
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
@@ -119,24 +159,30 @@ class Roster:
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
         if any(each in present for each in elsewhere):
             return "another client of that name is connected"
+        most = self._experiment.network.max_images
+        if member.num_samples > most:
+            return f"it says that it has {member.num_samples} images; network.max_images is {most}"
         known = self._experiment.dataset.classes
         if known and not set(member.classes) <= set(known):
             odd = sorted(set(member.classes) - set(known))
-            return f"it has the class {odd[0]!r}; the classes are {', '.join(known)}"
-        others = [each for name, each in self.members.items() if name != member.name]
-        if others and member.input_size != others[0].input_size:
+            return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
+        return self._judge_form(member)
+
+    def _judge_form(self, member: Introduction) -> str | None:
+        if self.form is None or member.form == self.form:
+            return None
+        input_size, _ = self.form
+        if member.input_size != input_size:
             return (
-                f"its inputs have {member.input_size} numbers, the others' {others[0].input_size}: "
+                f"its inputs have {member.input_size} numbers, the others' {input_size}: "
                 "images must be of one size, or go through the same encoder"
             )
-        if others and member.encoder != others[0].encoder:
-            return "its encoder is not the others'"
-        return None
+        return "its encoder is not the others'"
 
     def _say_too_few(self, words: str) -> str:
         reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
         return (
-            f"fewer than min_clients, {self._experiment.min_clients}, {words} after "
+            f"min_clients is {self._experiment.min_clients}; fewer {words} after "
             f"{self._experiment.network.patience:g} s of waiting.{reasons}"
         )
 
@@ -150,4 +196,28 @@ def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]
         raise InvalidInput(
             f"the clients know the class {', '.join(classes)} alone; there must be two or more."
         )
+    for member in members.values():
+        count = len(member.classes)
+        if _are_numbers(member.classes) and list(member.classes) != classes[:count]:
+            raise InvalidInput(
+                f"{member.name} has classes by number, {_shorten(member.classes)}, which are not "
+                f"the first of all clients' classes, {_shorten(classes)}: dataset.classes must "
+                "name the classes in order."
+            )
     return experiment.replace(dataset__classes=classes)
+
+
+def _are_numbers(classes: Collection[str]) -> bool:
+    """Tell whether classes may be the labels of an npz file, which stand for places."""
+    return all(name.isdecimal() for name in classes)
+
+
+def _most_common(members: Mapping[str, Introduction]) -> Form:
+    """Return what most clients have; one that is set up wrongly must not shut the others out."""
+    counts = Counter(members[name].form for name in sorted(members))
+    return counts.most_common(1)[0][0]
+
+
+def _shorten(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:12])
+    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"

@@ -18,9 +18,8 @@ from mpfedcl.models import Model
 from mpfedcl.network.courier import Courier
 from mpfedcl.network.engine import NetworkEngine
 from mpfedcl.network.parcels import Introduction
-from mpfedcl.network.roster import Roster, agree_on_classes
+from mpfedcl.network.roster import Form, Roster, agree_on_classes
 from mpfedcl.network.status import Status
-from mpfedcl.network.wire import FORMAT, Parcel
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory
 from mpfedcl.simulation import Course, Observer, RunResult
@@ -41,6 +40,7 @@ def serve(
     experiment = _check(experiment.resolved(find_method(experiment.method).defaults))
     roster = _gather(courier, experiment, telling)
     experiment = agree_on_classes(experiment, roster.members)
+    roster.adopt(experiment)
     path = out if out is not None else free_folder(Path("runs") / f"{experiment.method}-network")
     with RunDirectory.create(path, experiment) as directory:
         return _go(courier, experiment, roster, directory, telling, observer or Observer())
@@ -59,7 +59,15 @@ def serve_again(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
-        roster = _gather(courier, _check(experiment), telling)
+        known = directory.read_json("federation.json")
+        if known is None and directory.read_records():
+            raise InvalidInput(
+                f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
+            )
+        form = (known["input_size"], known["encoder"]) if known else None
+        roster = _gather(courier, _check(experiment), telling, form)
+        experiment = agree_on_classes(experiment, roster.members)
+        roster.adopt(experiment)
         return _go(courier, experiment, roster, directory, telling, observer or Observer())
 
 
@@ -74,9 +82,10 @@ def _check(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def _gather(courier: Courier, experiment: Experiment, status: Status) -> Roster:
-    greeting = Parcel({"format": FORMAT, "experiment": experiment.to_toml()})
-    roster = Roster(experiment, courier, status, greeting)
+def _gather(
+    courier: Courier, experiment: Experiment, status: Status, form: Form | None = None
+) -> Roster:
+    roster = Roster(experiment, courier, status, form)
     roster.gather()
     return roster
 
@@ -92,12 +101,16 @@ def _go(
     cap_threads()
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
-    known = directory.read_json("federation.json") or {"run": secrets.token_hex(16)}
+    assert roster.form is not None
+    known = directory.read_json("federation.json") or {
+        "run": secrets.token_hex(16),
+        **dict(zip(("input_size", "encoder"), roster.form, strict=True)),
+    }
     directory.write_json("federation.json", known)
     clock = Clock()
     engine = NetworkEngine(experiment, courier, roster, known["run"], device, clock, status)
     method = find_method(experiment.method)(experiment, len(classes))
-    model = _make_model(experiment, roster.members, device)
+    model = _make_model(experiment, roster.form, device)
     drawn = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
     initial = {name: value.to(device) for name, value in drawn.items()}
     federation = Federation(
@@ -111,14 +124,12 @@ def _go(
         raise RunCutShort(f"{error} Go on with --resume {directory.path}") from None
 
 
-def _make_model(
-    experiment: Experiment, members: dict[str, Introduction], device: torch.device
-) -> Model:
+def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
     num_classes = len(experiment.dataset.classes)
-    input_size = next(iter(members.values())).input_size
+    input_size, fingerprint = form
     if experiment.encoder.train:
         encoder = find_encoder_of(experiment, device)
-        if any(member.encoder != encoder.fingerprint for member in members.values()):
+        if fingerprint != encoder.fingerprint:
             raise InvalidInput(
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
@@ -140,7 +151,7 @@ class _Watch:
         observer: Observer,
     ) -> None:
         self._roster, self._directory, self._classes = roster, directory, classes
-        self._idle = 0
+        self._idle = self._rounds = 0
         self._observer = observer
         self.observer = Observer(
             self._on_start,
@@ -150,6 +161,7 @@ class _Watch:
         )
 
     def _on_start(self, experiment: Experiment, rounds_done: int) -> None:
+        self._rounds = experiment.rounds
         self._describe()
         self._observer.on_start(experiment, rounds_done)
 
@@ -157,7 +169,7 @@ class _Watch:
         self._describe()
         self._observer.on_round(record)
         self._idle = self._idle + 1 if record["unchanged"] else 0
-        if self._idle >= _MOST_IDLE_ROUNDS:
+        if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < self._rounds:
             raise RunCutShort(f"no client was accepted in {self._idle} rounds.")
 
     def _describe(self) -> None:

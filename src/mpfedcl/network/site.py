@@ -1,5 +1,7 @@
 """A client's own machine: its data, what it keeps between rounds, and how it answers."""
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,17 +10,16 @@ from typing import Any, Self
 
 import torch
 
-from mpfedcl.clock import Clock
 from mpfedcl.data.federated import FederatedData, load_own
 from mpfedcl.data.own_images import open_own_images
-from mpfedcl.engines import InProcessEngine
+from mpfedcl.data.pictures import PictureStore
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast, LateReading, Share, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.hardware import cap_threads, find_device
 from mpfedcl.loading import load_data_and_model
-from mpfedcl.methods import Method, find_method, is_built_in
-from mpfedcl.models import Model, Tensors
+from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.models import Model
+from mpfedcl.network.desk import Desk
 from mpfedcl.network.memory import SiteMemory
 from mpfedcl.network.parcels import (
     Introduction,
@@ -28,8 +29,6 @@ from mpfedcl.network.parcels import (
     unpack_broadcast,
 )
 from mpfedcl.network.wire import FORMAT, Kind, Parcel
-from mpfedcl.readings import Examiner, by_reading, count_answers, single, tabulate
-from mpfedcl.rng import generator
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class SiteSettings:
     encoder: str | None = None
     """An encoder of its own, such as onnx:PATH, instead of the one that the server names."""
     encoder_weights: Path | None = None
+    min_cluster_size: int = 1
+    """A prototype that stands for fewer images never leaves, whatever the experiment says."""
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
@@ -59,6 +60,10 @@ class SiteSettings:
         check_name(name)
         if share is None and "data" not in values:
             raise InvalidInput("data is not set; a client needs a folder with its images.")
+        numbers = {"share": share, "min-cluster-size": values.get("min-cluster-size", 1)}
+        for key, number in numbers.items():
+            if number is not None and not str(number).isdecimal():
+                raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
         paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
         return cls(
             name=name,
@@ -67,9 +72,14 @@ class SiteSettings:
             share=None if share is None else int(share),
             encoder=str(values["encoder"]) if values.get("encoder") else None,
             encoder_weights=paths["encoder-weights"],
+            min_cluster_size=int(numbers["min-cluster-size"]),
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
         )
+
+
+class Refusal(InvalidInput):
+    """What a client tells the server in place of an answer: no place on its machine is in it."""
 
 
 class Site:
@@ -82,8 +92,18 @@ class Site:
 
     def answer(self, kind: Kind, parcel: Parcel) -> Parcel:
         """Return the answer to a request."""
+        try:
+            return self._answer(kind, parcel)
+        except Refusal:
+            raise
+        except InvalidInput as error:
+            # It may name files, and the names of files may name people.
+            print(error, file=sys.stderr, flush=True)
+            raise Refusal("it cannot use its data or its encoder; its own log says why.") from None
+
+    def _answer(self, kind: Kind, parcel: Parcel) -> Parcel:
         if parcel.value("format", int) > FORMAT:
-            raise InvalidInput("the server speaks a newer language; this client must be updated.")
+            raise Refusal("the server speaks a newer language; this client must be updated.")
         cap_threads()
         experiment = self._adopt(parcel.value("experiment", str))
         device = find_device(self._settings.device)
@@ -97,37 +117,51 @@ class Site:
             return self._introduce(data)
         method = find_method(experiment.method)(experiment, data.num_classes)
         broadcast = unpack_broadcast(parcel, data.num_classes, method.num_prototypes).to(device)
-        desk = _Desk(experiment, method, model, data, device)
+        desk = Desk(experiment, method, model, data, device)
         memory = SiteMemory(self._settings.memory, parcel.value("run", str))
-        settled = memory.load(parcel.value("settled", int), device)
+        after = parcel.value("settled", int)
+        settled = memory.load(after, device)
         late = None
         if parcel.value("read", bool):
-            is_personal = parcel.value("settled", int) == broadcast.round - 1
+            is_personal = after == broadcast.round - 1
             late = desk.read(broadcast, settled, is_personal, parcel.value("confuse", bool))
         if kind == "close":
             return Parcel({} if late is None else {"late": pack_reading(late)})
         update, kept = desk.train(broadcast, settled)
-        memory.save(broadcast.round, kept)
+        if not math.isfinite(update.loss):
+            raise Refusal(f"its loss is {update.loss}; it must be finite.")
+        memory.save(broadcast.round, kept, after=after)
         return pack_update(replace(update, late=late))
 
     def _adopt(self, document: str) -> Experiment:
         """Take over the server's experiment, but no path and no code that it names."""
         settings = self._settings
-        experiment = Experiment.parse_toml(document, Path("the server's experiment"))
+        try:
+            experiment = Experiment.parse_toml(document, Path("the server's experiment"))
+        except InvalidInput as error:
+            raise Refusal(str(error)) from None
         if not is_built_in(experiment.method) and experiment.method not in settings.methods:
-            raise InvalidInput(
+            raise Refusal(
                 f"method is {experiment.method!r}; this client imports none but those it was "
                 "started with (--methods)."
             )
         name = settings.encoder or experiment.encoder.name
-        if settings.encoder is None and name and ":" in name and not name.startswith("torchvision"):
-            raise InvalidInput(
+        if (
+            settings.encoder is None
+            and name
+            and ":" in name
+            and not name.startswith("torchvision:")
+        ):
+            raise Refusal(
                 f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
             )
         return experiment.replace(
             dataset__root=settings.data,
             encoder__name=name,
             encoder__weights=settings.encoder_weights,
+            prototypes__min_cluster_size=max(
+                settings.min_cluster_size, experiment.prototypes.min_cluster_size
+            ),
             device=settings.device,
             workers=1,
             engine="auto",
@@ -138,12 +172,13 @@ class Site:
         if settings.share is not None:
             data, model = load_data_and_model(experiment, device)
             if not 0 <= settings.share < len(data.names):
-                raise InvalidInput(
+                raise Refusal(
                     f"share is {settings.share}; the experiment deals its images out to "
                     f"{len(data.names)} clients, so it must be from 0 to {len(data.names) - 1}."
                 )
             return data.alone(data.names[settings.share], settings.name), model
         assert settings.data is not None
+        self._check_classes(experiment.dataset.classes)
         listing = open_own_images(settings.data, experiment.dataset.classes)
         own = experiment.replace(
             # All that is here is used: caps are a benchmark's.
@@ -152,6 +187,14 @@ class Site:
         )
         load = partial(load_own, listing=listing, name=settings.name)
         return load_data_and_model(own, device, load)
+
+    def _check_classes(self, known: tuple[str, ...]) -> None:
+        """Name the class that the others do not have; the reader would name the folder too."""
+        assert self._settings.data is not None
+        listing = open_own_images(self._settings.data, None)
+        odd = sorted(set(listing.class_names) - set(known))
+        if known and odd and isinstance(listing.store, PictureStore):
+            raise Refusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
     def _introduce(self, data: FederatedData) -> Parcel:
         return Introduction(
@@ -162,88 +205,6 @@ class Site:
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
         ).pack()
-
-
-class _Desk:
-    """One client at work for one round."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        model: Model,
-        data: FederatedData,
-        device: torch.device,
-    ) -> None:
-        self._method, self._model, self._data = method, model, data
-        self._name = data.names[0]
-        dtype = getattr(torch, experiment.dtype)
-        drawn = model.init(generator(experiment.seed, "weights"), dtype)
-        self._initial = {name: value.to(device) for name, value in drawn.items()}
-        self._engine = InProcessEngine(experiment, method, model, data, self._initial, Clock())
-
-    def read(
-        self, broadcast: Broadcast, settled: Tensors, is_personal: bool, confuse: bool
-    ) -> LateReading:
-        """Read the round before: the client's own model after it, and what it became on average."""
-        shares_all = all(self._method.shared(name) for name in self._initial)
-        averaged = broadcast.params if shares_all else None
-        personal = _group(settled, "personal") if is_personal else None
-        examiner = Examiner(
-            self._data.test_inputs,
-            self._data.test_labels,
-            self._method.project,
-            # The server sends what predictions are compared with.
-            broadcast.pool if self._method.shares_prototypes else None,
-        )
-        asked = [
-            examiner.ask(lambda inputs, p=params: single(self._model.apply(p, inputs)))[0]  # type: ignore[misc]
-            if params
-            else None
-            for params in (personal, averaged)
-        ]
-        answers = by_reading(*asked)
-        labels, own = self._data.test_labels, self._data.clients[0].test
-        table = tabulate(answers, labels, own)
-        said = answers[self._method.reading]
-        counts = None
-        if confuse and said is not None and len(labels):
-            counts = count_answers(said, labels, self._data.num_classes)
-        # Nobody here knows the others' test images.
-        union = dict.fromkeys(table["union"])
-        return LateReading({"own": table["own"], "union": union}, bool(personal), counts)
-
-    def train(self, broadcast: Broadcast, settled: Tensors) -> tuple[Update, Tensors]:
-        """Train; return the update, and what to keep in case the server accepts it."""
-        at_home = {name: settled[name] for name in settled if not name.startswith("personal/")}
-        self._engine.load_state(
-            {_name_client(name, self._name): value for name, value in at_home.items()}
-        )
-        (update,) = self._engine.train(broadcast, [self._name], keep=[self._name])
-        if isinstance(update.sums, Share):
-            update = replace(update, sums=update.sums.stack.tensors(update.sums.index))
-        self._engine.settle([self._name])
-        ((_, personal),) = self._engine.personal_models(broadcast.params)
-        kept = {
-            _unname_client(name, self._name): value for name, value in self._engine.state().items()
-        }
-        return update, {**kept, **{f"personal/{name}": v for name, v in personal.items()}}
-
-
-def _group(tensors: Tensors, name: str) -> Tensors:
-    prefix = f"{name}/"
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _name_client(key: str, client: str) -> str:
-    """Return an engine's key for what a site keeps without its own name: kept/x, kept/CLIENT/x."""
-    kind, _, name = key.partition("/")
-    return f"{kind}/{client}/{name}"
-
-
-def _unname_client(key: str, client: str) -> str:
-    kind, _, name = key.partition("/")
-    return f"{kind}/{name.removeprefix(f'{client}/')}"
 
 
 def _path(value: Any) -> Path | None:

@@ -1,0 +1,185 @@
+"""Answers that no honest client gives, by name, and what the record says of each."""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+from federations import rewrite
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from mpfedcl.network.wire import Arrays
+from small_runs import Json
+
+Bad = Callable[[Message, Message], Message | list[Message] | None]
+"""(request, reply) -> what is sent instead."""
+
+WEIGHT = "sums/hidden.1.weight"
+
+
+def values(**changes: Any) -> Bad:
+    return lambda request, reply: rewrite(reply, request, values=lambda v: {**v, **changes})
+
+
+def without(name: str) -> Bad:
+    def drop(found: Json) -> Json:
+        return {key: each for key, each in found.items() if key != name}
+
+    return lambda request, reply: rewrite(reply, request, values=drop)
+
+
+def arrays(change: Callable[[Arrays], Mapping[str, Any]]) -> Bad:
+    return lambda request, reply: rewrite(reply, request, arrays=change)
+
+
+def weight(change: Callable[[Any], Any]) -> Bad:
+    return arrays(lambda found: {**found, WEIGHT: change(found[WEIGHT])})
+
+
+def rows(part: str, change: Callable[[Any], Any]) -> Bad:
+    key = f"rows/{part}"
+    return arrays(lambda found: {**found, key: change(found[key])})
+
+
+def text(content: str) -> Bad:
+    def put(request: Message, reply: Message) -> Message:
+        records = {"values": ConfigRecord({"json": content}), "arrays": ArrayRecord({})}
+        return Message(RecordDict(records), reply_to=request)
+
+    return put
+
+
+def records(content: Mapping[str, Any]) -> Bad:
+    return lambda request, _: Message(RecordDict({**content}), reply_to=request)
+
+
+def error(code: int, reason: str) -> Bad:
+    return lambda request, _: Message(Error(code, reason), reply_to=request)
+
+
+def claim(dtype: str, shape: tuple[int, ...], data: bytes, kind: str = "numpy.ndarray") -> Any:
+    return lambda _: Array(dtype, shape, kind, data)
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """The beginning of an npy file that says it is of this shape, and nothing after it."""
+    file = io.BytesIO()
+    form = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    numpy.lib.format.write_array_header_1_0(file, form)
+    return file.getvalue()
+
+
+def _pickled() -> bytes:
+    file = io.BytesIO()
+    numpy.save(file, numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+def reading(table: object, confusion: object = None, is_personal: object = True) -> Json:
+    return {"late": {"table": table, "is_personal": is_personal, "confusion": confusion}}
+
+
+def table(value: object) -> Json:
+    return {test: {"averaged_classifier": value} for test in ("own", "union")}
+
+
+NOT_FINITE = "values that are not finite"
+UNREADABLE = "its answer cannot be read: "
+
+BAD_UPDATES: dict[str, tuple[Bad, str]] = {
+    "NaN": (weight(lambda w: w * float("nan")), NOT_FINITE),
+    "infinity": (weight(lambda w: w + float("inf")), NOT_FINITE),
+    "far away": (weight(lambda w: w + 1e30), "the model changed by"),
+    "1e15 samples": (values(num_samples=10**15), "num_samples is 1000000000000000; this client"),
+    "negative samples": (values(num_samples=-5), "num_samples is -5; this client has"),
+    "samples as a fraction": (values(num_samples=3.0), "num_samples is 3.0; it must be of type"),
+    "samples as a truth": (values(num_samples=True), "num_samples is True; it must be of type"),
+    "samples as a text": (values(num_samples="3"), "num_samples is '3'; it must be of type int"),
+    "samples without end": (values(num_samples=10**4000), "num_samples is 1000"),
+    "no samples": (without("num_samples"), "num_samples is None; it must be of type int"),
+    "NaN loss": (values(loss=float("nan")), "loss is nan; it must be finite"),
+    "loss as a list": (values(loss=[1.0]), r"loss is \[1.0\]; it must be of type float"),
+    "another shape": (weight(lambda w: w[:1]), r"has shape \[1, 24\]; expected \[12, 24\]"),
+    "a scalar": (weight(lambda w: w.sum()), r"has shape \[\]; expected"),
+    "another type": (weight(lambda w: w.astype("f4")), "has type torch.float32; expected"),
+    "another byte order": (weight(lambda w: w.astype(">f8")), "of type >f8, which no tensor"),
+    "complex": (weight(lambda w: w + 1j), "has type torch.complex128; expected"),
+    "texts": (weight(lambda w: w.astype("U5")), "of type <U5, which no tensor has"),
+    "dates": (weight(lambda w: w.astype("M8[s]")), "which no tensor has"),
+    "another name": (
+        arrays(lambda found: {k.replace(WEIGHT, "sums/x"): v for k, v in found.items()}),
+        r"tensors \['hidden.1.weight', 'x'\] are missing or unknown",
+    ),
+    "a name of a megabyte": (
+        arrays(lambda found: {**found, f"sums/{'a' * 10**6}": numpy.zeros(1)}),
+        "tensors .*aaaa",
+    ),
+    "nothing at all": (records({}), UNREADABLE + "the record 'values' is missing"),
+    "no arrays": (
+        records({"values": ConfigRecord({"json": "{}"})}),
+        UNREADABLE + "the record 'arrays' is missing",
+    ),
+    "values as a number": (
+        records({"values": ConfigRecord({"json": 5}), "arrays": ArrayRecord({})}),
+        UNREADABLE + "its values are no text",
+    ),
+    "no JSON": (text("{'num_samples': 3}"), UNREADABLE + "its values cannot be read"),
+    "a list": (text("[1, 2]"), UNREADABLE + "its values are no table"),
+    "depth without end": (text("[" * 200_000), UNREADABLE + "its values cannot be read"),
+    "objects": (weight(claim("object", (1,), _pickled())), r"cannot be read \(ValueError\)"),
+    "pickled bytes": (weight(claim("float64", (1,), b"\x80\x04K\x01.")), "cannot be read"),
+    "terabytes claimed": (weight(claim("float64", (10**12,), _header((10**12,)))), "cannot be"),
+    "less than nothing": (weight(claim("float64", (-1,), _header((-1,)))), "cannot be read"),
+    "another framework": (weight(claim("float64", (1,), b"", "torch.Tensor")), "cannot be read"),
+    "label beyond classes": (rows("labels", lambda x: x + 99), r"labels must lie in 0\.\.2"),
+    "negative label": (rows("labels", lambda x: x - 99), r"labels must lie in 0\.\.2"),
+    "labels as fractions": (rows("labels", lambda x: x * 1.0), "prototypes cannot be read"),
+    "count of nothing": (rows("counts", lambda x: x * 0), "counts must be at least 1"),
+    "count of too much": (rows("counts", lambda x: x + 1000), "sum to at most"),
+    "counts beyond int64": (rows("counts", lambda x: x * 0 + 2**62), "sum to at most"),
+    "long prototypes": (rows("vectors", lambda x: x * 1000), "a prototype has length"),
+    "NaN prototypes": (rows("vectors", lambda x: x * float("nan")), NOT_FINITE),
+    "narrow prototypes": (rows("vectors", lambda x: x[:, :3]), "vectors has shape"),
+    "flat prototypes": (rows("vectors", lambda x: x.ravel()), "prototypes cannot be read"),
+    "many prototypes": (
+        arrays(
+            lambda found: {
+                **found,
+                "rows/vectors": numpy.zeros((3, 12)),
+                "rows/labels": numpy.zeros(3, dtype="i8"),
+                "rows/counts": numpy.ones(3, dtype="i8"),
+            }
+        ),
+        "a class has 3 prototypes; at most 2",
+    ),
+    "no prototypes": (
+        arrays(lambda found: {k: v for k, v in found.items() if not k.startswith("rows")}),
+        "prototypes cannot be read",
+    ),
+    "an error": (error(2, "it raised"), "it raised"),
+    "an error in red": (error(400, "a\n\x1b[31mb\x00"), r"a \[31mb$"),
+    "an error without words": (error(1, ""), "Flower's error 1"),
+    "an error without end": (error(400, "x" * 10**6), "x{300}$"),
+    "an unknown error": (error(9999, "new"), "new"),
+}
+"""What is sent in a round, and how the record's `rejected` gives the reason."""
+
+BAD_READINGS: dict[str, tuple[Bad, str]] = {
+    "above 100 %": (values(**reading(table(100.5))), "a reading is not in 0 to 100 %"),
+    "below 0 %": (values(**reading(table(-1))), "a reading is not in 0 to 100 %"),
+    "NaN %": (values(**reading(table(float("nan")))), "a reading is not in 0 to 100 %"),
+    "text %": (values(**reading(table("99"))), "a reading is not in 0 to 100 %"),
+    "true %": (values(**reading(table(True))), "a reading is not in 0 to 100 %"),
+    "no table": (values(**reading(None)), "must be a table by test and reading"),
+    "half a table": (values(**reading({"own": {}})), "must be a table by test and reading"),
+    "lists": (values(**reading({"own": [], "union": []})), "must be a table by test and reading"),
+    "no truth": (values(**reading(table(5), is_personal=1)), "must say whether it is personal"),
+    "no reading": (values(late=[1]), r"late is \[1\]; it must be of type dict"),
+    "wrong confusions": (values(**reading(table(5), [[1, 2], [3, 4]])), r"must be \[3\]\[4\]"),
+    "ragged confusions": (values(**reading(table(5), [[1] * 4, [1], [1] * 4])), r"be \[3\]\[4\]"),
+    "flat confusions": (values(**reading(table(5), [1, 2, 3])), "count in rows"),
+    "negative confusions": (values(**reading(table(5), [[-1] * 4] * 3)), "must be counts"),
+    "broken confusions": (values(**reading(table(5), [[0.5] * 4] * 3)), "must be counts"),
+    "endless confusions": (values(**reading(table(5), [[10**30] * 4] * 3)), "must be counts"),
+}
+"""What is said of the round before, with the second round's answer or at the end."""

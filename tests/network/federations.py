@@ -1,0 +1,224 @@
+"""Small federations over the loopback grid, and what they must have in common with simulations."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from loopback import LoopbackGrid, Meddle
+from PIL import Image
+from safetensors.torch import load_file
+
+from compared import assert_close_tensors, load_results, predict
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Reading, find_method
+from mpfedcl.network.flower import FlowerCourier, unpack
+from mpfedcl.network.server import serve, serve_again
+from mpfedcl.network.wire import Arrays
+from mpfedcl.simulation import Observer, RunResult
+from small_runs import (
+    Json,
+    assert_same_results,
+    read_records,
+    read_summary,
+    small,
+    without_timings,
+)
+
+DOUBLE = 1e-9
+"""Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
+
+TRAIN, QUERY, EVALUATE = "train", "query", "evaluate"
+QUICK = {"network__round_timeout": 30.0, "network__patience": 5.0}
+"""Bounds that no honest client here comes near, and that end a test which hangs."""
+
+
+def double(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
+    """Return an experiment of three rounds in float64."""
+    settings = {"rounds": 3, "dtype": "float64", "train__lr": 0.1, "partition__alpha": 0.5}
+    return small(root, method, **settings | QUICK | changes)
+
+
+class Federation:
+    """A grid with clients that hold the parts of an experiment's partition, and their memories."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        meddle: Meddle = lambda _client, _request, reply: reply,
+        *,
+        count: int | None = None,
+        **config: Any,
+    ) -> None:
+        self.experiment, self.folder, self.path = experiment, folder, folder / "run"
+        self.grid = LoopbackGrid(meddle)
+        self._config = {"data": str(experiment.dataset.root), **config}
+        for share in range(experiment.clients or 0 if count is None else count):
+            self.join(share)
+
+    def join(self, share: int, node: int | None = None, **config: Any) -> None:
+        """Let the client with a part of the partition come."""
+        name = f"client-{share}"
+        values = {"name": name, "share": share, "memory": str(self.memory(share)), **self._config}
+        self.grid.join(share + 1 if node is None else node, **values | config)
+
+    def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
+        """Let a client come with a folder of its own."""
+        values = {"name": name, "data": str(data), "memory": str(self.folder / f"memory-{name}")}
+        self.grid.join(node, registered, **values | config)
+
+    def memory(self, share: int) -> Path:
+        return self.folder / f"memory-{share}"
+
+    def serve(self, observer: Observer | None = None, status: Path | None = None) -> RunResult:
+        return serve(FlowerCourier(self.grid), self.experiment, self.path, status, observer)
+
+    def serve_again(self, rounds: int | None = None) -> RunResult:
+        return serve_again(FlowerCourier(self.grid), self.path, rounds)
+
+
+def stop_after(count: int) -> Observer:
+    """Stop a run once so many rounds have been trained; the last of them is not yet read."""
+    asked: list[None] = []
+
+    def should_stop() -> bool:
+        asked.append(None)
+        return len(asked) > count
+
+    return Observer(should_stop=should_stop)
+
+
+# What two runs have in common
+
+
+def readings_of(record: Json) -> dict[Reading, float | None]:
+    readings: dict[Reading, float | None] = record["accuracy"]["own"]
+    return readings
+
+
+def assert_same_readings(found: Json, wanted: Json, method: str) -> None:
+    """Hold a round's readings to a simulation's, as far as clients can read them by themselves."""
+    assert set(found["accuracy"]["union"].values()) == {None}
+    travels = find_method(method).shares_prototypes
+    for reading, value in readings_of(wanted).items():
+        # Prototypes that do not travel are made in simulations for the reading alone.
+        expected = None if reading.endswith("prototype") and not travels else value
+        assert readings_of(found)[reading] == expected, reading
+    assert found["accuracy_per_client"] == wanted["accuracy_per_client"]
+
+
+def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) -> None:
+    """Hold a run over a network to a simulation: weights, pool, predictions, records."""
+    ours, theirs = load_results(found), load_results(wanted)
+    shared = {name: each for name, each in theirs.items() if not name.startswith("models/")}
+    assert ours.keys() == shared.keys()
+    for name, tensors in shared.items():
+        assert_close_tensors(ours[name], tensors, DOUBLE, name)
+    labels = predict(wanted, experiment)
+    for name, predicted in predict(found, experiment).items():
+        assert torch.equal(predicted, labels[name]), name
+    for left, right in zip(read_records(found), read_records(wanted), strict=True):
+        assert {k: left[k] for k in ("round", "clients", "bytes", "sent", "unchanged")} == {
+            k: right[k] for k in ("round", "clients", "bytes", "sent", "unchanged")
+        }
+        assert abs(left["loss"] - right["loss"]) <= DOUBLE * abs(right["loss"])
+    for key in (
+        "accuracy",
+        "accuracy_per_client",
+        "bytes",
+        "rejected",
+        "rounds",
+        "parameters_sent",
+    ):
+        assert read_summary(found)[key] == read_summary(wanted)[key], key
+
+
+def assert_same_personal_models(federation: Federation, wanted: Path) -> None:
+    """Hold what each client has kept of the last round to the simulation's personal models."""
+    theirs = load_results(wanted)
+    for share in range(federation.experiment.clients or 0):
+        files = sorted(federation.memory(share).glob("*/round-*.safetensors"))
+        kept = load_file(files[-1])
+        model = {k.removeprefix("personal/"): v for k, v in kept.items() if k.startswith("pers")}
+        assert_close_tensors(model, theirs[f"models/client-{share}.safetensors"], DOUBLE)
+
+
+def assert_same_course(found: Path, wanted: Path) -> None:
+    """Hold two runs over a network to the same models, pool, records and summary, to the bit."""
+    assert_same_results(found, wanted)
+    assert without_timings(read_records(found)) == without_timings(read_records(wanted))
+    assert without_timings([read_summary(found)]) == without_timings([read_summary(wanted)])
+    for name in ("confusion.json", "partition.json"):
+        assert (found / name).read_bytes() == (wanted / name).read_bytes()
+
+
+# Meddling with answers
+
+
+def round_of(request: Message) -> int:
+    number: int = unpack(request.content).values["round"]
+    return number
+
+
+def is_training(request: Message) -> bool:
+    return str(request.metadata.message_type) == TRAIN
+
+
+def rewrite(
+    reply: Message,
+    request: Message,
+    values: Callable[[Json], Json] = lambda values: values,
+    arrays: Callable[[Arrays], Mapping[str, Any]] = lambda arrays: arrays,
+) -> Message:
+    """Return a reply with other values or arrays; what is already Flower's array stays as it is."""
+    parcel = unpack(reply.content)
+    changed = {
+        name: each if isinstance(each, Array) else Array(numpy.asarray(each))
+        for name, each in arrays(dict(parcel.arrays)).items()
+    }
+    text = to_text(values(dict(parcel.values)))
+    content = {"values": ConfigRecord({"json": text}), "arrays": ArrayRecord(changed)}
+    return Message(RecordDict(content), reply_to=request)
+
+
+def to_text(values: Json) -> str:
+    """Return values as JSON, those included that an honest client would never send."""
+    return json.dumps(values)
+
+
+# Clients with folders of their own, and what happens between rounds
+
+
+def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) -> Path:
+    """Write folders of pictures, a bright stripe a class on noise."""
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        random = numpy.random.default_rng(sum(name.encode()))
+        for number in range(count):
+            pixels = random.integers(0, 120, (size, size), dtype=numpy.uint8)
+            pixels[place % size] += 120
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def folders(method: str = "mp-fedcl", **changes: Any) -> Experiment:
+    """Return an experiment of two rounds for clients that have folders of their own."""
+    settings = {"dataset__root": None, "rounds": 2, "network__patience": 0.3}
+    return double(Path(), method, **settings | changes)
+
+
+def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:
+    """Do something before a round, by its number."""
+    number = 0
+
+    def act() -> bool:
+        nonlocal number
+        number += 1
+        actions.get(number, lambda: None)()
+        return False
+
+    return Observer(should_stop=act)

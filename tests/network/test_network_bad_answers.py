@@ -1,0 +1,212 @@
+"""One client's bad answer costs that client its round: never the run, never the others a bit."""
+
+import re
+from itertools import count
+from pathlib import Path
+
+import pytest
+from bad_answers import BAD_READINGS, BAD_UPDATES, values
+from federations import Federation, double, is_training, round_of
+from flwr.app import Error, Message
+from loopback import Meddle
+
+from mpfedcl.errors import RunCutShort
+from mpfedcl.network.flower import unpack
+from small_runs import assert_same_results, read_records, read_summary
+
+HONEST = ("client-0", "client-1")
+SECOND = {**BAD_READINGS, "nothing, ever": (lambda *_: None, ""), "an old answer": (None, "")}
+CLOSING = {**BAD_READINGS, "an error": BAD_UPDATES["an error"], "NaN": (values(late={}), "table")}
+FIRST = list(BAD_UPDATES)
+BAD_CLIENTS = {
+    name: f"client-{number}" for name, number in zip(FIRST, count(len(HONEST)), strict=False)
+}
+"""Who does what in the first round; some of them do something else later."""
+
+
+def client_of(number: int) -> str:
+    return list(BAD_CLIENTS.values())[number]
+
+
+def be_bad() -> Meddle:
+    """Each client misbehaves in its own way: in round 1, in round 2 and at the end."""
+    in_first = {client: BAD_UPDATES[name][0] for name, client in BAD_CLIENTS.items()}
+    in_second = {client_of(n): each[0] for n, each in enumerate(SECOND.values())}
+    at_end = {client_of(n): each[0] for n, each in enumerate(CLOSING.values())}
+    old: dict[str, Message] = {}
+
+    def meddle(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+        kind = str(request.metadata.message_type)
+        if client in HONEST or kind == "query":
+            return [reply, reply] if client == HONEST[1] else reply
+        if kind == "evaluate":
+            bad = at_end.get(client)
+        else:
+            bad = in_first[client] if round_of(request) == 1 else in_second.get(client)
+            if client in in_second and bad is None:
+                return old[client]
+            old.setdefault(client, Message(reply.content, reply_to=request))
+        return reply if bad is None else bad(request, reply)
+
+    return meddle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bad")
+
+
+@pytest.fixture
+def bad_run(many_images: Path, folder: Path) -> Path:
+    """A run of two rounds with two honest clients among many others, made once."""
+    if not (folder / "run").exists():
+        experiment = double(
+            many_images,
+            rounds=2,
+            clients=len(HONEST) + len(BAD_CLIENTS),
+            partition__kind="iid",
+            network__round_timeout=0.3,
+        )
+        Federation(experiment, folder, be_bad()).serve()
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", BAD_UPDATES)
+def test_a_bad_update_is_rejected_with_a_reason(bad_run: Path, name: str) -> None:
+    _, reason = BAD_UPDATES[name]
+    said = read_records(bad_run)[0]["clients"]["rejected"][BAD_CLIENTS[name]]
+    assert_reads(said, reason)
+
+
+@pytest.mark.parametrize("name", BAD_READINGS)
+def test_a_bad_reading_of_the_round_before_is_rejected(bad_run: Path, name: str) -> None:
+    client = client_of(list(SECOND).index(name))
+    assert_reads(read_records(bad_run)[1]["clients"]["rejected"][client], BAD_READINGS[name][1])
+    assert client not in read_records(bad_run)[0]["accuracy_per_client"]
+
+
+@pytest.mark.parametrize("name", CLOSING)
+def test_a_bad_closing_reading_is_left_out(bad_run: Path, name: str) -> None:
+    client = client_of(list(CLOSING).index(name))
+    last = read_records(bad_run)[1]
+    assert_reads(last["remarks"]["closing"]["rejected"][client], CLOSING[name][1])
+    assert client not in last["accuracy_per_client"]
+    assert client not in read_summary(bad_run)["accuracy_per_client"]
+
+
+def assert_reads(said: str, pattern: str) -> None:
+    assert re.search(pattern, said), said
+    assert said.isprintable()
+    assert len(said) <= 300
+
+
+@pytest.mark.parametrize("name", ["nothing, ever", "an old answer"])
+def test_who_does_not_answer_is_missing(bad_run: Path, name: str) -> None:
+    client = client_of(list(SECOND).index(name))
+    record = read_records(bad_run)[1]
+    assert client in record["clients"]["missing"]
+    assert record["remarks"]["missing"][client] == "no answer within 0.3 s"
+
+
+def test_the_others_get_what_they_would_have_got_alone(
+    many_images: Path, tmp_path: Path, bad_run: Path
+) -> None:
+    """In the first round only the honest ones count, and one of them answers twice."""
+    number = len(HONEST) + len(BAD_CLIENTS)
+    changes = {"rounds": 1, "clients": number, "partition__kind": "iid", "network__patience": 0.1}
+    experiment = double(many_images, **changes)
+    alone = Federation(experiment, tmp_path, count=len(HONEST))
+    wanted = read_records(alone.serve().path)[0]
+    found = read_records(bad_run)[0]
+    assert found["clients"]["answered"] == wanted["clients"]["answered"] == list(HONEST)
+    assert found["loss"] == wanted["loss"]
+    assert found["sent"] == wanted["sent"]
+
+
+ERRORS = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
+
+
+@pytest.mark.parametrize("bad", ["NaN", "1e15 samples", "terabytes claimed", "gone"])
+def test_models_and_pool_are_the_same_as_without_it(images: Path, tmp_path: Path, bad: str) -> None:
+    def spoil(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+        if client != "client-2" or not is_training(request):
+            return reply
+        if bad == "gone":
+            return Message(Error(5, "gone"), reply_to=request)
+        return BAD_UPDATES[bad][0](request, reply)
+
+    paths = []
+    for name, meddle in (("spoilt", spoil), ("silent", be_gone)):
+        experiment = double(images, rounds=2)
+        paths.append(Federation(experiment, tmp_path / name, meddle).serve().path)
+    assert_same_results(*paths)
+    for ours, theirs in zip(*map(read_records, paths), strict=True):
+        assert ours["clients"]["answered"] == theirs["clients"]["answered"]
+        assert {**ours["clients"]["rejected"], **dict.fromkeys(ours["clients"]["missing"])}.keys()
+
+
+def be_gone(client: str, request: Message, reply: Message) -> Message:
+    if client == "client-2" and is_training(request):
+        return Message(Error(4, ""), reply_to=request)
+    return reply
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_what_flower_says_of_lost_messages(images: Path, tmp_path: Path, code: int) -> None:
+    def lose(client: str, request: Message, reply: Message) -> Message:
+        if client == "client-0" and is_training(request):
+            return Message(Error(code, "whatever"), reply_to=request)
+        return reply
+
+    run = Federation(double(images, "fedavg", rounds=1), tmp_path, lose).serve()
+    (record,) = run.history
+    assert record["clients"]["missing"] == ["client-0"]
+    assert record["clients"]["rejected"] == {}
+    assert record["remarks"]["missing"] == {"client-0": ERRORS[code]}
+
+
+def test_a_run_in_which_nobody_is_accepted_is_cut_short(images: Path, tmp_path: Path) -> None:
+    def spoil(client: str, request: Message, reply: Message) -> Message:
+        if is_training(request):
+            return Message(Error(400, "it has no wish to"), reply_to=request)
+        return reply
+
+    federation = Federation(double(images, "fedavg", rounds=9), tmp_path, spoil)
+    with pytest.raises(RunCutShort, match=r"^no client was accepted in 3 rounds\. Go on with --"):
+        federation.serve()
+    assert all(record["unchanged"] for record in read_records(federation.path))
+    # So it would end each time; when clients mend their ways, nothing has been lost.
+    federation.grid._meddle = lambda _client, _request, reply: reply
+    assert federation.serve_again().summary is not None
+
+
+def test_training_that_leaves_the_numbers_is_told_in_a_sentence(
+    images: Path, tmp_path: Path
+) -> None:
+    experiment = double(images, "fedavg", rounds=3, train__lr=1e200, train__batch_size=2)
+    federation = Federation(experiment, tmp_path)
+    federation.serve()
+    for record in read_records(federation.path):
+        assert set(record["clients"]["rejected"].values()) == {
+            "its loss is nan; it must be finite."
+        }
+
+
+def test_garbage_does_not_count_as_enough(images: Path, tmp_path: Path) -> None:
+    """Two of four answer with garbage at once; the round waits for one that can be read."""
+
+    def spoil(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+        is_bad = client in ("client-0", "client-1") and is_training(request)
+        return BAD_UPDATES["no prototypes"][0](request, reply) if is_bad else reply
+
+    experiment = double(images, clients=4, rounds=1, network__enough=0.5)
+    (record,) = Federation(experiment, tmp_path, spoil).serve().history
+    assert sorted(record["clients"]["rejected"]) == ["client-0", "client-1"]
+    assert record["clients"]["answered"] == ["client-2", "client-3"]
+
+
+def test_a_request_says_nothing_of_other_clients_answers(images: Path, tmp_path: Path) -> None:
+    federation = Federation(double(images, "fedavg", rounds=1), tmp_path)
+    federation.serve()
+    for _, request in federation.grid.requests:
+        assert "client-" not in str(unpack(request.content).values)

@@ -1,0 +1,297 @@
+"""Clients with folders of their own: who may take part, and who comes and goes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Federation, before_rounds, folders, rewrite, save_pictures
+from flwr.app import Message
+
+from mpfedcl.errors import InvalidInput, RunCutShort
+from small_runs import Json, Say, read_records
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """Folders of three clients; none has all classes."""
+    return {
+        "north": save_pictures(tmp_path / "images-north", "cat", "dog"),
+        "south": save_pictures(tmp_path / "images-south", "dog", "fox", count=4),
+        "west": save_pictures(tmp_path / "images-west", "cat", "fox"),
+    }
+
+
+def gathered(tmp_path: Path, places: dict[str, Path], **changes: Any) -> Federation:
+    federation = Federation(folders(**{"clients": len(places)} | changes), tmp_path, count=0)
+    for node, (name, place) in enumerate(places.items(), 1):
+        federation.bring(node, name, place)
+    return federation
+
+
+def refused(record: Json) -> dict[str, str]:
+    found: dict[str, str] = record["remarks"].get("refused", {})
+    return found
+
+
+def answered(path: Path) -> list[list[str]]:
+    return [record["clients"]["answered"] for record in read_records(path)]
+
+
+def test_classes_are_those_of_all_clients(
+    tmp_path: Path, places: dict[str, Path], said: Say
+) -> None:
+    run = gathered(tmp_path, places).serve()
+    assert run.experiment.dataset.classes == ("cat", "dog", "fox")
+    assert answered(run.path) == [["north", "south", "west"]] * 2
+    partition = json.loads((run.path / "partition.json").read_text())
+    assert partition["classes"] == ["cat", "dog", "fox"]
+    assert partition["clients"]["south"] == {"train": [0, 2, 2], "test": 4}
+    assert partition["clients"]["west"] == {"train": [3, 0, 3], "test": 6}
+    assert run.summary is not None
+    assert list(run.summary["accuracy_per_client"]) == ["north", "south", "west"]
+    confusion = json.loads((run.path / "confusion.json").read_text())
+    assert [sum(row) for row in confusion["clients"]["south"]] == [0, 2, 2]
+    code, out, err = said("report", run.path, "--out", tmp_path / "report.html")
+    assert (code, err) == (0, ""), out
+    page = (tmp_path / "report.html").read_text()
+    assert "south" in page
+    assert "fox" in page
+
+
+def test_a_class_that_is_not_among_those_named_is_refused(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
+    places["odd"] = save_pictures(tmp_path / "images-odd", "cat", "owl")
+    run = gathered(tmp_path, places, dataset__classes=("cat", "dog", "fox")).serve()
+    assert answered(run.path)[0] == ["north", "south", "west"]
+    (reason,) = refused(read_records(run.path)[0]).values()
+    assert reason == "it has the class 'owl', which is none of the experiment's."
+
+
+def test_so_is_one_that_comes_when_classes_have_been_agreed_on(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
+    odd = save_pictures(tmp_path / "images-odd", "cat", "owl")
+    federation = gathered(tmp_path, places, rounds=3)
+    run = federation.serve(before_rounds({2: lambda: federation.bring(9, "odd", odd)}))
+    assert answered(run.path) == [["north", "south", "west"]] * 3
+    assert "'owl'" in refused(read_records(run.path)[1])["node 9"]
+
+
+def test_who_is_refused_is_asked_again_and_may_have_mended_it(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
+    places["odd"] = save_pictures(tmp_path / "images-odd", "cat", "owl")
+    federation = gathered(
+        tmp_path, places, dataset__classes=("cat", "dog", "fox"), rounds=3, clients=3
+    )
+    mend = before_rounds({2: lambda: shutil.rmtree(places["odd"] / "owl")})
+    assert [len(each) for each in answered(federation.serve(mend).path)] == [3, 4, 4]
+    assert refused(read_records(federation.path)[2]) == {}
+
+
+@pytest.mark.parametrize("first", ["odd", "others"])
+def test_most_clients_decide_on_the_form_of_inputs(
+    tmp_path: Path, places: dict[str, Path], first: str
+) -> None:
+    odd = save_pictures(tmp_path / "images-odd", "cat", "dog", size=8)
+    federation = gathered(tmp_path, places)
+    node = 0 if first == "odd" else 9
+    federation.grid.nodes = {node: ("", {}), **federation.grid.nodes}
+    federation.bring(node, "odd", odd)
+    federation.experiment = federation.experiment.replace(clients=4)
+    run = federation.serve()
+    assert answered(run.path) == [["north", "south", "west"]] * 2
+    for record in read_records(run.path):
+        assert "its inputs have 64 numbers, the others' 36" in refused(record)["odd"]
+
+
+def test_another_encoder_is_refused(tmp_path: Path, places: dict[str, Path]) -> None:
+    def meddle(client: str, request: Message, reply: Message) -> Message:
+        if client == "west" and str(request.metadata.message_type) == "query":
+            return rewrite(reply, request, values=lambda v: {**v, "encoder": "another"})
+        return reply
+
+    federation = gathered(tmp_path, places, rounds=1)
+    federation.grid._meddle = meddle
+    (record,) = federation.serve().history
+    assert record["clients"]["answered"] == ["north", "south"]
+    assert refused(record) == {"west": "its encoder is not the others'"}
+
+
+def test_a_name_must_be_the_keys(tmp_path: Path, places: dict[str, Path]) -> None:
+    federation = gathered(tmp_path, places, rounds=1)
+    federation.bring(3, "north", places["west"], registered="west")
+    (record,) = federation.serve().history
+    assert record["clients"]["answered"] == ["north", "south"]
+    reason = "it calls itself 'north', but its key is registered as 'west'"
+    assert refused(record) == {"west": reason}
+
+
+def test_two_nodes_of_one_name(tmp_path: Path, places: dict[str, Path]) -> None:
+    """The first stays; when it has gone, the other may take its place."""
+    federation = gathered(tmp_path, places, rounds=3)
+    federation.bring(9, "north", places["north"])
+    leave = before_rounds({3: lambda: federation.grid.nodes.pop(1)})
+    run = federation.serve(leave)
+    assert answered(run.path) == [["north", "south", "west"]] * 3
+    assert refused(read_records(run.path)[0]) == {
+        "north": "another client of that name is connected"
+    }
+    assert refused(read_records(run.path)[2]) == {}
+
+
+def test_a_client_comes_back_under_a_new_node(tmp_path: Path, places: dict[str, Path]) -> None:
+    federation = gathered(tmp_path, places, method="fedproto", rounds=4)
+
+    def move() -> None:
+        del federation.grid.nodes[1]
+        federation.bring(77, "north", places["north"])
+
+    moved = federation.serve(before_rounds({3: move}))
+    stayed = gathered(tmp_path / "stayed", places, method="fedproto", rounds=4).serve()
+    assert [r["accuracy"] for r in moved.history] == [r["accuracy"] for r in stayed.history]
+    assert answered(moved.path) == answered(stayed.path)
+
+
+def test_one_joins_and_one_leaves(tmp_path: Path, places: dict[str, Path]) -> None:
+    federation = gathered(tmp_path, places, rounds=4, dataset__classes=("cat", "dog", "fox"))
+    late = federation.grid.nodes.pop(3)
+    actions = {
+        2: lambda: federation.grid.nodes.pop(1),
+        3: lambda: federation.grid.nodes.update({3: late}),
+    }
+    run = federation.serve(before_rounds(actions))
+    assert answered(run.path) == [
+        ["north", "south"],
+        ["south"],
+        ["south", "west"],
+        ["south", "west"],
+    ]
+    records = read_records(run.path)
+    assert [r["clients"]["missing"] for r in records] == [[], ["north"], ["north"], ["north"]]
+    assert records[1]["remarks"]["missing"] == {"north": "not connected"}
+    assert records[3]["remarks"]["closing"]["missing"] == {"north": "not connected"}
+    # What a client held that has left stays on record.
+    partition = json.loads((run.path / "partition.json").read_text())
+    assert list(partition["clients"]) == ["north", "south", "west"]
+
+
+def test_all_have_gone(tmp_path: Path, places: dict[str, Path]) -> None:
+    federation = gathered(tmp_path, places, rounds=3)
+    nodes = dict(federation.grid.nodes)
+    with pytest.raises(RunCutShort) as end:
+        federation.serve(before_rounds({2: federation.grid.nodes.clear}))
+    assert str(end.value) == (
+        f"min_clients is 1; fewer are left after 0.3 s of waiting. Go on with --resume "
+        f"{federation.path}"
+    )
+    federation.grid.nodes = nodes
+    assert federation.serve_again().summary is not None
+    assert len(read_records(federation.path)) == 3
+
+
+def test_too_few_come(tmp_path: Path, places: dict[str, Path]) -> None:
+    federation = gathered(tmp_path, places, min_clients=4, clients=4)
+    with pytest.raises(RunCutShort, match=r"^min_clients is 4; fewer were there after 0.3 s"):
+        federation.serve()
+    assert not federation.path.exists()
+
+
+def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
+    federation = gathered(tmp_path, places, rounds=1)
+    federation.grid._meddle = lambda client, _, reply: None if client == "west" else reply
+    assert answered(federation.serve().path) == [["north", "south"]]
+
+
+@pytest.mark.parametrize(
+    ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 0.4 s")]
+)
+def test_enough_answers_or_a_deadline_close_a_round(
+    tmp_path: Path, places: dict[str, Path], enough: float, why: str
+) -> None:
+    changes = {"network__enough": enough, "network__round_timeout": 0.4, "rounds": 1}
+    federation = gathered(tmp_path, places, **changes)
+
+    def hang(client: str, request: Message, reply: Message) -> Message | None:
+        is_training = str(request.metadata.message_type) == "train"
+        return None if client == "north" and is_training else reply
+
+    federation.grid._meddle = hang
+    (record,) = federation.serve().history
+    assert record["clients"] == {
+        "answered": ["south", "west"],
+        "missing": ["north"],
+        "rejected": {},
+    }
+    assert record["remarks"]["missing"] == {"north": why}
+    # At the end everybody is heard, whatever is enough for a round.
+    assert list(record["accuracy_per_client"]) == ["north", "south", "west"]
+
+
+def test_new_images_in_the_midst_of_a_run(tmp_path: Path, places: dict[str, Path]) -> None:
+    """What a client said of itself is not true any more: it costs a round, and not all of them."""
+    federation = gathered(tmp_path, places, rounds=4)
+    more = before_rounds({2: lambda: save_pictures(places["north"], "cat", count=12)})
+    run = federation.serve(more)
+    assert [len(each) for each in answered(run.path)] == [3, 2, 3, 3]
+    reason = read_records(run.path)[1]["clients"]["rejected"]["north"]
+    assert reason == "num_samples is 9; this client has 6"
+    partition = json.loads((run.path / "partition.json").read_text())
+    assert partition["clients"]["north"]["train"] == [6, 3, 0]
+
+
+def test_a_sample_is_drawn_from_those_who_are_there(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
+    federation = gathered(tmp_path, places, method="fedavg", rounds=5, fraction=0.34)
+    leave = before_rounds({2: lambda: [federation.grid.nodes.pop(n) for n in (1, 2)]})
+    run = federation.serve(leave)
+    assert answered(run.path)[1:] == [["west"]] * 4
+    assert read_records(run.path)[4]["clients"]["missing"] == ["north", "south"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train": [10**12, 0, 0]}, "has 1000000000000 images; network.max_images is 10000000"),
+        ({"train": [0, 0, 0]}, "it has no image to train on"),
+        ({"train": [-1, 5, 1]}, "train must be a count of images for each class"),
+        ({"train": [True, 5, 1]}, "train must be a count of images for each class"),
+        ({"classes": ["cat", "c\nt"]}, "classes must be the names of the classes"),
+        ({"classes": ["cat", "cat"]}, "classes must be named once each"),
+        ({"classes": ["x" * 10**6, "y"]}, "classes must be the names of the classes"),
+        ({"classes": [str(n) for n in range(10**5)]}, "classes must be the names"),
+        ({"input_size": 2**31}, "input_size 2147483648, which makes no sense"),
+        ({"name": "../north"}, "must be printable text of at most 200 bytes without slashes"),
+        ({"name": ""}, "must be printable text"),
+        ({"encoder": "x" * 1000}, "encoder must be a short text"),
+        ({"test": "all"}, "test is 'all'; it must be of type int"),
+    ],
+)
+def test_what_a_client_may_not_say_of_itself(
+    tmp_path: Path, places: dict[str, Path], changes: Json, reason: str
+) -> None:
+    def boast(client: str, request: Message, reply: Message) -> Message:
+        if client == "west" and str(request.metadata.message_type) == "query":
+            return rewrite(reply, request, values=lambda v: {**v, **changes})
+        return reply
+
+    known = {"dataset__classes": ("cat", "dog", "fox"), "network__patience": 0.05}
+    federation = gathered(tmp_path, places, method="fedavg", rounds=1, **known)
+    federation.grid._meddle = boast
+    (record,) = federation.serve().history
+    assert record["clients"]["answered"] == ["north", "south"]
+    (said,) = refused(record).values()
+    assert reason in said
+
+
+def test_only_one_class(tmp_path: Path) -> None:
+    federation = Federation(folders(clients=1), tmp_path, count=0)
+    federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
+    with pytest.raises(InvalidInput, match="the clients know the class cat alone"):
+        federation.serve()

@@ -1,0 +1,85 @@
+"""Over a network, every method gives what a simulation gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import (
+    Federation,
+    assert_like_simulation,
+    assert_same_personal_models,
+    assert_same_readings,
+    double,
+)
+
+from mpfedcl import run
+from mpfedcl.data.federated import load_federated
+from small_runs import METHODS, read_records
+
+SCAFFOLD = "custom_method:Scaffold"
+RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}
+ONES = {"partition__kind": "quantity", "partition__alpha": 0.8, "clients": 6}
+
+
+@pytest.mark.parametrize("method", [*METHODS, SCAFFOLD])
+def test_every_method_gives_the_simulations_result(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    experiment = double(images, method, partition__test="matched")
+    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
+    assert_like_simulation(found.path, wanted.path, experiment)
+    assert_same_personal_models(federation, wanted.path)
+    for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
+        assert_same_readings(ours, theirs, method)
+    ours_confused = (found.path / "confusion.json").read_text()
+    assert ours_confused == (wanted.path / "confusion.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("mp-fedcl", ONES),
+        ("fedproto", RAGGED | {"evaluate_every": 2}),
+        ("mp-fedcl", RAGGED | {"evaluate_every": 2, "prototypes__per_class": 4}),
+        ("dp-fedcl", RAGGED | {"share_model": False}),
+        ("mp-fedcl", {"prototypes__min_cluster_size": 3, "contrast__form": "pooled"}),
+    ],
+)
+def test_so_it_does_with_other_clients_and_settings(
+    images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    experiment = double(images, method, **changes)
+    sizes = [len(client.labels) for client in load_federated(experiment).clients]
+    assert changes != ONES or sizes.count(1) > 1
+    found = Federation(experiment, tmp_path).serve()
+    wanted = run(experiment, tmp_path / "simulation")
+    assert_like_simulation(found.path, wanted.path, experiment)
+    for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
+        assert (ours["accuracy"] is None) == (theirs["accuracy"] is None)
+        if theirs["accuracy"] is not None:
+            assert_same_readings(ours, theirs, method)
+
+
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
+def test_so_it_does_when_clients_are_sampled(images: Path, tmp_path: Path, method: str) -> None:
+    changes = {"clients": 5, "fraction": 0.4, "prototypes__pool_ttl": 2, "rounds": 4}
+    experiment = double(images, method, **changes)
+    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
+    for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
+        assert ours["clients"] == theirs["clients"]
+        assert len(ours["clients"]["answered"]) == 2
+    # Everyone reads the averaged model at the end; personal models those that trained then.
+    if method != "fedproto":
+        assert_like_simulation(found.path, wanted.path, experiment)
+    last, theirs = read_records(found.path)[-1], read_records(wanted.path)[-1]
+    assert_same_readings(last, theirs, method)
+    # Before that only whoever is asked to train next reads a round.
+    for before, after in zip(read_records(found.path), read_records(found.path)[1:], strict=False):
+        assert list(before["accuracy_per_client"]) == after["clients"]["answered"]
+        for name, value in before["accuracy_per_client"].items():
+            assert value in (
+                None,
+                read_records(wanted.path)[before["round"] - 1]["accuracy_per_client"][name],
+            )

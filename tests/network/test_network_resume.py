@@ -1,0 +1,198 @@
+"""A run over a network goes on where it was, whoever was killed, and whatever was lost."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federations import Federation, assert_same_course, double, is_training, round_of, stop_after
+from flwr.app import Error, Message
+from loopback import Meddle
+
+from mpfedcl import resume, run
+from mpfedcl.errors import InvalidInput, RunCutShort
+from small_runs import read_records, read_summary
+
+SCAFFOLD = "custom_method:Scaffold"
+GONE = 5
+"""Flower's code for a node that went away."""
+
+Whole = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture
+def whole(images: Path, folder: Path) -> Whole:
+    """The run of a method that nothing has interrupted, made once."""
+
+    def find(method: str) -> Path:
+        place = folder / method.replace(":", "-")
+        if not place.exists():
+            Federation(double(images, method), place, methods=SCAFFOLD).serve()
+        return place / "run"
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds"), [("mp-fedcl", 1), ("fedproto", 1), ("fedproto", 2), (SCAFFOLD, 2)]
+)
+def test_stopped_after_any_round(
+    images: Path, tmp_path: Path, whole: Whole, method: str, rounds: int
+) -> None:
+    federation = Federation(double(images, method), tmp_path, methods=SCAFFOLD)
+    stopped = federation.serve(stop_after(rounds))
+    assert stopped.summary is None
+    # The last round is not read yet, so that its record is not there, but it is not lost.
+    assert len(read_records(federation.path)) == rounds - 1
+    federation.serve_again()
+    assert_same_course(federation.path, whole(method))
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+def test_the_newest_checkpoints_are_lost(
+    images: Path, tmp_path: Path, whole: Whole, kept: int
+) -> None:
+    federation = Federation(double(images, "fedproto"), tmp_path)
+    federation.serve(stop_after(2))
+    for number in (2, 1)[: 2 - kept]:
+        (federation.path / f"checkpoint/round-{number:06d}.safetensors").write_bytes(b"damaged")
+    federation.serve_again()
+    assert_same_course(federation.path, whole("fedproto"))
+
+
+class Killed(BaseException):
+    """As if the server had been killed: nothing of it runs on."""
+
+
+@pytest.mark.parametrize("victim", ["client-0", "client-2"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_server_is_killed_when_clients_have_trained(
+    images: Path, tmp_path: Path, whole: Whole, victim: str, number: int
+) -> None:
+    is_first = True
+
+    def kill(client: str, request: Message, reply: Message) -> Message:
+        nonlocal is_first
+        if is_first and client == victim and is_training(request) and round_of(request) == number:
+            is_first = False
+            raise Killed
+        return reply
+
+    federation = Federation(double(images, SCAFFOLD), tmp_path, kill, methods=SCAFFOLD)
+    with pytest.raises(Killed):
+        federation.serve()
+    federation.serve_again()
+    assert_same_course(federation.path, whole(SCAFFOLD))
+
+
+def lose_answer(memory: Path, *, has_trained: bool) -> Meddle:
+    """Let the second round's answer of client-1 get lost after, or before, it has trained."""
+
+    def lose(client: str, request: Message, reply: Message) -> Message:
+        if client != "client-1" or not is_training(request) or round_of(request) != 2:
+            return reply
+        (trained,) = memory.glob("*/round-000002-after-000001.safetensors")
+        if not has_trained:
+            trained.unlink()
+        return Message(Error(GONE, "gone"), reply_to=request)
+
+    return lose
+
+
+@pytest.mark.parametrize("method", ["fedproto", SCAFFOLD])
+def test_a_site_is_killed_between_training_and_answer(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    """What it trained does not count: it goes on from the round before."""
+    runs = []
+    for place, has_trained in ((tmp_path / "after", True), (tmp_path / "before", False)):
+        lose = lose_answer(place / "memory-1", has_trained=has_trained)
+        federation = Federation(double(images, method), place, lose, methods=SCAFFOLD)
+        runs.append(federation.serve().path)
+    assert_same_course(*runs)
+    records = read_records(runs[0])
+    assert records[1]["clients"]["missing"] == ["client-1"]
+    assert records[1]["remarks"]["missing"] == {"client-1": "it went away"}
+    # Its own model of that round does not exist, so that nobody reads it.
+    read = records[1]["accuracy_per_client"]["client-1"]
+    assert (read is None) == (method == "fedproto")
+    assert records[2]["clients"]["answered"] == ["client-0", "client-1", "client-2"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_a_client_has_lost_its_memory(
+    images: Path, tmp_path: Path, whole: Whole, method: str
+) -> None:
+    federation = Federation(double(images, method), tmp_path)
+    federation.serve(stop_after(2))
+    shutil.rmtree(federation.memory(1))
+    federation.serve_again()
+    records, others = read_records(federation.path), read_records(whole(method))
+    assert [r["clients"] for r in records] == [r["clients"] for r in others]
+    if method == "fedavg":
+        # Only what it would have said of its own model is missing.
+        assert records[2]["loss"] == others[2]["loss"]
+        assert records[1]["accuracy_per_client"] == others[1]["accuracy_per_client"]
+    else:
+        assert records[1]["accuracy_per_client"]["client-1"] is None
+        assert records[1]["accuracy_per_client"]["client-0"] is not None
+        # It began afresh, and its next model is read as everybody's.
+        assert None not in records[2]["accuracy_per_client"].values()
+
+
+def test_nobody_reads_the_last_round_until_later(
+    images: Path, tmp_path: Path, whole: Whole
+) -> None:
+    is_silent = True
+
+    def be_silent(client: str, request: Message, reply: Message) -> Message:
+        if is_silent and str(request.metadata.message_type) == "evaluate":
+            return Message(Error(GONE, "gone"), reply_to=request)
+        return reply
+
+    federation = Federation(double(images), tmp_path, be_silent)
+    with pytest.raises(RunCutShort, match=r"nobody has read the last round, 3\. Go on with --res"):
+        federation.serve()
+    assert not (federation.path / "summary.json").exists()
+    assert len(read_records(federation.path)) == 2
+    is_silent = False
+    federation.serve_again()
+    assert_same_course(federation.path, whole("mp-fedcl"))
+
+
+def test_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
+    federation = Federation(double(images, "fedproto", rounds=2), tmp_path)
+    federation.serve()
+    federation.serve_again(rounds=3)
+    assert_same_course(federation.path, whole("fedproto"))
+    with pytest.raises(InvalidInput, match="rounds is 2; this run has already done 3"):
+        federation.serve_again(rounds=2)
+    assert read_summary(federation.path)["rounds"] == 3
+
+
+def test_another_form_of_inputs_cannot_go_on(images: Path, tmp_path: Path) -> None:
+    experiment = double(images, "fedavg", network__patience=0.2)
+    federation = Federation(experiment, tmp_path)
+    federation.serve(stop_after(1))
+    document = (federation.path / "experiment.toml").read_text()
+    (federation.path / "experiment.toml").write_text(
+        document.replace("standardize = true", "standardize = true\nimage_size = 4")
+    )
+    with pytest.raises(RunCutShort, match="its inputs have 16 numbers, the others' 36"):
+        federation.serve_again()
+
+
+def test_simulations_and_networks_are_not_mixed_up(images: Path, tmp_path: Path) -> None:
+    federation = Federation(double(images, "fedavg"), tmp_path)
+    federation.serve(stop_after(1))
+    with pytest.raises(InvalidInput, match="is a run over a network"):
+        resume(federation.path)
+    simulated = run(double(images, "fedavg", rounds=1), tmp_path / "simulated")
+    federation.path = simulated.path
+    with pytest.raises(InvalidInput, match="must be a run over a network, and this one is not"):
+        federation.serve_again(rounds=2)
