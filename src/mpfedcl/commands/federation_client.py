@@ -138,15 +138,18 @@ class _Keeper:
         return said
 
     def _start_resident(self) -> subprocess.Popen[bytes]:
-        command = resident_command(self._config, self._socket)
-        return start(command, environment(self._client.flower_home), self._log)
+        return self._start(resident_command(self._config, self._socket))
 
     def _start_node(self) -> subprocess.Popen[bytes]:
         self._log_before = self._log.stat().st_size if self._log.is_file() else 0
         command = supernode_command(
             self._client, self._config, self._server, is_insecure=self._is_insecure
         )
-        return start(command, environment(self._client.flower_home), self._log)
+        return self._start(command)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        variables = environment(self._client.flower_home, looks_often=True)
+        return start(command, variables, self._log)
 
 
 def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int]:

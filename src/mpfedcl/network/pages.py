@@ -132,10 +132,24 @@ RestartSec=10
 # The command ends what it has started, in good order, and then itself: at most 50 seconds.
 KillMode=mixed
 TimeoutStopSec=60
+# It needs the network, its folder and its images, and nothing else.
+CacheDirectory=mpfedcl
+Environment=XDG_CACHE_HOME=/var/cache
 NoNewPrivileges=yes
+CapabilityBoundingSet=
 ProtectSystem=strict
+ProtectHome=read-only
 ReadWritePaths=/srv/federation
 PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+UMask=0077
 
 [Install]
 WantedBy=multi-user.target

@@ -23,13 +23,19 @@ from mpfedcl.network.folder import ClientFolder, ServerFolder
 
 _CONNECTION = "mpfedcl"
 """What the server is called in Flower's own configuration."""
+_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+"""Seconds between two looks of Flower for something to start."""
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
 _ASK_SECONDS = 120.0
 
 
-def environment(flower_home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs: nothing calls home, nothing is installed."""
+def environment(flower_home: Path, *, looks_often: bool = False) -> dict[str, str]:
+    """Return the environment of Flower's programs: nothing calls home, nothing is installed.
+
+    A client looks often for messages that have come, so that they are worked on soon; a server
+    has a run to start once in a while.
+    """
     here = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -39,10 +45,7 @@ def environment(flower_home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        # How soon a message that has come is worked on; Flower's default is a second.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"
-        ),
+        _POLL: os.environ.get(_POLL, "0.1" if looks_often else "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
