@@ -29,6 +29,9 @@ _LONGEST_REASON = 500
 _GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
 """Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
 _GRACE_SECONDS = 5.0
+"""That Flower has to end a process in good order."""
+_LATE_SECONDS = 5.0
+"""A message lives so much longer than we wait: what is late is then said by us, not by Flower."""
 _FAILED = 400
 """Our own code for a client that says in one sentence why it cannot do what it was asked."""
 
@@ -190,7 +193,8 @@ class FlowerCourier:
         """Push one message to each node."""
         sent = {}
         for node, parcel in parcels.items():
-            message = Message(pack(parcel), node, _MESSAGE_TYPES[kind], ttl=timeout)
+            seconds = timeout + _LATE_SECONDS
+            message = Message(pack(parcel), node, _MESSAGE_TYPES[kind], ttl=seconds)
             identities: list[Any] = list(self._grid.push_messages([message]))
             if identities and identities[0]:
                 sent[node] = str(identities[0])

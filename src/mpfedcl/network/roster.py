@@ -98,11 +98,11 @@ class Roster:
         present = self._courier.present()
         strangers = [node for node in present if node not in self._seen]
         if strangers:
-            sent = self._courier.send(
-                "hello",
-                dict.fromkeys(strangers, self._greeting),
-                self._experiment.network.patience,
-            )
+            settings = self._experiment.network
+            # A run may begin without those who load their images for long; they come in later.
+            seconds = max(settings.patience, settings.round_timeout)
+            greetings = dict.fromkeys(strangers, self._greeting)
+            sent = self._courier.send("hello", greetings, seconds)
             self._asked |= {message: node for node, message in sent.items()}
             self._seen |= set(sent)
         for answer in self._courier.collect(list(self._asked)) if self._asked else []:
