@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint format unit reproduce results fidelity convergence join-study bench bench-quick bench-peers \
-	test-browser test-machines wheel clean help
+	test-browser test-federation test-machines wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
+	@echo "make test-federation  a server and clients as processes, and all that can befall them (15 minutes)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build and check the wheel"
 
@@ -81,6 +82,11 @@ test-browser: $(READY)
 	scripts/install_browser.sh
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
+
+# Where root, ip (iproute2) and nginx are, a network that is cut and a proxy are tested too.
+test-federation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/federation --durations=0
+	@cat build/faults.md
 
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py

@@ -95,7 +95,9 @@ _COMMANDS = {
     "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
     "federation init": Command(FederationInit, "federation", "federation_init_command"),
     "federation server": Command(FederationServer, "federation", "federation_server_command"),
-    "federation client": Command(FederationClient, "federation", "federation_client_command"),
+    "federation client": Command(
+        FederationClient, "federation_client", "federation_client_command"
+    ),
     "federation start": Command(FederationStart, "federation_start", "federation_start_command"),
 }
 

@@ -17,8 +17,8 @@ from mpfedcl.course import Observer, RunResult
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower import FlowerCourier, unpack
-from mpfedcl.network.parcels import Arrays
 from mpfedcl.network.server import serve, serve_again
+from mpfedcl.network.wire import Arrays
 from small_runs import (
     Json,
     assert_same_results,

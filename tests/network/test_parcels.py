@@ -21,18 +21,15 @@ from mpfedcl.exchange import Broadcast, LateReading, Table, Update
 from mpfedcl.network.flower import pack, unpack
 from mpfedcl.network.parcels import (
     Introduction,
-    Parcel,
-    ParcelError,
     check_name,
-    from_json,
     pack_broadcast,
     pack_reading,
     pack_update,
-    to_json,
     unpack_broadcast,
     unpack_reading,
     unpack_update,
 )
+from mpfedcl.network.wire import Parcel, ParcelError, from_json, to_json
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from small_runs import assert_same_tensors
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.parcels import FORMAT, Introduction, Parcel, ParcelError, pack_experiment
+from mpfedcl.network.parcels import Introduction, pack_experiment
 from mpfedcl.network.site import Refusal, Site, SiteSettings
+from mpfedcl.network.wire import FORMAT, Parcel, ParcelError
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl.network.memory import SiteMemory
-from mpfedcl.network.parcels import ParcelError
+from mpfedcl.network.wire import ParcelError
 
 RUN = "0123456789abcdef" * 2
 CPU = torch.device("cpu")

@@ -14,13 +14,18 @@ from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import free_folder
 from mpfedcl.network.arguments import FederationStart
 from mpfedcl.network.folder import ServerFolder
-from mpfedcl.network.processes import stop_run, submit
+from mpfedcl.network.processes import is_running, stop_run, submit
 from mpfedcl.network.server import check_experiment
 from mpfedcl.network.status import read_status, stop_file
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar
 from mpfedcl.runs import RunDirectory
 
 _LOOK_SECONDS = 0.3
+_REACH_SECONDS, _REACH_TRIES = 5.0, 5
+"""How often the server is looked for, and how often in vain before it counts as gone."""
+_STILL_SECONDS = 60.0
+"""A run's process shows every second that it lives; this long in vain, and it does not."""
+_ENDS = ("done", "stopped", "failed")
 _BEGIN_SECONDS = 120.0
 """Until the server's process has said its first word; then it is asked whether it lives."""
 
@@ -32,6 +37,9 @@ def federation_start_command(arguments: FederationStart) -> int:
     if arguments.resume is None:
         # Now: whoever starts a run is still looking, and the server may be far away.
         check_experiment(arguments.settings)
+    under_way = read_status(folder.status)
+    if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
+        raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
     console = messages()
     with gentle_interrupt(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
@@ -96,6 +104,8 @@ class _Follower:
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task = bar, task
         self._began = time.monotonic()
+        self._reached = self._moved = self._began
+        self._modified = 0.0
 
     def goes_on(self) -> bool:
         """Show where the run is; tell whether it is still going on."""
@@ -106,20 +116,43 @@ class _Follower:
                     f"the server has not begun within {_BEGIN_SECONDS:g} s; "
                     f"{self._folder.server / 'superlink.log'} says why."
                 )
+            self._look_for_server()
             return True
-        if self.status["what"] in ("done", "stopped", "failed"):
+        if self.status["what"] in _ENDS:
             return False
-        if not _is_alive(int(self.status["pid"])):
+        if not self._is_moving() or not _is_alive(int(self.status["pid"])):
             # It may have said its last word between the two looks.
             self.status = read_status(self._folder.status)
-            if self.status.get("what") not in ("done", "stopped", "failed"):
+            if self.status.get("what") not in _ENDS:
                 raise RunCutShort(
                     "the server's process has gone; what was done is kept. Go on with: mpfedcl "
                     f"federation start {self._folder.root} --resume {self._directory.path}"
                 )
             return False
+        self._look_for_server()
         self._show()
         return True
+
+    def _is_moving(self) -> bool:
+        """Tell whether the run's process has touched its status of late."""
+        with contextlib.suppress(OSError):
+            modified = self._folder.status.stat().st_mtime
+            if modified != self._modified:
+                self._modified, self._moved = modified, time.monotonic()
+        return time.monotonic() - self._moved < _STILL_SECONDS
+
+    def _look_for_server(self) -> None:
+        """A run does not outlive its server, but its process may hang on."""
+        now = time.monotonic()
+        if now - self._reached < _REACH_SECONDS:
+            return
+        if any(is_running(self._folder) for _ in range(_REACH_TRIES)):
+            self._reached = now
+            return
+        raise RunCutShort(
+            "the server has gone; what was done is kept. Start it again, then go on with: mpfedcl "
+            f"federation start {self._folder.root} --resume {self._directory.path}"
+        )
 
     def _show(self) -> None:
         said = self.status
@@ -166,4 +199,7 @@ def _is_alive(process: int) -> bool:
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):
+        # Where there is /proc: one that was killed and that nobody has looked after is not alive.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mpfedcl.network.parcels import Kind, Parcel
+from mpfedcl.network.wire import Kind, Parcel
 
 
 @dataclass(frozen=True)

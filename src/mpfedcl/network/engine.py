@@ -14,10 +14,6 @@ from mpfedcl.intake import Intake
 from mpfedcl.models import Tensors
 from mpfedcl.network.courier import Answer, Courier
 from mpfedcl.network.parcels import (
-    FORMAT,
-    Kind,
-    Parcel,
-    ParcelError,
     pack_broadcast,
     pack_experiment,
     unpack_reading,
@@ -25,6 +21,7 @@ from mpfedcl.network.parcels import (
 )
 from mpfedcl.network.roster import POLL_SECONDS, Roster
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import FORMAT, Kind, Parcel, ParcelError
 from mpfedcl.prototypes import PrototypePool
 
 _Content = TypeVar("_Content")

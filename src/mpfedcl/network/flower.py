@@ -4,6 +4,10 @@
 the keys of the run configuration, and an empty text leaves one open.
 """
 
+import contextlib
+import os
+import threading
+import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,9 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.courier import Answer
-from mpfedcl.network.parcels import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
 from mpfedcl.network.resident import ask_resident
-from mpfedcl.network.run_config import parse_run_config
+from mpfedcl.network.wire import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
@@ -25,6 +28,10 @@ _LONGEST_TEXT = 2**26
 _LONGEST_REASON = 500
 _GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
 """Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
+_GRACE_SECONDS = 5.0
+"""That Flower has to end a process in good order."""
+_LATE_SECONDS = 5.0
+"""A message lives so much longer than we wait: what is late is then said by us, not by Flower."""
 _FAILED = 400
 """Our own code for a client that says in one sentence why it cannot do what it was asked."""
 
@@ -37,13 +44,16 @@ def main(grid: Grid, context: Context) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
     from mpfedcl.course import Observer
+    from mpfedcl.network.run_config import parse_run_config
     from mpfedcl.network.server import serve, serve_again
     from mpfedcl.network.status import Status
 
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
     place = context.run_config.get("status")
-    status = Status(Path(str(place)) if place else None)
+    path = Path(str(place)) if place else None
+    status = Status(path)
+    _keep_watch(path)
     try:
         order = parse_run_config(context.run_config)
         courier = FlowerCourier(grid)
@@ -59,6 +69,26 @@ def main(grid: Grid, context: Context) -> None:
         raise
     is_done = result.summary is not None
     status.say("done" if is_done else "stopped", path=str(result.path.resolve()))
+
+
+def _keep_watch(status: Path | None) -> None:
+    """Show that this process lives, and end with the one that started it.
+
+    Flower's own way to end can hang. All that was done is in the run directory, so that this
+    process may end at any moment.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if status is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(status)
+            time.sleep(1)
+        time.sleep(_GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _say_round(record: Mapping[str, Any]) -> str:
@@ -93,7 +123,8 @@ def close(message: Message, context: Context) -> Message:
 
 def _answer(kind: Kind, message: Message, context: Context) -> Message:
     try:
-        reply = pack(_ask_site(kind, unpack(message.content), context.node_config))
+        parcel = unpack(message.content)
+        reply = pack(_ask_site(kind, parcel, context.node_config, message.metadata.ttl))
     except (InvalidInput, ParcelError) as error:
         return Message(Error(_FAILED, str(error)), reply_to=message)
     except Exception as error:
@@ -103,10 +134,10 @@ def _answer(kind: Kind, message: Message, context: Context) -> Message:
     return Message(reply, reply_to=message)
 
 
-def _ask_site(kind: Kind, parcel: Parcel, node_config: Mapping[str, Any]) -> Parcel:
+def _ask_site(kind: Kind, parcel: Parcel, node_config: Mapping[str, Any], seconds: float) -> Parcel:
     """Return what this client's site answers: the one that stays, else one for this message."""
     if socket := node_config.get("resident"):
-        answer = ask_resident(Path(str(socket)), kind, parcel)
+        answer = ask_resident(Path(str(socket)), kind, parcel, seconds)
         if answer is not None:
             return answer
     from mpfedcl.network.site import Site, SiteSettings
@@ -165,7 +196,8 @@ class FlowerCourier:
         """Push one message to each node."""
         sent = {}
         for node, parcel in parcels.items():
-            message = Message(pack(parcel), node, _MESSAGE_TYPES[kind], ttl=timeout)
+            seconds = timeout + _LATE_SECONDS
+            message = Message(pack(parcel), node, _MESSAGE_TYPES[kind], ttl=seconds)
             identities: list[Any] = list(self._grid.push_messages([message]))
             if identities and identities[0]:
                 sent[node] = str(identities[0])

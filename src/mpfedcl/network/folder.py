@@ -170,6 +170,7 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     write_app(folder.app)
     write_atomically(root / "README.md", pages.for_everybody(folder).encode())
     write_atomically(folder.server / "mpfedcl-server.service", pages.server_unit().encode())
+    write_atomically(folder.server / "nginx.conf", pages.proxy_site(folder).encode())
     # Last: a folder without it is not a federation, and the same command makes it whole.
     values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
     write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())

@@ -9,7 +9,7 @@ import torch
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.models import Tensors
-from mpfedcl.network.parcels import ParcelError
+from mpfedcl.network.wire import ParcelError
 from mpfedcl.storage import load_tensors, pack_tensors
 
 _RUNS_KEPT = 8

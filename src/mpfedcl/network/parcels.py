@@ -3,13 +3,11 @@
 This is all that travels, so it is all that `docs/privacy.md` has to tell of.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import numpy
 import torch
 from numpy.typing import NDArray
 
@@ -17,46 +15,13 @@ from mpfedcl.exchange import Broadcast, LateReading, Table, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
 from mpfedcl.models import Tensors
+from mpfedcl.network.wire import Arrays, Parcel, ParcelError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.readings import TESTS
 
-Arrays = dict[str, NDArray[Any]]
-Kind = Literal["hello", "round", "close"]
-"""hello: who are you, and what have you got? round: train. close: read the last round."""
-
-FORMAT = 1
-"""Of messages; a newer one is refused."""
-MOST_BYTES = 2**31
-"""Of all arrays in a message; what is larger is not opened."""
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
 """Numbers that stand for an image: the server makes a model for so many."""
-
-
-class ParcelError(ValueError):
-    """A message that is not what it must be; the text says why."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """The content of a message."""
-
-    values: dict[str, Any]
-    """Plain values: numbers, texts, lists and tables of them."""
-    arrays: Arrays = field(default_factory=dict)
-
-    def value(self, name: str, kind: type[Any]) -> Any:
-        """Return a value that must be there and of a type."""
-        found = self.values.get(name)
-        if type(found) is not kind:
-            raise ParcelError(f"{name} is {_shorten(found)}; it must be of type {kind.__name__}")
-        return found
-
-    def tensors(self, group: str) -> Tensors:
-        """Return the arrays of a group, as tensors by name."""
-        prefix = f"{group}/"
-        found = {n.removeprefix(prefix): a for n, a in self.arrays.items() if n.startswith(prefix)}
-        return {name: _to_tensor(name, array) for name, array in found.items()}
 
 
 @dataclass(frozen=True)
@@ -124,7 +89,7 @@ def check_name(name: str) -> None:
     """Refuse names that cannot name files, and those that could be mistaken for a path."""
     if not _is_plain(name) or name.startswith(".") or {"/", "\\"} & set(name):
         raise ParcelError(
-            f"the name is {_shorten(name)}; it must be printable text of at most 200 bytes without "
+            f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
             "slashes that does not begin with a dot"
         )
 
@@ -234,22 +199,6 @@ def unpack_reading(values: Mapping[str, Any]) -> LateReading:
     return LateReading(sound, is_personal, confusion)
 
 
-def to_json(values: Mapping[str, Any]) -> str:
-    """Return plain values as text; numbers that are not finite are not among them."""
-    return json.dumps(values, allow_nan=False)
-
-
-def from_json(text: str) -> dict[str, Any]:
-    """Read plain values."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ParcelError(f"its values cannot be read ({error})") from None
-    if not isinstance(values, dict):
-        raise ParcelError("its values are no table")
-    return values
-
-
 def _percent(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) else value
 
@@ -262,20 +211,7 @@ def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
     return tensor.detach().cpu().numpy()
 
 
-def _to_tensor(name: str, array: NDArray[Any]) -> torch.Tensor:
-    try:
-        # A copy: what came over the wire may lie in memory that nobody may write to.
-        return torch.from_numpy(numpy.array(array, order="C"))
-    except (TypeError, ValueError):
-        raise ParcelError(f"{name[:80]!r} is of type {array.dtype}, which no tensor has") from None
-
-
 def _is_plain(text: object) -> bool:
     """Tell whether this is text for a table or a file's name."""
     # Printable text has no lone surrogates, so that it can be encoded.
     return isinstance(text, str) and text.isprintable() and 0 < len(text.encode()) <= 200
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,19 @@ from mpfedcl.network.folder import ClientFolder, ServerFolder
 
 _CONNECTION = "mpfedcl"
 """What the server is called in Flower's own configuration."""
+_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+"""Seconds between two looks of Flower for something to start."""
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
+_ASK_SECONDS = 120.0
 
 
-def environment(flower_home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs: nothing calls home, nothing is installed."""
+def environment(flower_home: Path, *, looks_often: bool = False) -> dict[str, str]:
+    """Return the environment of Flower's programs: nothing calls home, nothing is installed.
+
+    A client looks often for messages that have come, so that they are worked on soon; a server
+    has a run to start once in a while.
+    """
     here = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -37,10 +45,7 @@ def environment(flower_home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        # How soon a message that has come is worked on; Flower's default is a second.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"
-        ),
+        _POLL: os.environ.get(_POLL, "0.1" if looks_often else "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
@@ -90,9 +95,14 @@ def resident_command(node_config: Path, socket: Path) -> list[str]:
     return [sys.executable, "-m", "mpfedcl.network.resident", str(node_config), str(socket)]
 
 
-def write_connection(folder: ServerFolder, *, is_insecure: bool) -> None:
+def reach(bind: str) -> str:
+    """Return the address under which this machine itself reaches a server."""
+    return "127.0.0.1" if bind in ("0.0.0.0", "localhost", "::") else bind
+
+
+def write_connection(folder: ServerFolder, bind: str, *, is_insecure: bool) -> None:
     """Tell Flower's own command where the server is: on this machine."""
-    place: dict[str, Any] = {"address": f"127.0.0.1:{folder.port}"}
+    place: dict[str, Any] = {"address": f"{reach(bind)}:{folder.port}"}
     if is_insecure:
         place["insecure"] = True
     else:
@@ -102,13 +112,25 @@ def write_connection(folder: ServerFolder, *, is_insecure: bool) -> None:
     write_atomically(folder.flower_home / "config.toml", tomli_w.dumps(content).encode())
 
 
+def is_running(folder: ServerFolder) -> bool:
+    """Tell whether the server answers where Flower's configuration says that it is."""
+    config = tomllib.loads((folder.flower_home / "config.toml").read_text(encoding="utf-8"))
+    host, _, port = config["superlink"][_CONNECTION]["address"].rpartition(":")
+    return is_taken(host, int(port))
+
+
 def register_clients(folder: ServerFolder) -> list[str]:
     """Let the keys of all clients in; return the names of those that were not in before."""
     known = {node.get("name") for node in _ask_flower(folder, "supernode", "list")["nodes"]}
     new = [name for name in folder.clients if name not in known]
     for name in new:
         key = str(folder.public_key(name))
-        _ask_flower(folder, "supernode", "register", key, "--name", name)
+        try:
+            _ask_flower(folder, "supernode", "register", key, "--name", name)
+        except InvalidInput as error:
+            # Flower does not list all that it knows at any moment.
+            if "already in use" not in str(error):
+                raise
     return new
 
 
@@ -131,14 +153,20 @@ def _ask_flower(folder: ServerFolder, *words: str) -> dict[str, Any]:
     # `flwr run APP SUPERLINK`, but `flwr supernode list SUPERLINK`: the server's name comes last.
     count = {"run": 2, "stop": 2, "supernode": 3 if "register" in words else 2}[words[0]]
     ordered = [*words[:count], _CONNECTION, *words[count:], *flags]
-    done = subprocess.run(
-        [program("flwr"), *ordered],
-        env=environment(folder.flower_home),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [program("flwr"), *ordered],
+            env=environment(folder.flower_home),
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise InvalidInput(
+            f"the server of {folder.root} did not answer `flwr {' '.join(words[:2])}` within "
+            f"{_ASK_SECONDS:g} s; it must be running (mpfedcl federation server {folder.root})."
+        ) from None
     # Flower may say other things before the JSON.
     start = done.stdout.find("{")
     with contextlib.suppress(ValueError):
@@ -147,7 +175,7 @@ def _ask_flower(folder: ServerFolder, *words: str) -> dict[str, Any]:
             return said
     why = " ".join((done.stdout[start:] + done.stderr).split())[-400:]
     raise InvalidInput(
-        f"the server at 127.0.0.1:{folder.port} did not take `flwr {' '.join(words[:2])}`; it must "
+        f"the server of {folder.root} did not take `flwr {' '.join(words[:2])}`; it must "
         f"be running (mpfedcl federation server {folder.root}): {why}"
     )
 
@@ -157,15 +185,22 @@ def running(
     command: list[str], env: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program with its own children, its words to a file; end all of them at the end."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, env=dict(env), stdout=file, stderr=file, start_new_session=True
-        )
+    process = start(command, env, log)
     try:
         yield process
     finally:
         end(process)
+
+
+def start(command: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, its words to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever kills the command that started it must not leave it behind (Linux alone can).
+    follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*follow, *command], env=dict(env), stdout=file, stderr=file, start_new_session=True
+        )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -183,11 +218,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
 
 
-def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
     """Wait until a program answers at a port; say in one sentence if it never does."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)
     raise InvalidInput(f"the server did not start; {log} says why: {last_words(log)}")
@@ -209,9 +244,14 @@ def free_port() -> int:
 
 def is_taken(host: str, port: int) -> bool:
     """Tell whether somebody listens at a port."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+    try:
+        socket.create_connection((host, port), 1).close()
+    except TimeoutError:
+        # Nobody refuses: somebody who is busy.
         return True
-    return False
+    except OSError:
+        return False
+    return True
 
 
 def program(name: str) -> str:

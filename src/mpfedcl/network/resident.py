@@ -9,18 +9,20 @@ socket in a folder that only the client's own user can enter, and need not load 
 import contextlib
 import io
 import json
+import socket as sockets
+import struct
 import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, cast
 
 import numpy
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.parcels import Kind, Parcel, ParcelError, from_json, to_json
+from mpfedcl.network.wire import Kind, Parcel, ParcelError, from_json, to_json
 
 Answerer = Callable[[Kind, Parcel], Parcel]
 
@@ -29,18 +31,34 @@ class SiteFailed(InvalidInput):
     """What a resident site says in place of an answer."""
 
 
-def ask_resident(socket: Path, kind: Kind, parcel: Parcel) -> Parcel | None:
-    """Return the resident's answer, or None where there is no resident, or it has gone."""
+def ask_resident(socket: Path, kind: Kind, parcel: Parcel, seconds: float) -> Parcel | None:
+    """Return the resident's answer, or None where there is no resident, or it has gone.
+
+    One that hangs is not waited for longer than the server waits.
+    """
     try:
         # Bytes alone cross this connection: nothing that arrives is ever unpickled.
-        with Client(str(socket), family="AF_UNIX") as connection:
+        with _connect(socket, seconds) as connection:
             connection.send_bytes(_to_bytes({"kind": kind}, parcel))
             head, answer = _from_bytes(connection.recv_bytes())
+    except (BlockingIOError, TimeoutError):
+        raise SiteFailed(f"its process does not answer within {seconds:g} s") from None
     except (OSError, EOFError):
         return None
     if "failed" in head:
         raise SiteFailed(str(head["failed"]))
     return answer
+
+
+def _connect(socket: Path, seconds: float) -> "Connection":
+    with sockets.socket(sockets.AF_UNIX) as line:
+        line.settimeout(seconds)
+        line.connect(str(socket))
+        # From here on the kernel keeps the time, for bytes in both directions.
+        line.setblocking(True)
+        for option in (sockets.SO_RCVTIMEO, sockets.SO_SNDTIMEO):
+            line.setsockopt(sockets.SOL_SOCKET, option, struct.pack("ll", max(1, int(seconds)), 0))
+        return Connection(line.detach())
 
 
 def serve_site(socket: Path, answer: Answerer) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.courier import Answer, Courier
-from mpfedcl.network.parcels import FORMAT, Introduction, Parcel, ParcelError, pack_experiment
+from mpfedcl.network.parcels import Introduction, pack_experiment
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import FORMAT, Parcel, ParcelError
 
 POLL_SECONDS = 0.2
 """Between two looks at what has come: far below what starting a client's process takes."""
@@ -97,11 +98,11 @@ class Roster:
         present = self._courier.present()
         strangers = [node for node in present if node not in self._seen]
         if strangers:
-            sent = self._courier.send(
-                "hello",
-                dict.fromkeys(strangers, self._greeting),
-                self._experiment.network.patience,
-            )
+            settings = self._experiment.network
+            # A run may begin without those who load their images for long; they come in later.
+            seconds = max(settings.patience, settings.round_timeout)
+            greetings = dict.fromkeys(strangers, self._greeting)
+            sent = self._courier.send("hello", greetings, seconds)
             self._asked |= {message: node for node, message in sent.items()}
             self._seen |= set(sent)
         for answer in self._courier.collect(list(self._asked)) if self._asked else []:

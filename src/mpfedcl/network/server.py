@@ -189,12 +189,13 @@ class _Watch:
             for name, member in self._roster.members.items()
         }
         clients = {**before["clients"], **told}
+        encoders = {each.encoder for each in self._roster.members.values() if each.encoder}
         content = {
             "classes": list(self._classes),
             "clients": {name: clients[name] for name in sorted(clients)},
             "input_means": {},
             # Whoever uses the model must put images through the same encoder.
-            **{"encoder": each.encoder for each in self._roster.members.values() if each.encoder},
+            **({"encoder": encoders.pop()} if encoders else {}),
         }
         if content != before:
             self._directory.write_json("partition.json", content)

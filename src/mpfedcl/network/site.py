@@ -22,15 +22,13 @@ from mpfedcl.models import Model
 from mpfedcl.network.desk import Desk
 from mpfedcl.network.memory import SiteMemory
 from mpfedcl.network.parcels import (
-    FORMAT,
     Introduction,
-    Kind,
-    Parcel,
     check_name,
     pack_reading,
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.network.wire import FORMAT, Kind, Parcel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""One long run, and what happens to its clients: every fault is named, and nothing waits for ever.
+
+The tests of this file share a run and follow each other; each begins and ends with all well.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+
+from laboratory import CLIENT_APP, LONG, RESIDENT, SUPERNODE, Course, Laboratory, Notebook, until
+
+pytestmark = pytest.mark.federation
+
+ROUND_TIMEOUT = 20
+TIMES = ["--network.round-timeout", ROUND_TIMEOUT, "--network.patience", 30, "--method", "fedavg"]
+
+
+@pytest.fixture(scope="module")
+def course(laboratory: Laboratory) -> Course:
+    """A run of fedavg that would go on for hours."""
+    course = laboratory.begin("faults", "--rounds", 10_000, *TIMES)
+    course.until_round(1)
+    return course
+
+
+def test_a_killed_process_of_data_is_started_again(
+    laboratory: Laboratory, course: Course, notebook: Notebook
+) -> None:
+    before, resident = course.round, laboratory.one(RESIDENT, "client-1")
+    laboratory.until_asked("client-1")
+    began = time.monotonic()
+    os.kill(resident, signal.SIGKILL)
+    until(
+        lambda: [each for each in laboratory.find(RESIDENT, "client-1") if each != resident],
+        "a new process of data",
+    )
+    record = course.until_answer("client-1", before)
+    seconds = time.monotonic() - began
+    is_missing = record["round"] > before + 1
+    what = "its answer of one round" if is_missing else "nothing"
+    notebook.write("the process with a client's data killed", "started again", seconds, what)
+
+
+def test_a_client_that_hangs_is_missing_and_comes_back(
+    laboratory: Laboratory, course: Course, notebook: Notebook
+) -> None:
+    laboratory.until_asked("client-0")
+    before, resident = course.round, laboratory.one(RESIDENT, "client-0")
+    began = time.monotonic()
+    os.kill(resident, signal.SIGSTOP)
+    try:
+        record = course.until_record(
+            lambda each: "client-0" not in each["clients"]["answered"], "it hangs", before
+        )
+    finally:
+        os.kill(resident, signal.SIGCONT)
+    # The server's time is up first, or the client says itself that its process does not answer.
+    said = str({**record["remarks"].get("missing", {}), **record["clients"]["rejected"]})
+    assert f"within {ROUND_TIMEOUT} s" in said
+    assert {"client-1", "client-2"} <= set(record["clients"]["answered"])
+    assert record["seconds"]["train"] < ROUND_TIMEOUT + 5
+    course.until_answer("client-0", record["round"])
+    seconds = time.monotonic() - began
+    notebook.write(
+        "a client hangs (SIGSTOP) until its round is over",
+        f"missing after `network.round_timeout` ({ROUND_TIMEOUT} s)",
+        seconds,
+        "its answers while it hung",
+    )
+
+
+def test_a_killed_message_process_costs_a_minute(
+    laboratory: Laboratory, course: Course, notebook: Notebook
+) -> None:
+    before = course.round
+    os.kill(laboratory.one(CLIENT_APP, "client-2"), signal.SIGKILL)
+    began = time.monotonic()
+    record = course.until_record(
+        lambda each: "client-2" not in each["clients"]["answered"], "its answer is lost", before
+    )
+    assert {"client-0", "client-1"} <= set(record["clients"]["answered"])
+    course.until_answer("client-2", record["round"])
+    notebook.write(
+        "Flower's process for a message killed",
+        "missing until its SuperNode notices",
+        time.monotonic() - began,
+        "its answers in between",
+    )
+
+
+def test_a_killed_node_is_missing_and_comes_back_by_itself(
+    laboratory: Laboratory, course: Course, notebook: Notebook
+) -> None:
+    laboratory.until_asked("client-0")
+    before = course.round
+    os.kill(laboratory.one(SUPERNODE, "client-0"), signal.SIGKILL)
+    began = time.monotonic()
+    record = course.until_missing("client-0", before)
+    assert record["remarks"]["missing"]["client-0"]
+    assert {"client-1", "client-2"} <= set(record["clients"]["answered"])
+    course.until_answer("client-0", record["round"])
+    notebook.write(
+        "a SuperNode killed in mid-round",
+        "missing; restarted by its command, refused while the server believes it alive",
+        time.monotonic() - began,
+        "its answers in between",
+    )
+    keeper = laboratory.clients["client-0"]
+    assert keeper.process.poll() is None
+    assert "is started again" in keeper.said()
+
+
+def test_a_client_that_is_added_takes_part(
+    laboratory: Laboratory, course: Course, notebook: Notebook
+) -> None:
+    before = course.round
+    began = time.monotonic()
+    laboratory.make("--names", "late")
+    assert laboratory.server is not None
+    laboratory.until_said(laboratory.server, "New clients: late")
+    laboratory.start_client("late", "--share", 0)
+    joined = course.until_answer("late", before)
+    assert joined["round"] > 2
+    notebook.write(
+        "a client is made and joins a run under way", "takes part", time.monotonic() - began, "-"
+    )
+    late = laboratory.clients.pop("late")
+    late.interrupt()
+    assert late.wait(LONG) == 0
+    assert "late has left" in late.said()
+    # One that leaves in good order is not waited for.
+    record = course.until_missing("late", joined["round"] + 1)
+    assert record["remarks"]["missing"]["late"] == "not connected"
+    assert record["seconds"]["train"] < ROUND_TIMEOUT
+
+
+def test_interrupted_once_it_stops_after_the_round(laboratory: Laboratory, course: Course) -> None:
+    laboratory.until_asked("client-0")
+    before = course.round
+    course.program.interrupt()
+    assert course.program.wait(LONG) == 130
+    assert course.round == before + 1
+    assert f"Stopped after round {before + 1} of 10000" in course.program.said()
+    again = laboratory.resume(course, "--rounds", before + 2)
+    assert again.program.wait(LONG) == 0, again.program.said()
+    assert again.round == before + 2
+    assert (course.path / "summary.json").is_file()

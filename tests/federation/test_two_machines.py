@@ -1,0 +1,158 @@
+"""Two machines, each a network namespace, joined by a cable that can be cut; nginx in between."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from laboratory import Laboratory, Notebook, Program, until
+
+_CANNOT = [
+    word
+    for word, is_missing in {
+        "the right to make network namespaces": os.geteuid() != 0,
+        "the command ip (iproute2)": shutil.which("ip") is None,
+        "nginx": shutil.which("nginx") is None,
+    }.items()
+    if is_missing
+]
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.skipif(bool(_CANNOT), reason=f"missing here: {', '.join(_CANNOT)}"),
+]
+
+HERE, THERE = f"mpfedcl-{os.getpid()}-s", f"mpfedcl-{os.getpid()}-c"
+ADDRESSES = {HERE: "10.78.0.1", THERE: "10.78.0.2"}
+ENDS = {HERE: "mpf-s", THERE: "mpf-c"}
+INSIDE_THERE = ("ip", "netns", "exec", THERE)
+
+ASK = """
+import ssl, sys, urllib.error, urllib.request
+context = ssl.create_default_context(cafile=sys.argv[2])
+try:
+    request = urllib.request.Request(sys.argv[1], data=b"", method="POST")
+    print(urllib.request.urlopen(request, context=context, timeout=20).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"network namespaces cannot be made here: {done.stderr.strip()}")
+
+
+@contextmanager
+def two_machines() -> Iterator[None]:
+    try:
+        for name in ADDRESSES:
+            ip("netns", "add", name)
+        first, second = ENDS.values()
+        cable = ["type", "veth", "peer", "name", second, "netns", THERE]
+        ip("link", "add", first, "netns", HERE, *cable)
+        for name, address in ADDRESSES.items():
+            ip("-n", name, "address", "add", f"{address}/24", "dev", ENDS[name])
+            ip("-n", name, "link", "set", ENDS[name], "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield
+    finally:
+        for name in ADDRESSES:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+@contextmanager
+def proxy(laboratory: Laboratory) -> Iterator[None]:
+    """Run Debian's nginx with the example that `init` wrote, as it is."""
+    place = laboratory.root / "nginx"
+    place.mkdir()
+    temporary = "".join(
+        f"{kind}_temp_path {place / kind};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (place / "main.conf").write_text(
+        f"daemon off;\npid {place}/pid;\nerror_log {place}/error.log;\nuser root;\n"
+        "worker_processes 1;\nevents {}\n"
+        f"http {{\naccess_log off;\n{temporary}include {laboratory.folder}/server/nginx.conf;\n}}\n"
+    )
+    command = ["nginx", "-c", str(place / "main.conf"), "-e", str(place / "error.log")]
+    process = subprocess.Popen([*laboratory.within, *command], env=laboratory.environment())
+    try:
+        until((place / "pid").is_file, "nginx runs", 30)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+    """A server and a client on one machine, a second client on another."""
+    root = tmp_path_factory.mktemp("machines")
+    with two_machines():
+        laboratory = Laboratory(root, port=9800, within=("ip", "netns", "exec", HERE))
+        try:
+            laboratory.make("--clients", 2, "--host", ADDRESSES[HERE])
+            laboratory.start_server()
+            with proxy(laboratory):
+                laboratory.start_client("client-0", "--share", 0)
+                laboratory.start_client("client-1", "--share", 1, within=INSIDE_THERE)
+                yield laboratory
+        finally:
+            laboratory.finish()
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("control/list-runs", 404),
+        ("control/start-run", 404),
+        ("runtime/acquire-task", 404),
+        ("fleet/../control/list-runs", 404),
+        ("fleet/%2e%2e/control/list-runs", 404),
+        ("fleet/pull-messages", 401),
+    ],
+)
+def test_through_the_proxy_there_is_the_clients_part_alone(
+    apart: Laboratory, path: str, code: int
+) -> None:
+    words = [f"https://{ADDRESSES[HERE]}:9800/v1/{path}", str(apart.folder / "server/ca.pem")]
+    done = subprocess.run(
+        [*INSIDE_THERE, sys.executable, "-c", ASK, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == str(code), done.stderr
+
+
+def test_a_cut_cable_costs_the_rounds_in_between(apart: Laboratory, notebook: Notebook) -> None:
+    settings = ["--clients", 2, "--rounds", 1000, "--network.round-timeout", 25]
+    course = apart.begin("cut", "--method", "fedavg", *settings)
+    course.until_answer("client-1", 1)
+    apart.until_asked("client-1")
+    ip("-n", HERE, "link", "set", ENDS[HERE], "down")
+    began, before = time.monotonic(), course.round
+    record = course.until_missing("client-1", before)
+    assert record["clients"]["answered"] == ["client-0"]
+    ip("-n", HERE, "link", "set", ENDS[HERE], "up")
+    back = time.monotonic()
+    course.until_answer("client-1", record["round"])
+    now = time.monotonic()
+    notebook.write(
+        f"the network cut for {back - began:.0f} s",
+        "missing; tries again by itself",
+        now - back,
+        "its answers in between",
+    )
+    keeper: Program = apart.clients["client-1"]
+    assert keeper.process.poll() is None
+    course.program.interrupt()
+    assert course.program.wait(60) == 130
