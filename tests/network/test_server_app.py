@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("small_and_quick")
 
 def call(federation: Federation, **config: Any) -> None:
     """Let Flower's app run; its configuration has texts, numbers and truths alone."""
-    values = {name: str(value) for name, value in config.items()}
+    values: dict[str, Any] = {name: str(value) for name, value in config.items()}
     server_app(federation.grid, Context(1, 0, {}, RecordDict(), values, 0))
 
 
