@@ -72,7 +72,7 @@ def test_interrupted_twice_it_stops_at_once(laboratory: Laboratory) -> None:
     course.program.interrupt()
     assert course.program.wait(LONG) == 130
     until(lambda: not laboratory.find(SERVER_APP), "the run's process ends")
-    # A checkpoint may be one round ahead of the records.
+    # A round is on record once clients have read it, with the message of the next.
     again = laboratory.resume(course, "--rounds", course.round + 2)
     assert again.program.wait(LONG) == 0, again.program.said()
 
@@ -101,7 +101,7 @@ def test_without_any_client_a_run_ends_in_a_sentence_and_can_be_gone_on_with(
     )
     for share in range(3):
         laboratory.start_client(f"client-{share}", "--share", share)
-    again = laboratory.resume(course, "--rounds", course.round + 1)
+    again = laboratory.resume(course, "--rounds", course.round + 2)
     assert again.program.wait(LONG) == 0, again.program.said()
 
 

@@ -36,7 +36,8 @@ ASK = """
 import ssl, sys, urllib.error, urllib.request
 context = ssl.create_default_context(cafile=sys.argv[2])
 try:
-    request = urllib.request.Request(sys.argv[1], data=b"", method="POST")
+    kind = {"Content-Type": "application/protobuf"}
+    request = urllib.request.Request(sys.argv[1], data=b"", headers=kind, method="POST")
     print(urllib.request.urlopen(request, context=context, timeout=20).status)
 except urllib.error.HTTPError as error:
     print(error.code)
@@ -122,15 +123,26 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
 def test_through_the_proxy_there_is_the_clients_part_alone(
     apart: Laboratory, path: str, code: int
 ) -> None:
-    words = [f"https://{ADDRESSES[HERE]}:9800/v1/{path}", str(apart.folder / "server/ca.pem")]
+    assert ask(apart, INSIDE_THERE, ADDRESSES[HERE], path) == code
+
+
+def test_on_the_servers_own_machine_no_key_is_asked_for(apart: Laboratory) -> None:
+    # Which is why nobody else may come this far.
+    assert ask(apart, apart.within, "127.0.0.1", "control/list-runs") == 200
+
+
+def ask(laboratory: Laboratory, within: tuple[str, ...], address: str, path: str) -> int:
+    """Ask for something from within one of the machines; return the code of the answer."""
+    words = [f"https://{address}:9800/v1/{path}", str(laboratory.folder / "server/ca.pem")]
     done = subprocess.run(
-        [*INSIDE_THERE, sys.executable, "-c", ASK, *words],
+        [*within, sys.executable, "-c", ASK, *words],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.strip() == str(code), done.stderr
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 def test_a_cut_cable_costs_the_rounds_in_between(apart: Laboratory, notebook: Notebook) -> None:

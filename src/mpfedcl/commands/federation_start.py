@@ -101,6 +101,8 @@ class _Follower:
 
     def __init__(self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID) -> None:
         self.status: dict[str, Any] = {}
+        self.round = 0
+        """The last that was seen to begin."""
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task = bar, task
         self._began = time.monotonic()
@@ -160,6 +162,7 @@ class _Follower:
             note = f"{len(said['here'])} of {said['wanted']} clients are here"
             self._bar.update(self._task, description=said["what"], note=note)
             return
+        self.round = said["round"]
         records = self._directory.read_records()
         accuracy = note_round(records[-1]) if records else ""
         waiting = ", ".join(said["waiting"][:4]) + (" ..." if len(said["waiting"]) > 4 else "")
@@ -180,8 +183,10 @@ def _conclude(arguments: FederationStart, follower: _Follower, path: Path) -> in
     directory = RunDirectory(path)
     records, experiment = directory.read_records(), directory.read_experiment()
     if what == "stopped":
+        # The record of the last round waits for what clients will read of it with the next one.
+        done = max(len(records), follower.round)
         messages().print(
-            f"Stopped after round {len(records)} of {experiment.rounds}. Go on with: mpfedcl "
+            f"Stopped after round {done} of {experiment.rounds}. Go on with: mpfedcl "
             f"federation start {arguments.directory} --resume {path}"
         )
         return 130
