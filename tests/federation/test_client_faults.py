@@ -76,7 +76,8 @@ def test_killed_clients_are_missing_and_come_back_by_themselves(
 ) -> None:
     # Both at once: Flower takes a minute to notice either.
     victims = {"client-0": SUPERNODE, "client-2": CLIENT_APP}
-    began, killed_in, back = {}, {}, {}
+    began, killed_in = {}, {}
+    back: dict[str, float] = {}
     for name, what in victims.items():
         process = laboratory.one(what, name)
         killed_in[name] = laboratory.status()["round"]

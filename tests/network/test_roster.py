@@ -11,9 +11,10 @@ from federations import Federation, folders, save_pictures
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.courier import Answer
-from mpfedcl.network.parcels import Introduction, Kind, Parcel
+from mpfedcl.network.parcels import Introduction
 from mpfedcl.network.roster import Roster, agree_on_classes
 from mpfedcl.network.status import Status
+from mpfedcl.network.wire import Kind, Parcel
 from small_runs import read_records, save_images
 
 DIGITS = tuple("0123456789")
