@@ -76,10 +76,14 @@ def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float)
         assert (ours["loss"] is None) == (theirs["loss"] is None)
         if theirs["loss"] is not None:
             assert abs(ours["loss"] - theirs["loss"]) <= tolerance * abs(theirs["loss"])
+        assert ours["loss_per_client"].keys() == theirs["loss_per_client"].keys()
+        for name, loss in theirs["loss_per_client"].items():
+            assert abs(ours["loss_per_client"][name] - loss) <= tolerance * abs(loss)
 
 
 def _told(record: Json) -> Json:
-    return {name: each for name, each in record.items() if name not in ("loss", "seconds")}
+    rounded = ("loss", "loss_per_client", "seconds")
+    return {name: each for name, each in record.items() if name not in rounded}
 
 
 def assert_equivalent(found: Path, wanted: Path, experiment: Experiment, tolerance: float) -> None:

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from browsing import PROGRAM, Open, Page
 from laboratory import Laboratory, Notebook
+from mpfedcl import Experiment, run
 from mpfedcl.cli import main
-from small_runs import Say, save_images
+from mpfedcl.comparison import Comparison
+from pictured_runs import save_pictures
+from small_runs import EXAMPLES, Say, save_images, small
+from watched_folder import Server, watched
+from written_runs import HOSTILE, write_run
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +22,41 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a tiny image set: one domain, three classes, 60 training and 30 test images."""
     root = tmp_path_factory.mktemp("images")
     save_images(root / "stripes.npz")
+    return root
+
+
+@pytest.fixture(scope="session")
+def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a tiny image set that is enough for fifty clients."""
+    root = tmp_path_factory.mktemp("many-images")
+    save_images(root / "stripes.npz", num_train=160, num_test=40)
+    return root
+
+
+@pytest.fixture
+def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs over a network: a model of a thousand weights, and nobody waits for long."""
+    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (24, 12))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    for module in ("engine", "roster"):
+        monkeypatch.setattr(f"mpfedcl.network.{module}.POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data and weights but those that a test names, and a cache of its own."""
+    monkeypatch.setenv("MPFEDCL_CACHE", str(tmp_path / "cache"))
+    for name in ("MPFEDCL_DATA", "MPFEDCL_WEIGHTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """The root of a tiny set of pictures: three domains, four classes, mixed sizes and colours."""
+    root = tmp_path / "pictures"
+    save_pictures(root)
     return root
 
 
@@ -29,6 +71,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Say:
         return end.value.code, *capsys.readouterr()
 
     return run_words
+
+
+# A federation of processes
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +101,67 @@ def notebook() -> Iterator[Notebook]:
     folder = Path(__file__).parents[1] / "build"
     folder.mkdir(exist_ok=True)
     notebook.save(folder / "faults.md")
+
+
+# In a browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The system's own browser, without a window."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # A container's root has no sandbox to run Chromium in.
+        found = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def live_server(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A folder with all kinds of runs, watched."""
+    root = tmp_path_factory.mktemp("watched") / "runs"
+    run(Experiment(rounds=6), root / "digits")
+    base = small(images, rounds=4, partition__alpha=0.3)
+    comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg"), (0, 1), root / "both")
+    assert comparison.run(1, lambda: False, lambda: None)
+    write_run(
+        root / "absent", rounds=5, rejected={"client-7": "vectors are not finite: layer <b>1</b>"}
+    )
+    write_run(root / HOSTILE[1].replace("/", ""), clients=HOSTILE, classes=HOSTILE)
+    write_run(root / "many", clients=[f"client-{n:03}" for n in range(150)], rounds=80)
+    (root / "broken").mkdir()
+    (root / "broken" / "experiment.toml").write_text("method = <b>")
+    with watched(root) as found:
+        yield found
+
+
+@pytest.fixture
+def live(browser: Any, live_server: Server) -> Iterator[Open]:
+    """Opens the page; afterwards nothing may have gone wrong in it, nor been asked elsewhere."""
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def open_page(where: Server = live_server, *, width: int = 1200, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        # Milliseconds that a busy machine may take.
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on(
+            "request",
+            lambda each: None if each.url.startswith(where.address) else troubles.append(each.url),
+        )
+        page.goto(where.address)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # A server that has ended is told of by the page itself, too.
+    assert [each for each in troubles if "net::ERR_" not in each] == []

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy
 import torch
+from PIL import Image
 from safetensors.torch import load
 
 from mpfedcl.clock import Clock
 from mpfedcl.convergence import Inspection
+from mpfedcl.course import Observer
 from mpfedcl.data.federated import load_federated
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.exchange import Broadcast, Failure, LateReading, Share, Update
@@ -26,7 +28,6 @@ from mpfedcl.models import Mlp, Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.readings import Readings
 from mpfedcl.rng import generator
-from mpfedcl.simulation import Observer
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -54,6 +55,19 @@ def save_images(
         x_test=images[num_train:],
         y_test=labels[num_train:],
     )
+
+
+def save_pictures(root: Path, classes: Sequence[str], domains: Sequence[str] = ("one",)) -> Path:
+    """Write 12 pictures of 6x6 pixels of each class in each domain; return the root."""
+    random = numpy.random.default_rng(7)
+    for domain in domains:
+        for name in classes:
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for number in range(12):
+                pixels = random.integers(0, 256, (6, 6), dtype=numpy.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
 
 
 def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
@@ -217,9 +231,15 @@ def assert_close_results(left: Path, right: Path, tolerance: float) -> None:
     assert results_of(left).keys() == results_of(right).keys()
 
 
+def trail_of(path: Path) -> dict[str, bytes]:
+    """Return the bytes of a run's trail, by file name."""
+    return {each.name: each.read_bytes() for each in sorted((path / "trail").glob("*"))}
+
+
 def assert_same_run(left: Path, right: Path) -> None:
-    """Hold two runs to the same models, pool, records and summary; timings aside."""
+    """Hold two runs to the same models, pool, trail, records and summary; timings aside."""
     assert_same_results(left, right)
+    assert trail_of(left) == trail_of(right)
     assert without_timings(read_records(left)) == without_timings(read_records(right))
     assert without_timings([read_summary(left)]) == without_timings([read_summary(right)])
     assert (left / "experiment.toml").read_bytes() == (right / "experiment.toml").read_bytes()

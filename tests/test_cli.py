@@ -141,7 +141,10 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("one.toml two.toml", "two.toml"),
     ("--resume absent", "resume is 'absent'"),
     ("--resume .", "resume is '.'"),
-    ("--resume . --out x", "resume goes with --rounds, --engine and --workers alone"),
+    (
+        "--resume . --out x",
+        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone",
+    ),
 ]
 
 
@@ -355,7 +358,10 @@ def test_resume_with_other_settings(
 ) -> None:
     run(small(images), tmp_path / "run")
     sentence = refused("run", "--resume", tmp_path / "run", *words.split())
-    assert "resume goes with --rounds, --engine and --workers alone" in sentence
+    assert (
+        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+        in sentence
+    )
 
 
 def test_resume_with_fewer_rounds(images: Path, tmp_path: Path, refused: Refused) -> None:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Context, Method, resume, run
+from mpfedcl.course import Observer
 from mpfedcl.models import Tensors
-from mpfedcl.simulation import Observer
 from small_runs import (
     EXAMPLES,
     assert_same_run,

@@ -8,49 +8,17 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput, resume, run
+from mpfedcl.course import Observer
 from mpfedcl.data.pictures import PictureStore
 from mpfedcl.experiment import Experiment
 from mpfedcl.models.encoder import ResNetEncoder
-from mpfedcl.simulation import Observer
+from pictured_runs import pictured
 from small_runs import read_summary
 
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPFEDCL_CACHE", str(tmp_path / "cache"))
-    for name in ("MPFEDCL_DATA", "MPFEDCL_WEIGHTS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Three domains, four classes, mixed sizes, grey and RGB."""
-    random = numpy.random.default_rng(3)
-    root = tmp_path / "pictures"
-    for number, domain in enumerate(("ink", "paint", "photo")):
-        for label, name in enumerate(("ant", "bee", "cat", "dog")):
-            folder = root / domain / name
-            folder.mkdir(parents=True)
-            for index in range(6):
-                height, width = random.integers(20, 50, 2)
-                channels = () if domain == "ink" else (3,)
-                pixels = random.integers(0, 60, (height, width, *channels), dtype=numpy.uint8)
-                pixels[label * 5 : label * 5 + 5] += numpy.uint8(150 + 10 * number)
-                Image.fromarray(pixels).save(folder / f"{index}.{'png' if index % 2 else 'jpg'}")
-    return root
-
-
-def pictured(root: Path, **changes: Any) -> Experiment:
-    settings = {
-        "dataset__name": "folder",
-        "dataset__root": root,
-        "partition__kind": "feature",
-        "encoder__name": "random-resnet18",
-        "train__lr": 0.1,
-    }
-    return Experiment(rounds=2).replace(**settings | changes)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def test_a_second_run_opens_no_image(

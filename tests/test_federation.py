@@ -224,6 +224,7 @@ def test_the_loss_is_the_mean_over_samples(images: Path) -> None:
     wanted = sum(update.loss * update.num_samples for update in engine.updates[0]) / 60
     assert record.loss is not None
     assert math.isclose(record.loss, wanted, rel_tol=1e-12)
+    assert record.loss_per_client == {each.client: each.loss for each in engine.updates[0]}
 
 
 @pytest.mark.parametrize("method", METHODS)

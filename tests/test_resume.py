@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mpfedcl import InvalidInput, resume, run
+from mpfedcl.course import Observer
 from mpfedcl.experiment import Experiment
-from mpfedcl.simulation import Observer
 from small_runs import (
     EXAMPLES,
     Warnings,

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, RunResult, run
+from mpfedcl.course import Observer
 from mpfedcl.hardware import cap_threads
 from mpfedcl.methods import READINGS
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer
 from small_runs import (
     METHODS,
     PHASES,
@@ -57,7 +57,7 @@ def shares_prototypes(result: RunResult) -> bool:
 def test_the_files(result: RunResult) -> None:
     found = {each.name for each in result.path.iterdir() if not each.name.startswith(".")}
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
-    wanted |= {"partition.json", "confusion.json"}
+    wanted |= {"partition.json", "confusion.json", "CARD.md"}
     wanted |= {"model.safetensors"} if shares_model(result) else set()
     wanted |= {"pool.safetensors"} if shares_prototypes(result) else set()
     assert found == wanted

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpfedcl.course import RunResult
+    from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
     from mpfedcl.methods import Batch, Context, Method
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
         cluster_prototypes,
         prototype_contrastive_loss,
     )
-    from mpfedcl.simulation import RunResult, resume, run
+    from mpfedcl.simulation import resume, run
+    from mpfedcl.tracking import Tracker
 
 __all__ = [
     "Batch",
@@ -26,9 +29,12 @@ __all__ = [
     "Experiment",
     "InvalidInput",
     "Method",
+    "Prediction",
+    "Predictor",
     "PrototypePool",
     "Prototypes",
     "RunResult",
+    "Tracker",
     "cluster_prototypes",
     "prototype_contrastive_loss",
     "resume",
@@ -41,9 +47,12 @@ _HOMES = {
     "Experiment": "experiment",
     "InvalidInput": "errors",
     "Method": "methods",
+    "Prediction": "deployment.predictor",
+    "Predictor": "deployment.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
-    "RunResult": "simulation",
+    "RunResult": "course",
+    "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
     "prototype_contrastive_loss": "prototypes",
     "resume": "simulation",

@@ -35,7 +35,8 @@ class Run:
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _Folder = None
-    """Go on with the run in this folder; only --rounds, --engine and --workers may be given too."""
+    """Go on with the run in this folder; only --rounds, --engine, --workers, --trail, --track
+    and --track-to may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -158,6 +159,23 @@ class Tune:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the search as JSON and nothing else."""
     settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show all runs below a folder on a local web page, live; it only reads.
+
+    Examples: `mpfedcl watch`, `mpfedcl watch runs/paper --port 9000`.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_FOLDER]")] = Path(
+        "runs"
+    )
+    """Folder that holds runs, at any depth up to six."""
+    port: int = 8700
+    """Port; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen on; unless it is this machine's own, others can read your runs."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from mpfedcl.arguments import (
     Report,
     Run,
     Tune,
+    Watch,
 )
+from mpfedcl.deployment.arguments import Export, Predict
 from mpfedcl.errors import InvalidInput, LostWorker
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.network.arguments import (
     FederationClient,
     FederationInit,
@@ -45,8 +47,11 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
   mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
+  mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
+  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
+  mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
@@ -72,10 +77,13 @@ _COMMANDS = {
     "run": Command(Run, "run", "run_command"),
     "compare": Command(Compare, "compare", "compare_command"),
     "report": Command(Report, "report", "report_command"),
+    "watch": Command(Watch, "watch", "watch_command"),
     "tune": Command(Tune, "tune", "tune_command"),
     "paper list": Command(PaperList, "paper", "paper_list_command"),
     "paper show": Command(PaperShow, "paper", "paper_show_command"),
     "paper run": Command(PaperRun, "paper", "paper_run_command"),
+    "predict": Command(Predict, "predict", "predict_command"),
+    "export": Command(Export, "export", "export_command"),
     "methods": Command(Methods, "catalogues", "methods_command"),
     "data list": Command(DataList, "catalogues", "data_list_command"),
     "data show": Command(DataShow, "catalogues", "data_show_command"),
@@ -114,11 +122,16 @@ _PLAIN_WORDS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
+_RESUME_GOES_WITH = (
+    "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process.
 
-    0 done, 1 another process was lost, 2 bad input, 130 interrupted.
+    0 done, 1 another process was lost, 2 bad input, 3 some images could not be read, 130
+    interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -194,21 +207,17 @@ def parse(words: list[str]) -> Any:
     # the file's settings as the defaults.
     anew = _parse(command, rest, program, replace(parsed, settings=kept))
     if isinstance(anew, FederationStart) and anew.resume is not None:
-        _refuse_changes(anew.settings, kept, ("rounds",), "--rounds alone")
+        _refuse_changes(anew.settings, kept, ("rounds",), "resume goes with --rounds alone")
     return anew
 
 
 def _parse_resume(first: Run, words: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
-        raise InvalidInput(
-            "resume goes with --rounds, --engine and --workers alone; a file or --out must not be "
-            "given."
-        )
+        raise InvalidInput(f"{_RESUME_GOES_WITH}; a file or --out must not be given.")
     assert first.resume is not None
     kept = _kept_experiment(first.resume)
     parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    free = ("rounds", "engine", "workers")
-    _refuse_changes(parsed.settings, kept, free, "--rounds, --engine and --workers alone")
+    _refuse_changes(parsed.settings, kept, ("rounds", *INDIFFERENT), _RESUME_GOES_WITH)
     return parsed
 
 
@@ -222,7 +231,7 @@ def _kept_experiment(folder: Path) -> Experiment:
 
 def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], words: str) -> None:
     if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
-        raise InvalidInput(f"resume goes with {words}; other settings stay as they were.")
+        raise InvalidInput(f"{words}; other settings stay as they were.")
 
 
 def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 
 from mpfedcl.clock import training_seconds
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.methods import READINGS, find_method
 from mpfedcl.readings import TESTS
 from mpfedcl.runs import RunDirectory
 from mpfedcl.statistics import LEVEL, best_and_within, find_best, paired_difference
+from mpfedcl.tracking import find_trackers
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Comparison:
                 raise InvalidInput(
                     f"{name} is {list(values)}; it must name at least one, and each once."
                 )
+        # What is missing is said before any run is begun.
+        find_trackers(base.track)
         plans = []
         for method in methods:
             defaults = find_method(method).defaults
@@ -44,8 +47,7 @@ class Comparison:
                 plans.append(Plan(experiment, path / folder))
         for plan in plans:
             directory = RunDirectory(plan.path)
-            # Where clients are run makes no difference to the result.
-            here = {"engine": plan.experiment.engine, "workers": plan.experiment.workers}
+            here = {name: plan.experiment.setting(name) for name in INDIFFERENT}
             if (
                 directory.holds_run()
                 and directory.read_experiment().replace(**here) != plan.experiment

@@ -25,6 +25,7 @@ from mpfedcl.settings import (
     GuardSettings,
     NetworkSettings,
     OpenInt,
+    OpenPath,
     PartitionSettings,
     PrototypeSettings,
     Settings,
@@ -33,6 +34,15 @@ from mpfedcl.settings import (
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
+INDIFFERENT: Mapping[str, Any] = {
+    "engine": "auto",
+    "workers": 1,
+    "track": (),
+    "track_to": None,
+    "trail": True,
+}
+"""Settings that make no difference to a result, at their defaults: where clients are run and who
+looks on. A run may be gone on with under others."""
 
 
 class Experiment(Settings):
@@ -67,8 +77,14 @@ class Experiment(Settings):
     with thousands of clients all of them take longer than the training."""
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    trail: bool = True
+    """Keep the prototypes of up to 32 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
     """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
+    track: tuple[str, ...] = ()
+    """Tell trackers of each round: tensorboard, mlflow, or package.module:Class for your own."""
+    track_to: Annotated[Path | None, OpenPath] = None
+    """Folder for what trackers write, which runs may share [default: the run's own folder]."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()

@@ -38,6 +38,8 @@ class RoundRecord:
     loss: float | None
     accuracy: Table | None
     accuracy_per_client: dict[str, float | None] | None
+    loss_per_client: dict[str, float]
+    """Of the clients that were accepted."""
     seconds: dict[str, float]
     bytes: dict[str, int]
     clients: Attendance
@@ -178,6 +180,7 @@ class Federation:
             loss=self._mean_loss(intake.losses),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(self._method.reading) if readings else None,
+            loss_per_client={name: intake.losses[name] for name in sorted(intake.losses)},
             seconds=self._clock.lap(),
             bytes={"up": intake.bytes_up, "down": broadcast.num_bytes * len(chosen)},
             clients=Attendance(

@@ -10,14 +10,18 @@ from pathlib import Path
 from mpfedcl.errors import InvalidInput
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash at any moment leaves the old one or the new one."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file so that a crash at any moment leaves the old one or the new one.
+
+    What is not `durable` is not waited for: it outlives the process, perhaps not a power cut.
+    """
     beside = path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
         # On a full disk half a file helps nobody. The system names no file where a write fails.
@@ -25,7 +29,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             beside.unlink(missing_ok=True)
         error.filename = str(path)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def free_folder(wanted: Path) -> Path:
@@ -49,6 +54,20 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def wait_for_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and keep other mpfedcl processes waiting that want it too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # A file system that knows no locks: a rare double start is worth less than working.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)
 

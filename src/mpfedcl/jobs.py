@@ -14,10 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+from mpfedcl.course import Observer
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, resume, run
+from mpfedcl.simulation import resume, run
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
             path,
             experiment.rounds,
             observer,
-            engine=experiment.engine,
-            workers=experiment.workers,
+            **{name: experiment.setting(name) for name in INDIFFERENT},
         )
         return done.summary is not None
     return run(experiment, path, observer).summary is not None

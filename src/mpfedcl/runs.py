@@ -194,7 +194,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Take back the mark of a finished run, and what else sums it up, before it goes on."""
-        for name in ("summary.json", "convergence.json"):
+        for name in ("summary.json", "convergence.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
 
     def _acquire(self, named: str = "out") -> None:

@@ -30,6 +30,17 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise InvalidInput(_sentence(self.section, type(self), error)) from None
 
+    def leaves(self, prefix: str = "") -> list[tuple[str, Any]]:
+        """Return all settings by dotted name."""
+        found: list[tuple[str, Any]] = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Settings):
+                found += value.leaves(f"{prefix}{name}.")
+            else:
+                found.append((f"{prefix}{name}", value))
+        return found
+
 
 class DatasetSettings(Settings):
     """Which data, and how much of it."""

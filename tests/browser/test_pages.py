@@ -4,14 +4,13 @@ Pictures of what was seen are left in screenshots/. Without a browser or playwri
 skipped; `make test-browser` installs both.
 """
 
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browsing import MARKS, SCREENSHOTS, Page, block, shoot
 from mpfedcl import Experiment, run
 from mpfedcl.comparison import Comparison
 from mpfedcl.report.document import gather_document
@@ -20,34 +19,7 @@ from mpfedcl.report.sources import find_sources
 from small_runs import small
 from written_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SCREENSHOTS = Path(__file__).parents[2] / "screenshots"
-_PROGRAM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(_PROGRAM is None, reason="no Chromium or Chrome found: make test-browser"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("playwright") is None,
-        reason="playwright is not installed: make test-browser",
-    ),
-    # One browser for all: xdist must not start one a process.
-    pytest.mark.xdist_group("browser"),
-]
-
-Page = Any
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """The system's own browser, without a window."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # A container's root has no sandbox to run Chromium in.
-        found = playwright.chromium.launch(executable_path=_PROGRAM, args=["--no-sandbox"])
-        yield found
-        found.close()
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +85,6 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 def _note_request(troubles: list[str], address: str) -> None:
     if not address.startswith("file:"):
         troubles.append(address)
-
-
-def shoot(page: Page, name: str) -> None:
-    SCREENSHOTS.mkdir(exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
-
-
-def block(page: Page, title: str, place: int = 0) -> Any:
-    return page.locator(".block", has=page.locator("h3", has_text=title)).nth(place)
 
 
 KINDS = ["run", "comparison", "paper", "quick", "tuning", "hostile", "many", "together"]

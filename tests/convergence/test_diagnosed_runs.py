@@ -12,9 +12,9 @@ import torch
 
 from mpfedcl import Experiment, InvalidInput, resume, run
 from mpfedcl.convergence import BOUNDS, Inspection
+from mpfedcl.course import Observer
 from mpfedcl.engines import Engine
 from mpfedcl.exchange import Broadcast, Update
-from mpfedcl.simulation import Observer
 from small_runs import (
     EXAMPLES,
     METHODS,

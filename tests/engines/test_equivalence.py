@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from compared import assert_close_tensors, assert_equivalent
 
+from compared import assert_close_tensors, assert_equivalent
 from mpfedcl import resume, run
 from mpfedcl.clock import Clock
+from mpfedcl.course import Observer, RunResult
 from mpfedcl.data.federated import ClientData, FederatedData, load_federated
 from mpfedcl.data.preprocessing import Preprocessing
 from mpfedcl.engines import InProcessEngine
@@ -25,7 +26,6 @@ from mpfedcl.models import Mlp, Model
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.models.trainable import TrainableEncoder
 from mpfedcl.rng import generator
-from mpfedcl.simulation import Observer, RunResult
 from small_runs import EXAMPLES, METHODS, read_records, save_images, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5

@@ -79,7 +79,8 @@ def test_killed_clients_are_missing_and_come_back_by_themselves(
         "client-2": laboratory.fresh(CLIENT_APP, "client-2"),
         "client-0": laboratory.one(SUPERNODE, "client-0"),
     }
-    began, killed_in, back = {}, {}, {}
+    began, killed_in = {}, {}
+    back: dict[str, float] = {}
     for name, process in victims.items():
         killed_in[name] = laboratory.status()["round"]
         began[name] = time.monotonic()

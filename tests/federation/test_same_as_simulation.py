@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from laboratory import LONG, Course, Laboratory
 from safetensors.torch import load_file
 
+from laboratory import LONG, Course, Laboratory
 from mpfedcl import Experiment, run
 from mpfedcl.runs import RunDirectory
 

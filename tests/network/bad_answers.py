@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
-from federations import rewrite
+from federations import records_of, rewrite
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from mpfedcl.network.wire import Arrays
@@ -42,11 +42,7 @@ def rows(part: str, change: Callable[[Any], Any]) -> Bad:
 
 
 def text(content: str) -> Bad:
-    def put(request: Message, reply: Message) -> Message:
-        records = {"values": ConfigRecord({"json": content}), "arrays": ArrayRecord({})}
-        return Message(RecordDict(records), reply_to=request)
-
-    return put
+    return lambda request, _: Message(records_of(content, {}), reply_to=request)
 
 
 def records(content: Mapping[str, Any]) -> Bad:

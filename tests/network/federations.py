@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from compared import assert_close_tensors, load_results, predict
+from mpfedcl.course import Observer, RunResult
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower import FlowerCourier, unpack
 from mpfedcl.network.server import serve, serve_again
 from mpfedcl.network.wire import Arrays
-from mpfedcl.simulation import Observer, RunResult
 from small_runs import (
     Json,
     assert_same_results,
@@ -181,8 +181,14 @@ def rewrite(
         for name, each in arrays(dict(parcel.arrays)).items()
     }
     text = to_text(values(dict(parcel.values)))
-    content = {"values": ConfigRecord({"json": text}), "arrays": ArrayRecord(changed)}
-    return Message(RecordDict(content), reply_to=request)
+    return Message(records_of(text, changed), reply_to=request)
+
+
+def records_of(text: str, arrays: Mapping[str, Array]) -> RecordDict:
+    """Return what a message consists of, with any text and any arrays."""
+    records = RecordDict({"values": ConfigRecord({"json": text})})
+    records["arrays"] = ArrayRecord({**arrays})
+    return records
 
 
 def to_text(values: Json) -> str:

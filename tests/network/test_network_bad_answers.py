@@ -12,7 +12,9 @@ from loopback import Meddle
 
 from mpfedcl.errors import RunCutShort
 from mpfedcl.network.flower import unpack
-from small_runs import assert_same_results, read_records, read_summary
+from small_runs import Json, assert_same_results, read_records, read_summary
+
+pytestmark = pytest.mark.usefixtures("small_and_quick")
 
 HONEST = ("client-0", "client-1")
 SECOND = {**BAD_READINGS, "nothing, ever": (lambda *_: None, ""), "an old answer": (None, "")}
@@ -57,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bad_run(many_images: Path, folder: Path) -> Path:
+def bad_run(small_and_quick: None, many_images: Path, folder: Path) -> Path:
     """A run of two rounds with two honest clients among many others, made once."""
     if not (folder / "run").exists():
         experiment = double(
@@ -113,8 +115,8 @@ def test_the_others_get_what_they_would_have_got_alone(
 ) -> None:
     """In the first round only the honest ones count, and one of them answers twice."""
     number = len(HONEST) + len(BAD_CLIENTS)
-    changes = {"rounds": 1, "clients": number, "partition__kind": "iid", "network__patience": 0.1}
-    experiment = double(many_images, **changes)
+    changes: Json = {"rounds": 1, "clients": number, "partition__kind": "iid"}
+    experiment = double(many_images, **changes, network__patience=0.1)
     alone = Federation(experiment, tmp_path, count=len(HONEST))
     wanted = read_records(alone.serve().path)[0]
     found = read_records(bad_run)[0]

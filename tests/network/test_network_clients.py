@@ -12,6 +12,8 @@ from flwr.app import Message
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_runs import Json, Say, read_records
 
+pytestmark = pytest.mark.usefixtures("small_and_quick")
+
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Path]:

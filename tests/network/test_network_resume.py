@@ -13,6 +13,8 @@ from mpfedcl import resume, run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_runs import read_records, read_summary
 
+pytestmark = pytest.mark.usefixtures("small_and_quick")
+
 SCAFFOLD = "custom_method:Scaffold"
 GONE = 5
 """Flower's code for a node that went away."""
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def whole(images: Path, folder: Path) -> Whole:
+def whole(small_and_quick: None, images: Path, folder: Path) -> Whole:
     """The run of a method that nothing has interrupted, made once."""
 
     def find(method: str) -> Path:

@@ -12,9 +12,10 @@ import pytest
 
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.cli import main
+from mpfedcl.course import Observer
 from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, resume, run
+from mpfedcl.simulation import resume, run
 from mpfedcl.tuning import Search, Tuning, load_tuning, run_searches, tune
 from mpfedcl.tuning.halving import Rung, choose, keep_best
 from parsed_pages import document_in

@@ -20,6 +20,7 @@ from mpfedcl.report.tables import (
     mean_and_deviation,
 )
 from mpfedcl.runs import RunDirectory
+from mpfedcl.tracking import read_failures
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
@@ -40,6 +41,9 @@ def compare_command(arguments: Compare) -> int:
     if not complete:
         console.print(f"Stopped. The same command with --out {path} goes on where it stopped.")
         return 130
+    for plan in comparison.plans:
+        for sentence in read_failures(plan.path):
+            console.print(f"{plan.path.name}: {sentence}")
     content = comparison.collect()
     comparison.write(content)
     _draw(comparison)

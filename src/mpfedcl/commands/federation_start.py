@@ -9,15 +9,16 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from mpfedcl.commands.run import draw_figures, note_round, show_result
+from mpfedcl.course import RunResult
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import free_folder
 from mpfedcl.network.arguments import FederationStart
 from mpfedcl.network.folder import ServerFolder
 from mpfedcl.network.processes import is_running, stop_run, submit
+from mpfedcl.network.server import check_experiment
 from mpfedcl.network.status import read_status, stop_file
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import RunResult
 
 _LOOK_SECONDS = 0.3
 _REACH_SECONDS, _REACH_TRIES = 5.0, 5
@@ -33,6 +34,9 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
+    if arguments.resume is None:
+        # Now: whoever starts a run is still looking, and the server may be far away.
+        check_experiment(arguments.settings)
     under_way = read_status(folder.status)
     if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
         raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")

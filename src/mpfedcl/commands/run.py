@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from mpfedcl.arguments import Run
-from mpfedcl.experiment import Experiment
+from mpfedcl.course import Observer, RunResult
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Observer, RunResult, follow, resume, run
+from mpfedcl.simulation import follow, resume, run
 from mpfedcl.team import is_follower
 
 
@@ -44,8 +45,7 @@ def run_command(arguments: Run) -> int:
                 arguments.resume,
                 asked.rounds,
                 observer,
-                engine=asked.engine,
-                workers=asked.workers,
+                **{name: asked.setting(name) for name in INDIFFERENT},
             )
         else:
             result = run(arguments.settings, arguments.out, observer)
@@ -145,5 +145,5 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     if summary["rejected"]:
         console.print(f"{summary['rejected']} updates were rejected, {_example(result.history)}")
     console.print(f"run: {result.path}")
-    files = ["summary.json", *(["convergence.json"] if experiment.diagnostics else [])]
+    files = ["CARD.md", "summary.json", *(["convergence.json"] if experiment.diagnostics else [])]
     console.print(f"in it: {', '.join(files)}, {', '.join(each.name for each in figures)}")

@@ -93,6 +93,19 @@ def open_archive(opener: Opener, shown: str, identity: str, num_classes: int | N
     return Archive(stores["x_train"], labels["y_train"], stores["x_test"], labels["y_test"])
 
 
+def open_images(opener: Opener, shown: str, identity: str) -> ArchiveStore:
+    """Open images that need no labels: the array x_test, else x, else x_train."""
+    with _open_archive(opener, shown) as archive:
+        found = {name.removesuffix(".npy") for name in archive.namelist()}
+        key = next((each for each in ("x_test", "x", "x_train") if each in found), None)
+        if key is None:
+            listed = ", ".join(sorted(found)) or "nothing"
+            raise InvalidInput(f"{shown} has {listed}; it must have x_test, x or x_train.")
+        shape = _read_shape(archive, key, shown)
+    _check_image_shape(shape, f"{shown}: {key}")
+    return ArchiveStore(opener, key, shape, shown, identity)
+
+
 @contextmanager
 def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
     try:

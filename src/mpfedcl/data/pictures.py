@@ -58,10 +58,7 @@ class PictureStore:
         positions = {path: position for position, path in enumerate(paths)}
 
         def decode(path: Path) -> None:
-            with _open(path) as picture:
-                upright = ImageOps.exif_transpose(picture)
-                flat = _flatten(upright, "RGB" if is_colour else "L")
-            images[positions[path]] = numpy.asarray(resize_picture(flat, size))
+            images[positions[path]] = _decode(path, size, is_colour)
 
         _map_files(decode, paths, "Decoding images")
         return images
@@ -74,6 +71,27 @@ def read_pictures(paths: Sequence[Path], image_size: int | None) -> Images:
     return store.load(numpy.arange(len(paths)), choose_size(sizes, image_size), is_colour)
 
 
+def read_picture(path: Path, size: Size, is_colour: bool) -> Images:
+    """Decode one file: [height, width], or [height, width, 3] where `is_colour`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _decode(path, size, is_colour)
+        except Exception as error:
+            raise InvalidInput(_name_faults([f"{path} ({_explain(error, path)})"])) from None
+
+
+def bring_picture(picture: Image.Image, size: Size, is_colour: bool) -> Images:
+    """Return a picture upright, in one colour mode and size."""
+    flat = _flatten(ImageOps.exif_transpose(picture), "RGB" if is_colour else "L")
+    return numpy.asarray(resize_picture(flat, size))
+
+
+def _decode(path: Path, size: Size, is_colour: bool) -> Images:
+    with _open(path) as picture:
+        return bring_picture(picture, size, is_colour)
+
+
 def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
     """Do the work on every file in threads; one sentence names the files that cannot be read."""
 
@@ -82,8 +100,7 @@ def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: st
             return [work(path)], None
         # Decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error, ...
         except Exception as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            return [], " ".join(reason.replace(repr(str(path)), "").split()).rstrip(".")
+            return [], _explain(error, path)
 
     results: list[_Result] = []
     faults: list[str] = []
@@ -103,6 +120,11 @@ def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: st
     if faults:
         raise InvalidInput(_name_faults(faults))
     return results
+
+
+def _explain(error: Exception, path: Path) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.replace(repr(str(path)), "").split()).rstrip(".")
 
 
 def _name_faults(faults: list[str]) -> str:

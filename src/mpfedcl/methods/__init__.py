@@ -2,10 +2,9 @@
 
 import importlib
 import pkgutil
-import sys
-from pathlib import Path
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.importing import import_class
 from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server
 
 __all__ = [
@@ -48,20 +47,7 @@ def find_method(name: str) -> type[Method]:
 
 
 def _import_method(name: str) -> type[Method]:
-    module_name, _, class_name = name.partition(":")
-    # An installed command does not look in the current folder, where a user's own module lives.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    # A user's module may fail in any way while it is imported; the sentence says how.
-    except Exception as error:
-        raise InvalidInput(
-            f"method is {name!r}; it must name an importable package.module:Class "
-            f"({type(error).__name__}: {error})."
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise InvalidInput(f"method is {name!r}; it must name a subclass of mpfedcl.Method.")
+    found = import_class("method", name, Method)
     if found.reading not in READINGS:
         raise InvalidInput(
             f"method is {name!r}, whose reading is {found.reading!r}; it must be one of "

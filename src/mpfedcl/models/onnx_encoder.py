@@ -36,7 +36,7 @@ class OnnxEncoder:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._content = path.read_bytes()
+            self.content = path.read_bytes()
         except OSError as error:
             raise InvalidInput(
                 f"encoder.name is 'onnx:{path}', which cannot be read "
@@ -46,7 +46,7 @@ class OnnxEncoder:
         self._path = path
         # Size and scale are read from the file itself, so its bytes decide everything.
         sha = hashlib.sha256(describe_kind("onnx", _AS_THEY_ARE))
-        sha.update(self._content)
+        sha.update(self.content)
         self.fingerprint = sha.hexdigest()
 
     @cached_property
@@ -88,7 +88,7 @@ class OnnxEncoder:
         options.log_severity_level = 3
         try:
             session = runtime.InferenceSession(
-                self._content, options, providers=["CPUExecutionProvider"]
+                self.content, options, providers=["CPUExecutionProvider"]
             )
         # The runtime has a class of error for each of its states, under no common name.
         except Exception as error:

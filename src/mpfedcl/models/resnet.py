@@ -59,13 +59,26 @@ class ResNet18:
 
     def apply(self, params: Tensors, images: Tensor) -> Tensor:
         """Return the features, normalised by the running statistics."""
+        return self.apply_folded(self.fold(params), images)
 
-        def convolve(inputs: Tensor, name: str, norm: str, stride: int) -> Tensor:
-            # The affine map is folded into the convolution: it then costs no pass of its own.
+    def fold(self, params: Tensors) -> Tensors:
+        """Return the weight and bias of each convolution with its norm's affine map inside.
+
+        The norms then cost no pass of their own.
+        """
+        folded: Tensors = {}
+        for name, norm, *_ in _convolutions():
             scale = params[f"{norm}.weight"] * (params[f"{norm}.running_var"] + _EPSILON).rsqrt()
             shift = params[f"{norm}.bias"] - params[f"{norm}.running_mean"] * scale
-            weight = params[f"{name}.weight"] * scale[:, None, None, None]
-            return _convolve(inputs, weight, shift, stride)
+            folded[f"{name}.weight"] = params[f"{name}.weight"] * scale[:, None, None, None]
+            folded[f"{name}.bias"] = shift
+        return folded
+
+    def apply_folded(self, folded: Tensors, images: Tensor) -> Tensor:
+        """Return the features by what `fold` returned."""
+
+        def convolve(inputs: Tensor, name: str, _norm: str, stride: int) -> Tensor:
+            return _convolve(inputs, folded[f"{name}.weight"], folded[f"{name}.bias"], stride)
 
         return _forward(images, convolve)
 

@@ -4,14 +4,13 @@
 the keys of the run configuration, and an empty text leaves one open.
 """
 
-import contextlib
 import os
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,6 +20,9 @@ from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.courier import Answer
 from mpfedcl.network.resident import ask_resident
 from mpfedcl.network.wire import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
+
+if TYPE_CHECKING:
+    from mpfedcl.network.status import Status
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
@@ -43,32 +45,34 @@ client_app = ClientApp()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
+    from mpfedcl.course import Observer
     from mpfedcl.network.run_config import parse_run_config
     from mpfedcl.network.server import serve, serve_again
     from mpfedcl.network.status import Status
-    from mpfedcl.simulation import Observer
 
-    order = parse_run_config(context.run_config)
-    _keep_watch(order.status)
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
-    courier = FlowerCourier(grid)
+    place = context.run_config.get("status")
+    status = Status(Path(str(place)) if place else None)
+    _keep_watch(status)
     try:
+        order = parse_run_config(context.run_config)
+        courier = FlowerCourier(grid)
         if order.resume is not None:
             result = serve_again(courier, order.resume, order.rounds, order.status, observer)
         else:
             result = serve(courier, order.experiment, order.out, order.status, observer)
     except (InvalidInput, LostWorker) as error:
-        Status(order.status).say("failed", error=str(error))
+        status.say("failed", error=str(error))
         raise
     except Exception as error:
-        Status(order.status).say("failed", error=f"{type(error).__name__}: {error}")
+        status.say("failed", error=f"{type(error).__name__}: {error}")
         raise
     is_done = result.summary is not None
-    Status(order.status).say("done" if is_done else "stopped", path=str(result.path.resolve()))
+    status.say("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
-def _keep_watch(status: Path | None) -> None:
+def _keep_watch(status: "Status") -> None:
     """Show that this process lives, and end with the one that started it.
 
     Flower's own way to end can hang. All that was done is in the run directory, so that this
@@ -78,9 +82,7 @@ def _keep_watch(status: Path | None) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            if status is not None:
-                with contextlib.suppress(OSError):
-                    os.utime(status)
+            status.touch()
             time.sleep(1)
         time.sleep(_GRACE_SECONDS)
         os._exit(1)

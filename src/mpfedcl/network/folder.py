@@ -130,8 +130,13 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     from mpfedcl.network.keys import make_authority, make_server_certificate
 
     existing = ServerFolder.open(root) if (root / "federation.toml").is_file() else None
-    if existing is None and root.exists() and any(root.iterdir()):
+    if root.exists() and not root.is_dir():
+        raise InvalidInput(f"{root} is a file; it must be a new folder, or a federation's.")
+    # What is only half made is made whole.
+    parts = {"server", "clients", "README.md"}
+    if existing is None and root.exists() and {each.name for each in root.iterdir()} - parts:
         raise InvalidInput(f"{root} is not empty; it must be a new folder, or a federation's.")
+    _check_host(host)
     if existing is not None and host not in (None, existing.host):
         raise InvalidInput(
             f"host is {host!r}; this federation's server is {existing.host!r}, and its certificate "
@@ -159,7 +164,9 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
             hosts,
         )
     for name in clients:
-        _make_client(folder, name)
+        # Once handed out and taken away from here, its key is nobody else's to make.
+        if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
+            _make_client(folder, name)
     write_app(folder.app)
     write_atomically(root / "README.md", pages.for_everybody(folder).encode())
     write_atomically(folder.server / "mpfedcl-server.service", pages.server_unit().encode())
@@ -201,7 +208,7 @@ def _make_client(folder: ServerFolder, name: str) -> None:
     place.mkdir(exist_ok=True)
     place.chmod(0o700)
     client = ClientFolder(place, name, f"{folder.host}:{folder.port}")
-    if not client.key.is_file():
+    if not (client.key.is_file() and folder.public_key(name).is_file()):
         make_node_key(client.key, folder.public_key(name))
     write_atomically(client.authority, folder.authority.read_bytes())
     write_atomically(place / "README.md", pages.for_client(client).encode())
@@ -217,6 +224,15 @@ def _check_client_name(name: str) -> None:
         raise InvalidInput(
             f"names has {name!r}; a client's name must be of letters, digits, '-', '_' and '.', "
             "begin with a letter or digit, and have at most 64 characters."
+        )
+
+
+def _check_host(host: str | None) -> None:
+    """A server's name stands in its certificate, and before a colon and a port."""
+    plain = (host or "a").replace("-", "a").replace(".", "a")
+    if not (plain.isalnum() and plain.isascii() and len(plain) <= 253) or host == "":
+        raise InvalidInput(
+            f"host is {host!r}; it must be a host name or an IPv4 address, without port."
         )
 
 

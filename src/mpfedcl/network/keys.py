@@ -18,8 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from mpfedcl.files import write_atomically
 
 _CURVE = ec.SECP384R1()
 _YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2
@@ -27,15 +30,14 @@ _YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2
 
 def make_authority(certificate: Path, key: Path) -> None:
     """Make the authority that vouches for the server; keep its key where nobody else reads it."""
-    private = ec.generate_private_key(_CURVE)
+    private = _find_key(key, PrivateFormat.PKCS8)
     name = _name("mpfedcl federation")
     builder = _builder(name, name, private, _YEARS_OF_AUTHORITY)
     # Vouches for servers itself, and for no other authority.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     signed = builder.sign(private, hashes.SHA384())
-    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+    write_atomically(certificate, signed.public_bytes(Encoding.PEM))
 
 
 def make_server_certificate(
@@ -45,7 +47,7 @@ def make_server_certificate(
     issuer = x509.load_pem_x509_certificate(authority.read_bytes())
     signer = load_pem_private_key(authority_key.read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    private = ec.generate_private_key(_CURVE)
+    private = _find_key(key, PrivateFormat.PKCS8)
     builder = _builder(_name(hosts[0]), issuer.subject, private, _YEARS_OF_SERVER)
     builder = builder.add_extension(
         x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
@@ -59,28 +61,46 @@ def make_server_certificate(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
     )
     signed = builder.sign(signer, hashes.SHA384())
-    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+    write_atomically(certificate, signed.public_bytes(Encoding.PEM))
 
 
 def make_node_key(private: Path, public: Path) -> None:
     """Make the key by which a client shows who it is."""
-    key = ec.generate_private_key(_CURVE)
-    write_private(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    key = _find_key(private, PrivateFormat.OpenSSH)
     text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    public.write_bytes(text + b"\n")
+    write_atomically(public, text + b"\n")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody but its owner could read at any moment."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Write a new file, whole or not at all, that nobody but its owner could read at any moment."""
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.unlink(missing_ok=True)
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # Unlike a renaming, a link never takes the place of a file that is there.
+        os.link(beside, path)
+    finally:
+        beside.unlink()
 
 
 def is_private(path: Path) -> bool:
     """Tell whether a file is closed to everybody but its owner."""
     return path.stat().st_mode & 0o077 == 0
+
+
+def _find_key(path: Path, form: PrivateFormat) -> ec.EllipticCurvePrivateKey:
+    """Return the private key of a file, made now if there is none: a key is never replaced."""
+    if not path.is_file():
+        made = ec.generate_private_key(_CURVE)
+        write_private(path, made.private_bytes(Encoding.PEM, form, NoEncryption()))
+    load = load_ssh_private_key if form is PrivateFormat.OpenSSH else load_pem_private_key
+    found = load(path.read_bytes(), password=None)
+    assert isinstance(found, ec.EllipticCurvePrivateKey)
+    return found
 
 
 def _builder(

@@ -99,7 +99,7 @@ def pack_experiment(experiment: Experiment) -> str:
     kind, _, path = (experiment.encoder.name or "").partition(":")
     name = f"{kind}:{PurePath(path).name}" if path else experiment.encoder.name
     return experiment.replace(
-        dataset__root=None, encoder__weights=None, encoder__name=name
+        dataset__root=None, encoder__weights=None, encoder__name=name, track=(), track_to=None
     ).to_toml()
 
 

@@ -112,7 +112,12 @@ def main() -> None:
     from mpfedcl.network.site import Site, SiteSettings
 
     values = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    serve_site(Path(sys.argv[2]), Site(SiteSettings.parse(values)).answer)
+    try:
+        settings = SiteSettings.parse(values)
+    except (InvalidInput, ParcelError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    serve_site(Path(sys.argv[2]), Site(settings).answer)
 
 
 if __name__ == "__main__":

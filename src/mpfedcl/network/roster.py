@@ -88,7 +88,7 @@ class Roster:
         end = time.monotonic() + self._experiment.network.patience
         here = self._look_once()
         while len(here) < wanted and time.monotonic() < end:
-            self._status.say(what, here=sorted(here), wanted=wanted, refused=self.refused)
+            self._status.say(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
             self._status.check()
             time.sleep(POLL_SECONDS)
             here = self._look_once()

@@ -55,7 +55,8 @@ def parse_run_config(config: Mapping[str, Any]) -> Order:
         if key not in OWN_KEYS
     }
     paths = {key: Path(str(said[key])) if key in said else None for key in OWN_KEYS[1:]}
-    return Order(base.replace(**changes), changes.get("rounds"), **paths)
+    experiment = base.replace(**changes)
+    return Order(experiment, experiment.rounds if "rounds" in changes else None, **paths)
 
 
 def _parse(key: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mpfedcl.clock import Clock
+from mpfedcl.course import Course, Observer, RunResult
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
@@ -22,7 +23,7 @@ from mpfedcl.network.roster import Form, Roster, agree_on_classes
 from mpfedcl.network.status import Status
 from mpfedcl.rng import generator
 from mpfedcl.runs import RunDirectory
-from mpfedcl.simulation import Course, Observer, RunResult
+from mpfedcl.tracking import attach, find_trackers
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which nobody was accepted; waiting on would only wait."""
@@ -37,13 +38,16 @@ def serve(
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     telling = Status(status)
-    experiment = _check(experiment.resolved(find_method(experiment.method).defaults))
+    experiment = check_experiment(experiment)
+    # What is missing is said before anybody is waited for.
+    trackers = find_trackers(experiment.track)
     roster = _gather(courier, experiment, telling)
     experiment = agree_on_classes(experiment, roster.members)
     roster.adopt(experiment)
     path = out if out is not None else free_folder(Path("runs") / f"{experiment.method}-network")
     with RunDirectory.create(path, experiment) as directory:
-        return _go(courier, experiment, roster, directory, telling, observer or Observer())
+        watching = attach(trackers, path, observer or Observer())
+        return _go(courier, experiment, roster, directory, telling, watching)
 
 
 def serve_again(
@@ -64,14 +68,18 @@ def serve_again(
             raise InvalidInput(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
+        trackers = find_trackers(experiment.track)
         form = (known["input_size"], known["encoder"]) if known else None
-        roster = _gather(courier, _check(experiment), telling, form)
+        roster = _gather(courier, check_experiment(experiment), telling, form)
         experiment = agree_on_classes(experiment, roster.members)
         roster.adopt(experiment)
-        return _go(courier, experiment, roster, directory, telling, observer or Observer())
+        watching = attach(trackers, path, observer or Observer())
+        return _go(courier, experiment, roster, directory, telling, watching)
 
 
-def _check(experiment: Experiment) -> Experiment:
+def check_experiment(experiment: Experiment) -> Experiment:
+    """Return the experiment with nothing left open; refuse what cannot be run over a network."""
+    experiment = experiment.resolved(find_method(experiment.method).defaults)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
@@ -158,6 +166,7 @@ class _Watch:
             self._on_round,
             observer.on_warning,
             lambda: observer.should_stop() or status.asked_to_stop(),
+            observer.on_finish,
         )
 
     def _on_start(self, experiment: Experiment, rounds_done: int) -> None:

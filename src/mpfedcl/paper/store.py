@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.paper.item import Finished
 from mpfedcl.runs import RunDirectory
 
-FREE = {"rounds": 1, "engine": "auto", "workers": 1, "dataset__root": None, "device": "cpu"}
+FREE = {**INDIFFERENT, "rounds": 1, "dataset__root": None, "device": "cpu"}
 """Settings that make no difference to the rounds that two runs have in common, given that the data
 are the same (`PaperRuns` sees to that)."""
 

@@ -195,6 +195,14 @@ class PrototypePool:
         argmin_j min_m |z - u_m|, u_m of class j; ties go to the lowest class. An empty pool gives
         label -1 and distance infinity; a query that is not finite, label -1 and distance NaN.
         """
+        rows, distance = self.nearest_rows(z)
+        if not len(self):
+            return rows, distance
+        return self.labels.to(z.device)[rows].where(rows >= 0, -1), distance
+
+    @torch.no_grad()
+    def nearest_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return for each row of z [B, d] which prototype is nearest, -1 for none, and how far."""
         if z.dim() != 2 or z.shape[1] != self.dimension or not z.is_floating_point():
             raise ValueError(
                 f"queries are {z.dtype} of shape {tuple(z.shape)}; "
@@ -209,7 +217,15 @@ class PrototypePool:
         rows = find_nearest(z, vectors, labels)
         distance = (z - vectors[rows]).norm(dim=1)
         usable = z.isfinite().all(dim=1)
-        return labels[rows].where(usable, -1), distance.where(usable, torch.nan)
+        return order[rows].where(usable, -1), distance.where(usable, torch.nan)
+
+    @torch.no_grad()
+    def distances_by_class(self, z: Tensor) -> Tensor:
+        """Return [B, C]: min_m |z - u_m| over the u_m of each class; infinity where it has none."""
+        every = torch.cdist(z, self.vectors.to(z), compute_mode="donot_use_mm_for_euclid_dist")
+        found = z.new_full((len(z), self.num_classes), torch.inf)
+        places = self.labels.to(z.device).expand(len(z), -1)
+        return found.scatter_reduce_(1, places, every, "amin")
 
     def collapsed(self) -> Self:
         """Return FedProto's global prototypes: a pool with one a class, owned by "global".

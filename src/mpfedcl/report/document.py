@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.commands.run import describe_partition
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.report.group_content import (
     describe_group,
     find_obstacles,
@@ -15,7 +15,13 @@ from mpfedcl.report.group_content import (
 )
 from mpfedcl.report.paper_content import describe_paper
 from mpfedcl.report.reproduction import compare_command
-from mpfedcl.report.run_content import Json, RunRecords, describe_run
+from mpfedcl.report.run_content import (
+    Json,
+    RunRecords,
+    describe_run,
+    describe_run_map,
+    describe_settings,
+)
 from mpfedcl.report.sources import Source, find_searches
 from mpfedcl.report.tuning_content import describe_tuning
 
@@ -34,6 +40,14 @@ def gather_document(sources: Sequence[Source], advance: Advance = lambda _: None
     for source in sources:
         gathering.read(source)
     return gathering.document(sources)
+
+
+def compare_runs(runs: Sequence[tuple[RunRecords, Json]]) -> Json:
+    """Return groups and tables of runs, each given with what `describe_run` says of it."""
+    gathering = _Gathering(lambda _: None)
+    for records, content in runs:
+        gathering.add(records, content)
+    return gathering.together()
 
 
 @dataclass
@@ -57,9 +71,17 @@ class _Gathering:
             records = RunRecords.read(path)
             alike = _without_seed(records.experiment)
             self._places[path.resolve()] = len(self.records)
-            self.records.append(records)
-            self.runs.append(describe_run(records, with_map=alike not in seen))
+            more = {
+                "map": describe_run_map(records, with_map=alike not in seen),
+                "settings": describe_settings(records),
+            }
+            self.add(records, describe_run(records) | more)
             seen.add(alike)
+
+    def add(self, records: RunRecords, content: Json) -> None:
+        """Take a run that is read, and what is said of it."""
+        self.records.append(records)
+        self.runs.append(content)
 
     def document(self, sources: Sequence[Source]) -> Json:
         """Return the document of all that was read."""
@@ -67,11 +89,7 @@ class _Gathering:
         plain = [source for source in sources if source.runs]
         if len(plain) > 1:
             sections.insert(0, self._together(plain))
-        most = min(_MOST_POINTS, max(60, _POINTS_IN_ALL // max(1, len(self._members))))
-        self.groups = [
-            describe_group(name, [self.records[place] for place in places], places, most)
-            for name, places in self._members
-        ]
+        self._describe_groups()
         for section in sections:
             self._fill(section)
         first = sections[0]["title"]
@@ -83,6 +101,20 @@ class _Gathering:
             "groups": self.groups,
             "sections": sections,
         }
+
+    def together(self) -> Json:
+        """Return groups and tables of all runs that were added."""
+        section = {"kind": "together", "groups": self._group(range(len(self.records)))}
+        self._describe_groups()
+        self._fill(section)
+        return {"groups": self.groups, "tables": section["tables"]}
+
+    def _describe_groups(self) -> None:
+        most = min(_MOST_POINTS, max(60, _POINTS_IN_ALL // max(1, len(self._members))))
+        self.groups = [
+            describe_group(name, [self.records[place] for place in places], places, most)
+            for name, places in self._members
+        ]
 
     def _section(self, source: Source) -> Json:
         if source.kind == "paper":
@@ -183,8 +215,8 @@ class _Gathering:
 
 def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
-    # Where clients are run makes no difference to the result.
-    return experiment.replace(seed=0, engine="auto", workers=1).to_toml()
+    # Where clients are run, and who looks on, makes no difference to the result.
+    return experiment.replace(seed=0, **INDIFFERENT).to_toml()
 
 
 def _say_left_out(source: Source) -> list[str]:

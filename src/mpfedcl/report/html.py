@@ -8,8 +8,8 @@ from importlib.resources import files
 
 from mpfedcl.report.run_content import Json
 
-_STYLES = ("page.css",)
-_SCRIPTS = (
+STYLES = ("page.css",)
+SCRIPTS = (
     "charts/core.js",
     "charts/explore.js",
     "charts/lines.js",
@@ -20,15 +20,14 @@ _SCRIPTS = (
     "parts.js",
     "views.js",
     "prototype_map.js",
-    "page.js",
 )
-"""In this order: each uses only what stands before it."""
+"""What every page of mpfedcl is made of. In this order: each uses only what stands before it."""
 
 
 def fill_page(document: Json) -> str:
     """Return the page that shows a document."""
-    style = "\n".join(_read(name) for name in _STYLES)
-    script = "\n".join(_read(name) for name in _SCRIPTS)
+    style = "\n".join(read_part(name) for name in STYLES)
+    script = "\n".join(read_part(name) for name in (*SCRIPTS, "page.js"))
     parts = {
         "TITLE": html.escape(str(document["title"]).encode("utf-8", "replace").decode()),
         "POLICY": html.escape(_policy(style, script)),
@@ -36,7 +35,7 @@ def fill_page(document: Json) -> str:
         "DOCUMENT": escape_json(document),
         "SCRIPT": script,
     }
-    page = _read("page.html")
+    page = read_part("page.html")
     # Split, not replaced one after the other: what is filled in may itself look like a mark.
     pieces = page.split("@@")
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
@@ -50,7 +49,8 @@ def escape_json(document: Json) -> str:
     return text
 
 
-def _read(name: str) -> str:
+def read_part(name: str) -> str:
+    """Return a file that pages are made of."""
     return (files("mpfedcl.report") / "page" / name).read_text(encoding="utf-8")
 
 

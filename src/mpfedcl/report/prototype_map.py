@@ -46,7 +46,7 @@ def describe_map(
     pool = read_pool(path / "pool.safetensors", len(class_names))
     if not len(pool):
         return {"missing": "The pool of this run is empty, so there is no map."}
-    samples, note = _embed_if_possible(path, experiment, partition)
+    samples, note = embed_samples(path, experiment, partition)
     chosen = thin(len(pool), MOST_PROTOTYPES)
     notes = [note] if note else []
     if len(chosen) < len(pool):
@@ -59,7 +59,7 @@ def describe_map(
         "clients": list(pool.names),
         "shares": [rounded(share, 3) for share in shares],
         "prototypes": {
-            **_coordinates(places[: len(chosen)]),
+            **coordinates(places[: len(chosen)]),
             "class": pool.labels[chosen].tolist(),
             "client": pool.owners[chosen].tolist(),
             "count": pool.counts[chosen].tolist(),
@@ -74,7 +74,7 @@ def describe_map(
             number[name] = len(number)
         drawn["clients"] = list(number)
         drawn["samples"] = {
-            **_coordinates(places[len(chosen) :]),
+            **coordinates(places[len(chosen) :]),
             "class": samples.labels,
             "client": [None if name is None else number[name] for name in samples.owners],
         }
@@ -141,7 +141,7 @@ def _why_not_embedded(experiment: Experiment) -> str | None:
     return None
 
 
-def _embed_if_possible(
+def embed_samples(
     path: Path, experiment: Experiment, partition: Json | None
 ) -> tuple[Samples | None, str | None]:
     """Return embedded test images, or None and the reason in a sentence."""
@@ -212,7 +212,8 @@ def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[
     return found
 
 
-def _coordinates(places: NDArray[numpy.float64]) -> Json:
+def coordinates(places: NDArray[numpy.float64]) -> Json:
+    """Return places [n, 2] as lists of short numbers."""
     # Three digits of the whole picture are finer than a pixel.
     scale = max(float(numpy.abs(places).max(initial=0.0)), 1e-12)
     digits = max(0, 4 - int(numpy.floor(numpy.log10(scale))) - 1)

@@ -31,12 +31,14 @@ class Attendance(_Content):
 class RoundLine(_Content):
     """A line of rounds.jsonl."""
 
-    round: int
+    round: Annotated[int, Field(ge=1, le=10**9)]
     loss: float | None
     accuracy: dict[Test, dict[Reading, _Percent]] | None
     accuracy_per_client: dict[str, _Percent] | None
-    seconds: dict[str, float]
-    bytes: dict[str, int]
+    loss_per_client: dict[str, float | None] | None = None
+    """Runs made before it was recorded have none."""
+    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    bytes: dict[str, Annotated[int, Field(ge=0, lt=2**63)]]
     clients: Attendance
 
 
@@ -242,11 +244,18 @@ _AnyContent = TypeVar("_AnyContent", bound=_Content)
 def read_content(path: Path, form: type[_AnyContent]) -> _AnyContent:
     """Read a JSON file of a given form."""
     try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+        content = path.read_bytes()
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist; a report needs it.") from None
+    return parse_content(content, form, path)
+
+
+def parse_content(content: bytes, form: type[_AnyContent], path: Path) -> _AnyContent:
+    """Read the content of a JSON file; what is wrong with it is told of the path."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
     found = values.get("format", FORMAT) if isinstance(values, dict) else FORMAT
     if type(found) is not int or found > FORMAT:
         raise InvalidInput(

@@ -6,14 +6,14 @@ reads a report of a run has not asked for that.
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.cli import parse
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.methods import find_method, is_built_in
-from mpfedcl.settings import Settings
 
 
 def run_command(experiment: Experiment) -> str | None:
@@ -63,12 +63,19 @@ def _tried(
         return None
     try:
         words = [command, *first, *_flags(experiments[0], leave_out)]
-        settings = parse(words).settings
+        settings = _read_settings(*words)
         found = [_resolve(settings.replace(method=e.method, seed=e.seed)) for e in experiments]
     except InvalidInput:
         # A method that is not here any more, or a value no flag can say.
         return None
     return _join(words) if found == list(experiments) else None
+
+
+@lru_cache(maxsize=64)
+def _read_settings(*words: str) -> Experiment:
+    """Return the settings that words mean; kept, because reading them takes a tenth of a second."""
+    settings: Experiment = parse(list(words)).settings
+    return settings
 
 
 def _flags(experiment: Experiment, leave_out: Sequence[str]) -> list[str]:
@@ -82,22 +89,10 @@ def _flags(experiment: Experiment, leave_out: Sequence[str]) -> list[str]:
     for name in ("method", "dataset.name", "partition.kind"):
         if name not in leave_out and _at(experiment, name) != _at(Experiment(), name):
             words += [f"--{name}", str(_at(experiment, name))]
-    for name, value in _leaves(experiment):
+    for name, value in experiment.leaves():
         if value != _at(usual, name) and name not in leave_out:
             words += _words(name, value)
     return words
-
-
-def _leaves(settings: Settings, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return all settings by dotted name."""
-    found: list[tuple[str, Any]] = []
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        if isinstance(value, Settings):
-            found += _leaves(value, f"{prefix}{name}.")
-        else:
-            found.append((f"{prefix}{name}", value))
-    return found
 
 
 def _at(settings: Experiment, name: str) -> Any:
@@ -129,3 +124,17 @@ def _join(words: Sequence[str]) -> str:
 def file_command(path: Path) -> str:
     """Return the command that takes all settings from a run's own file."""
     return _join(["run", str(path / "experiment.toml")])
+
+
+def without_places(experiment: Experiment) -> Experiment:
+    """Return an experiment that does not tell where somebody keeps what, or how it was run."""
+    changes: dict[str, Any] = dict(INDIFFERENT)
+    if experiment.dataset.root is not None:
+        is_set = experiment.dataset.name == "folder"
+        changes["dataset__root"] = Path("PICTURES") if is_set else None
+    if experiment.encoder.weights is not None:
+        changes["encoder__weights"] = Path(experiment.encoder.weights.name)
+    kind, colon, file = str(experiment.encoder.name).partition(":")
+    if kind == "onnx":
+        changes["encoder__name"] = f"{kind}{colon}{Path(file).name}"
+    return experiment.replace(**changes)

@@ -109,9 +109,9 @@ def _read_if_there(path: Path, form: Any) -> Any:
     return read_content(path, form) if path.is_file() else None
 
 
-def describe_run(records: RunRecords, *, with_map: bool) -> Json:
-    """Return one run's details: clients, classes, confusion, partition, map, settings."""
-    experiment, last = records.experiment, records.rounds[-1]
+def describe_run(records: RunRecords) -> Json:
+    """Return what the records of one run tell: clients, classes, confusion, partition, absences."""
+    experiment = records.experiment
     clients = _describe_clients(records)
     confusion = _describe_confusion(records, clients)
     return {
@@ -119,7 +119,7 @@ def describe_run(records: RunRecords, *, with_map: bool) -> Json:
         "method": experiment.method,
         "seed": experiment.seed,
         "setting": f"{experiment.dataset.name}, {describe_partition(experiment)}",
-        "rounds": last.round,
+        "rounds": records.rounds[-1].round if records.rounds else 0,
         "planned": experiment.rounds,
         "finished": records.summary is not None,
         "damaged": records.damaged,
@@ -128,16 +128,19 @@ def describe_run(records: RunRecords, *, with_map: bool) -> Json:
         "clients": clients,
         "confusion": confusion,
         "partition": _describe_partition(records.partition),
-        "map": _describe_map(records, with_map=with_map),
         "absences": _describe_absences(records),
-        "settings": {
-            "toml": experiment.to_toml(),
-            "file": "experiment.toml",
-            "file_command": file_command(records.path),
-            "command": run_command(experiment),
-            "versions": records.summary.versions if records.summary else {},
-            "threads": records.summary.threads if records.summary else None,
-        },
+    }
+
+
+def describe_settings(records: RunRecords) -> Json:
+    """Return every setting of a run, how to get it again, and what it was made with."""
+    return {
+        "toml": records.experiment.to_toml(),
+        "file": "experiment.toml",
+        "file_command": file_command(records.path),
+        "command": run_command(records.experiment),
+        "versions": records.summary.versions if records.summary else {},
+        "threads": records.summary.threads if records.summary else None,
     }
 
 
@@ -186,7 +189,7 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
             else "Confusions are counted at the end of a run, and this one has not ended."
         )
         return {"missing": why}
-    if records.rounds[-1].round != found.round:
+    if not records.rounds or records.rounds[-1].round != found.round:
         return {"missing": f"Confusions were counted in round {found.round}, not in the last one."}
     if not found.clients:
         return {"missing": "No client of this run has test images of its own."}
@@ -231,7 +234,8 @@ def _describe_partition(partition: Partition | None) -> Json:
     }
 
 
-def _describe_map(records: RunRecords, *, with_map: bool) -> Json:
+def describe_run_map(records: RunRecords, *, with_map: bool) -> Json:
+    """Return the prototype map of a run, or why there is none here."""
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
     if not with_map and (records.path / "pool.safetensors").is_file():

@@ -2,9 +2,7 @@
 /* The report: reads the document that stands in the page and lays its sections out. */
 (() => {
   const { html } = Charts;
-  // Signs that turn the direction of text would turn the words around a name as well.
-  const plain = (_, value) => (typeof value === "string" ? value.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd") : value);
-  const report = JSON.parse(document.getElementById("document").textContent, plain);
+  const report = Charts.parse(document.getElementById("document").textContent);
   const main = document.getElementById("content");
 
   function show(node, views) {

@@ -41,10 +41,18 @@ const Parts = {};
   /** Return a labelled choice among [value, text] pairs; `changed(value)` hears of it. */
   Parts.choice = (label, options, changed, value) => {
     const id = `choice-${(count += 1)}`;
-    const select = html("select", { id }, options.map(([each, text]) => html("option", { value: each }, text)));
+    const select = html("select", { id });
+    const node = html("span", { class: "control" }, html("label", { for: id }, label), select);
+    /** Offer other options; what was chosen stays so, where it still can be. */
+    node.offer = (offered) => {
+      const chosen = select.value;
+      select.replaceChildren(...offered.map(([each, text]) => html("option", { value: each }, text)));
+      if (offered.some(([each]) => each === chosen)) select.value = chosen;
+    };
+    node.offer(options);
     if (value !== undefined) select.value = value;
     select.addEventListener("change", () => changed(select.value));
-    return html("span", { class: "control" }, html("label", { for: id }, label), select);
+    return node;
   };
 
   /** Return a labelled switch. */
@@ -53,6 +61,50 @@ const Parts = {};
     const box = html("input", { type: "checkbox", id, checked: on });
     box.addEventListener("change", () => changed(box.checked));
     return html("span", { class: "control" }, box, html("label", { for: id }, label));
+  };
+
+  const PACE = 350;
+
+  /** Return a labelled slider over named steps, at the last of them, and a button that walks it. */
+  Parts.slider = (label, names, changed) => {
+    const id = `choice-${(count += 1)}`;
+    const input = html("input", { type: "range", id, min: 0, step: 1 });
+    const said = html("output", { for: id });
+    const button = html("button", { type: "button", class: "copy" }, "Play");
+    const node = html("span", { class: "control wide" }, html("label", { for: id }, label), input, said, button);
+    let steps = [];
+    let walk = null;
+    const say = () => {
+      said.textContent = steps[Number(input.value)];
+      input.setAttribute("aria-valuetext", steps[Number(input.value)]);
+    };
+    const go = (place) => { input.value = place; say(); changed(Number(input.value)); };
+    const stop = () => { clearInterval(walk); walk = null; button.textContent = "Play"; };
+    const step = () => {
+      if (!node.isConnected || Number(input.value) >= steps.length - 1) stop();
+      else go(Number(input.value) + 1);
+    };
+    /** Offer other steps: whoever stood at the last one stays at the last one. */
+    node.offer = (offered) => {
+      const before = steps[Number(input.value)];
+      const follows = !steps.length || (!walk && Number(input.value) === steps.length - 1);
+      steps = offered;
+      input.max = steps.length - 1;
+      input.disabled = button.disabled = steps.length < 2;
+      // A step may be gone: rounds are thinned as a run goes on.
+      const same = steps.indexOf(before);
+      input.value = follows ? steps.length - 1 : same >= 0 ? same : input.value;
+      say();
+    };
+    node.offer(names);
+    input.addEventListener("input", () => { stop(); say(); changed(Number(input.value)); });
+    button.addEventListener("click", () => {
+      if (walk) { stop(); return; }
+      if (Number(input.value) >= steps.length - 1) go(0);
+      button.textContent = "Stop";
+      walk = setInterval(step, PACE);
+    });
+    return node;
   };
 
   Parts.controls = (...controls) => html("div", { class: "controls" }, controls);
@@ -67,8 +119,11 @@ const Parts = {};
       content,
     );
 
-  /** Return a block and how to draw it once it is on the page: only there a chart knows its width. */
-  Parts.ready = (node, draw = () => {}) => ({ node, draw });
+  /**
+   * Return a block and how to draw it once it is on the page: only there a chart knows its width.
+   * `update` takes newer data of the same kind; a view without it is made anew.
+   */
+  Parts.ready = (node, draw = () => {}, update = null) => ({ node, draw, update });
 
   Parts.sentence = (text, kind = "note") => html("p", { class: kind }, text);
 

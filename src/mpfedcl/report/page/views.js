@@ -15,7 +15,8 @@ const Views = {};
   const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
 
   /** Accuracy or loss per round; a line a group, or a line a reading where there is one group. */
-  Views.rounds = (groups) => {
+  Views.rounds = (given) => {
+    let groups = given;
     const state = { measure: "accuracy", test: "own", reading: "judged" };
     const chart = html("div");
     const alone = groups.length === 1;
@@ -41,7 +42,7 @@ const Views = {};
       });
     };
     const measures = choice("Show", [["accuracy", "accuracy"], ["loss", "loss"]], (value) => set("measure", value));
-    return ready(block("Round by round", null, controls(measures, tests, readings), chart), draw);
+    return ready(block("Round by round", null, controls(measures, tests, readings), chart), draw, (next) => { groups = next; draw(); });
   };
 
   function accuracyLines(groups, { test, reading }, alone) {
@@ -60,73 +61,76 @@ const Views = {};
     groups.flatMap((group) => (group.curves.loss ? [{ name: group.name, ...group.curves.loss }] : []));
 
   /** Seconds by phase and bytes by direction, of a whole run. */
-  Views.cost = (groups) => {
+  Views.cost = (given) => {
     const seconds = html("div");
     const bytes = html("div");
-    const several = groups.length > 1;
-    const mean = groups.some((group) => group.runs.length > 1) ? ", mean over seeds" : "";
-    const small = groups.every((group) => Object.values(group.bytes).every((each) => each < 1e5));
-    const bars = (field, factor) => {
+    const bars = (groups, field, factor) => {
       const names = [...new Set(groups.flatMap((group) => Object.keys(group[field])))];
       const used = names.filter((name) => groups.some((group) => group[field][name] > 0));
       const value = (group, name) => (group[field][name] || 0) * factor;
-      if (several) return { parts: used, bars: groups.map((group) => ({ name: group.name, values: used.map((name) => value(group, name)) })) };
+      if (groups.length > 1) return { parts: used, bars: groups.map((group) => ({ name: group.name, values: used.map((name) => value(group, name)) })) };
       return { parts: ["a run"], bars: used.map((name) => ({ name, values: [value(groups[0], name)] })) };
     };
-    return ready(block("What it costs", null, html("div", { class: "pair" }, seconds, bytes)), () => {
+    const draw = (groups) => {
+      const mean = groups.some((group) => group.runs.length > 1) ? ", mean over seeds" : "";
+      const small = groups.every((group) => Object.values(group.bytes).every((each) => each < 1e5));
+      if (!groups.some((group) => Object.keys(group.seconds).length)) {
+        seconds.replaceChildren(sentence("No round is done yet."));
+        return;
+      }
       Charts.bars(seconds, {
         title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
-        unit: "s", digits: 2, ...bars("seconds", 1),
+        unit: "s", digits: 2, ...bars(groups, "seconds", 1),
       });
       Charts.bars(bytes, {
         title: small ? "Kilobytes sent" : "Megabytes sent", description: `All clients and rounds of a run${mean}: up to the server, down to the clients.`,
-        unit: small ? "kB" : "MB", digits: small ? 1 : 2, ...bars("bytes", small ? 1e-3 : 1e-6),
+        unit: small ? "kB" : "MB", digits: small ? 1 : 2, ...bars(groups, "bytes", small ? 1e-3 : 1e-6),
       });
-    });
+    };
+    return ready(block("What it costs", null, html("div", { class: "pair" }, seconds, bytes)), () => draw(given), draw);
   };
 
   /** Who is left behind: accuracy by client and by class. */
-  Views.behind = (run) => {
+  Views.behind = (given) => {
     const clients = html("div");
     const classes = html("div");
-    const known = run.clients.filter((client) => client.accuracy !== null);
-    const tested = (run.confusion.by_class || []).filter((each) => each.tested);
-    const worst = lowest(known);
-    const hardest = lowest(tested);
-    const mean = known.length ? known.reduce((sum, each) => sum + each.accuracy, 0) / known.length : null;
     const told = html("p", { class: "finding" });
-    if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
-    if (worst) {
-      const below = Charts.fixed(mean - worst.accuracy);
-      told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
-    }
-    if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
-    const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
-    return ready(
-      block("Who is left behind", null, told, html("div", { class: "pair" }, clients, classes)),
-      () => {
-        if (run.clients.length) {
-          Charts.bars(clients, {
-            title: "Accuracy by client", description: `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
-            reference: mean === null ? null : { value: mean, name: "mean" },
-            bars: run.clients.map((each) => ({
-              name: each.name, values: [each.accuracy], worst: each === worst,
-              note: each.train === null ? null : `${Charts.show(each.train)} training, ${Charts.show(each.test)} test images`,
-            })),
-          });
-        }
-        if (run.confusion.missing) classes.replaceChildren(sentence(run.confusion.missing));
-        else {
-          Charts.bars(classes, {
-            title: "Accuracy by class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
-            bars: run.confusion.by_class.map((each) => ({
-              name: each.name, values: [each.tested ? each.accuracy : null], worst: each === hardest,
-              note: `${Charts.show(each.tested)} test images`,
-            })),
-          });
-        }
-      },
-    );
+    const draw = (run) => {
+      const known = run.clients.filter((client) => client.accuracy !== null);
+      const tested = (run.confusion.by_class || []).filter((each) => each.tested);
+      const worst = lowest(known);
+      const hardest = lowest(tested);
+      const mean = known.length ? known.reduce((sum, each) => sum + each.accuracy, 0) / known.length : null;
+      const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
+      told.replaceChildren();
+      if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
+      if (worst) {
+        const below = Charts.fixed(mean - worst.accuracy);
+        told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
+      }
+      if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
+      if (run.clients.length) {
+        Charts.bars(clients, {
+          title: "Accuracy by client", description: run.read_in === null ? "Not evaluated yet." : `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
+          reference: mean === null ? null : { value: mean, name: "mean" },
+          bars: run.clients.map((each) => ({
+            name: each.name, values: [each.accuracy], worst: each === worst,
+            note: each.train === null ? null : `${Charts.show(each.train)} training, ${Charts.show(each.test)} test images`,
+          })),
+        });
+      }
+      if (run.confusion.missing) classes.replaceChildren(sentence(run.confusion.missing));
+      else {
+        Charts.bars(classes, {
+          title: "Accuracy by class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
+          bars: run.confusion.by_class.map((each) => ({
+            name: each.name, values: [each.tested ? each.accuracy : null], worst: each === hardest,
+            note: `${Charts.show(each.tested)} test images`,
+          })),
+        });
+      }
+    };
+    return ready(block("Who is left behind", null, told, html("div", { class: "pair" }, clients, classes)), () => draw(given), draw);
   };
 
   /** Return the one with the lowest accuracy; nobody is behind where all are equal. */

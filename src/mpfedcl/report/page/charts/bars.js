@@ -21,7 +21,7 @@
   const highest = (data) => data.most ?? (Math.max(...data.bars.map(total), 0) || 1);
 
   function draw(data, width) {
-    const longest = Math.max(...data.bars.map((bar) => Array.from(bar.name).length));
+    const longest = Math.max(0, ...data.bars.map((bar) => Array.from(bar.name).length));
     const left = Math.min(width * 0.36, 16 + longest * 7.4);
     const area = { left, right: width - 58, top: 12, bottom: 12 + data.bars.length * ROW };
     const svg = Charts.canvas(width, area.bottom + 30);

@@ -1,8 +1,9 @@
 "use strict";
 /*
  * Charts in plain SVG. `Charts.lines(element, data)` and its siblings draw into an element, again
- * whenever its width changes, and replace what was in it. All data come as plain values; every
- * text goes through text nodes, so that no name can become markup.
+ * whenever its width changes. Called again with other data they change the drawing and leave the
+ * rest as it is: what is focused, switched off or opened stays so. All data come as plain values;
+ * every text goes through text nodes, so that no name can become markup.
  *
  * Each chart takes { title, description } and has a table of its numbers to open.
  */
@@ -10,7 +11,13 @@ const Charts = {};
 
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const observers = new WeakMap();
+  const frames = new WeakMap();
+
+  // Signs that turn the direction of text would turn the words around a name as well.
+  const plain = (_, value) => (typeof value === "string" ? value.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd") : value);
+
+  /** Return what a JSON text says. */
+  Charts.parse = (text) => JSON.parse(text, plain);
 
   /** Make an HTML element; strings among the children become text. */
   Charts.html = (tag, attributes = {}, ...children) =>
@@ -109,34 +116,53 @@ const Charts = {};
    * { svg, spots, legend?, tall? }; spots are what pointer and arrow keys find.
    */
   Charts.frame = (element, data, draw, tabulate) => {
-    observers.get(element)?.disconnect();
+    let frame = frames.get(element);
+    if (!frame || frame.figure.parentNode !== element) {
+      frame?.observer.disconnect();
+      frame = lay(element);
+      frames.set(element, frame);
+    }
+    frame.title.textContent = data.title;
+    frame.description.textContent = data.description || "";
+    frame.show = (width, redraw) => {
+      const made = draw(width, redraw);
+      label(made.svg, data);
+      return made;
+    };
+    frame.redraw(true);
+    frame.tabulate(() => Charts.numbers({ caption: data.title, ...tabulate() }));
+  };
+
+  function lay(element) {
     const canvas = Charts.html("div", { class: "canvas" });
     const legend = Charts.html("div", { class: "legend" });
-    const caption = Charts.html(
-      "figcaption",
-      {},
-      Charts.html("strong", {}, data.title),
-      data.description ? Charts.html("span", {}, data.description) : null,
-    );
-    element.replaceChildren(
-      Charts.html("figure", { class: "chart" }, caption, legend, canvas, numbers(data, tabulate)),
-    );
+    const title = Charts.html("strong");
+    const description = Charts.html("span");
+    const table = numbers();
+    const figure = Charts.html("figure", { class: "chart" }, Charts.html("figcaption", {}, title, description), legend, canvas, table.node);
+    element.replaceChildren(figure);
     let drawn = 0;
-    const redraw = (force) => {
+    const frame = { figure, title, description, show: null, tabulate: table.fill };
+    frame.redraw = (force) => {
       const width = Math.floor(canvas.clientWidth);
       if (width < 40 || (!force && width === drawn)) return;
       drawn = width;
-      const made = draw(width, () => redraw(true));
-      label(made.svg, data);
+      const made = frame.show(width, () => frame.redraw(true));
       canvas.classList.toggle("tall", Boolean(made.tall));
-      legend.replaceChildren(...(made.legend || []));
+      refill(legend, made.legend || []);
       Charts.explore(canvas, made.svg, made.spots || []);
     };
-    redraw(true);
-    const observer = new ResizeObserver(() => redraw(false));
-    observer.observe(canvas);
-    observers.set(element, observer);
-  };
+    frame.observer = new ResizeObserver(() => frame.redraw(false));
+    frame.observer.observe(canvas);
+    return frame;
+  }
+
+  /** Replace what is in a node; where one of its children was focused, its successor is. */
+  function refill(node, children) {
+    const place = Array.from(node.children).indexOf(document.activeElement);
+    node.replaceChildren(...children);
+    if (place >= 0) node.children[place]?.focus({ preventScroll: true });
+  }
 
   function label(svg, data) {
     svg.prepend(
@@ -147,19 +173,20 @@ const Charts = {};
     svg.setAttribute("aria-label", `${data.title}. ${data.description || ""}`);
   }
 
-  /** The numbers behind a chart; the table is made when it is first opened. */
-  function numbers(data, tabulate) {
-    const details = Charts.html(
-      "details",
-      { class: "numbers" },
-      Charts.html("summary", {}, "Numbers of this chart"),
-    );
-    details.addEventListener(
-      "toggle",
-      () => details.append(Charts.numbers({ caption: data.title, ...tabulate() })),
-      { once: true },
-    );
-    return details;
+  /** The numbers behind a chart; the table is made when somebody looks at it. */
+  function numbers() {
+    const place = Charts.html("div");
+    const node = Charts.html("details", { class: "numbers" }, Charts.html("summary", {}, "Numbers of this chart"), place);
+    let make = null;
+    const build = () => {
+      if (!node.open || !make) return;
+      const top = place.firstChild?.scrollTop || 0;
+      place.replaceChildren(make());
+      place.firstChild.scrollTop = top;
+      make = null;
+    };
+    node.addEventListener("toggle", build);
+    return { node, fill: (next) => { make = next; build(); } };
   }
 
   /** Return a plain table { caption, columns, rows } in a box that scrolls by itself. */

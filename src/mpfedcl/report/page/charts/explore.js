@@ -6,19 +6,29 @@
 (() => {
   const REACH = 30;
 
+  const pointed = new WeakMap();
+
   Charts.explore = (canvas, svg, spots) => {
-    const tip = Charts.html("output", { class: "tip", "aria-live": "polite" });
+    const before = pointed.get(canvas) || null;
+    const focused = canvas.contains(document.activeElement);
+    const scrolled = canvas.scrollTop;
+    const tip = canvas.querySelector(".tip") || Charts.html("output", { class: "tip", "aria-live": "polite" });
+    tip.classList.remove("shown");
     const ring = Charts.svg("circle", { class: "ring" });
     ring.setAttribute("visibility", "hidden");
     svg.append(ring);
     canvas.replaceChildren(svg, tip);
+    canvas.scrollTop = scrolled;
     if (!spots.length) return;
     svg.setAttribute("tabindex", "0");
     svg.setAttribute("aria-keyshortcuts", "ArrowLeft ArrowRight ArrowUp ArrowDown");
     let current = null;
 
     const point = (spot) => {
+      // A drawing that has been replaced has nothing to say any more.
+      if (!svg.isConnected) return;
       current = spot;
+      pointed.set(canvas, spot);
       svg.classList.toggle("explored", spot !== null);
       ring.setAttribute("visibility", spot ? "visible" : "hidden");
       tip.classList.toggle("shown", spot !== null);
@@ -71,7 +81,15 @@
         place(next);
       }
     });
+    if (before) point(successor(spots, before));
+    if (focused) svg.focus({ preventScroll: true });
   };
+
+  /** Return the spot that stands for another in a new drawing: the same, else one of its name. */
+  function successor(spots, before) {
+    const same = spots.find((spot) => spot.text.join() === before.text.join());
+    return same || least(spots.filter((spot) => spot.text[0] === before.text[0]), (spot) => Math.hypot(spot.x - before.x, spot.y - before.y));
+  }
 
   /** Return where a key leads: a spot, null for none, undefined for a key that is not ours. */
   function step(spots, from, key) {

@@ -6,9 +6,11 @@
  */
 (() => {
   const HEIGHT = 320;
+  const switchedOff = new WeakMap();
 
   Charts.lines = (element, data) => {
-    const hidden = new Set();
+    const hidden = switchedOff.get(element) || new Set();
+    switchedOff.set(element, hidden);
     Charts.frame(
       element,
       data,
@@ -19,7 +21,7 @@
 
   function draw(data, width, hidden, redraw) {
     const area = { left: 46, right: width - 14, top: 28, bottom: HEIGHT - 44 };
-    const shown = data.lines.map((line, index) => ({ ...line, index })).filter((line) => !hidden.has(line.index));
+    const shown = data.lines.map((line, index) => ({ ...line, index })).filter((line) => !hidden.has(line.name));
     const ends = shown.flatMap((line) =>
       line.mean.flatMap((value, place) => {
         if (value === null) return [];
@@ -38,7 +40,7 @@
       x: data.x,
       y: data.y,
       xTicks: xTicks(first, last, width).map((each) => [x(each), Charts.show(each, 3)]),
-      yTicks: Charts.ticks(low, high, 6).map((each) => [y(each), Charts.show(each, 4)]),
+      yTicks: yTicks(low, high, data.digits).map((each) => [y(each), Charts.show(each, 4)]),
     });
     const limit = (value) => y(clamp(value, low, high));
     const spots = [];
@@ -115,16 +117,14 @@
       );
       const button = Charts.html(
         "button",
-        { type: "button", class: "key", "aria-pressed": hidden.has(index) ? "false" : "true", title: "Show or hide this line" },
+        { type: "button", class: "key", "aria-pressed": hidden.has(line.name) ? "false" : "true", title: "Show or hide this line" },
         swatch,
         line.name,
       );
       button.addEventListener("click", () => {
-        if (hidden.has(index)) hidden.delete(index);
-        else hidden.add(index);
-        const legendBox = button.parentElement;
+        if (hidden.has(line.name)) hidden.delete(line.name);
+        else hidden.add(line.name);
         redraw();
-        legendBox.children[index].focus();
       });
       return button;
     });
@@ -151,6 +151,12 @@
   function xTicks(first, last, width) {
     const found = Charts.ticks(first, last, Math.max(2, Math.floor(width / 90)));
     return Number.isInteger(first) && Number.isInteger(last) ? found.filter(Number.isInteger) : found;
+  }
+
+  /** Of what is counted there are no halves. */
+  function yTicks(low, high, digits) {
+    const found = Charts.ticks(low, high, 6);
+    return digits === 0 ? found.filter(Number.isInteger) : found;
   }
 
   const clamp = (value, low, high) => Math.max(low, Math.min(high, value));

@@ -1,7 +1,8 @@
 "use strict";
 /*
  * Charts.scatter(element, { title, description, x, y, points, labels, columns, bounds })
- * points: [{ x, y, colour, kind: "prototype" | "sample", size?: 0 to 1, text: [...], cells: [...] }]
+ * points: [{ x, y, colour, kind: "prototype" | "before" | "sample", size?: 0 to 1, text, cells }]
+ * "before" is where a prototype was a while ago: seen, but neither pointed at nor in the table.
  * labels: [{ x, y, colour, text }]; bounds: { x: [low, high], y: [low, high] }, the same whatever
  * is filtered; columns and a point's cells make the table.
  */
@@ -9,7 +10,7 @@
   Charts.scatter = (element, data) => {
     Charts.frame(element, data, (width) => draw(data, width), () => ({
       columns: data.columns,
-      rows: data.points.map((point) => point.cells),
+      rows: data.points.filter((point) => point.kind !== "before").map((point) => point.cells),
     }));
   };
 
@@ -25,10 +26,14 @@
       Charts.svg("text", { class: "axis-title", x: area.left, y: 18 }, data.y),
     );
     const spots = [];
-    // Samples first: prototypes lie above them.
-    const ordered = [...data.points].sort((a, b) => (a.kind === "sample" ? 0 : 1) - (b.kind === "sample" ? 0 : 1));
+    // Prototypes lie above the rest.
+    const ordered = [...data.points].sort((a, b) => (a.kind === "prototype" ? 1 : 0) - (b.kind === "prototype" ? 1 : 0));
     for (const point of ordered) {
       const [px, py] = [x(point.x), y(point.y)];
+      if (point.kind === "before") {
+        svg.append(Charts.svg("circle", { class: `before ${Charts.colour(point.colour)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: 3.6 }));
+        continue;
+      }
       const radius = point.kind === "sample" ? 3 : 4 + 8 * Math.sqrt(point.size);
       svg.append(
         point.kind === "sample"
@@ -74,6 +79,7 @@
       );
     return [
       has("prototype") ? key(Charts.svg("circle", { class: "prototype colour-6", r: 6 }), "prototype (larger: more training images)") : null,
+      has("before") ? key(Charts.svg("circle", { class: "before colour-6", r: 4 }), "where one was before") : null,
       has("sample") ? key(Charts.svg("path", { class: "sample colour-6", d: "M-3,-3L3,3M-3,3L3,-3" }), "test image") : null,
     ].filter(Boolean);
   }

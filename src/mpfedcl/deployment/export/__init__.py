@@ -1,0 +1,1 @@
+"""A trained run as one file for other programs: ONNX, torch.export, safetensors."""

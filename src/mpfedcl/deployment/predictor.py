@@ -1,0 +1,206 @@
+"""A trained federation asked about images."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mpfedcl.data.pictures import bring_picture, read_picture
+from mpfedcl.data.resize import Images
+from mpfedcl.deployment.calibration import RATES
+from mpfedcl.deployment.trained import TrainedRun, load_trained
+from mpfedcl.errors import InvalidInput
+from mpfedcl.runs import RunDirectory
+
+_IMAGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class NearestPrototype:
+    """The prototype that decides: whose it is, of which class, and how many images it stands for.
+
+    Methods that compare with averages over clients (FedProto) have the client `global`.
+    """
+
+    client: str
+    class_name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ClassifierReading:
+    """What the classifier says beside the prototypes: its class, and the softmax's share of it."""
+
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of one image. Without prototypes the label is the classifier's."""
+
+    label: str
+    distance: float | None
+    """To the nearest prototype, in the space where prototypes are compared."""
+    margin: float | None
+    """How much farther the nearest prototype of another class is."""
+    unknown: bool | None
+    """Whether the distance is above the threshold; None where there is none to compare with."""
+    nearest: NearestPrototype | None
+    classifier: ClassifierReading
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The distance beyond which an image is unknown, and where the number comes from."""
+
+    distance: float
+    false_alarms: float
+    """The share of held-out images that are flagged by mistake."""
+    images: int
+    """The held-out images it was measured on."""
+
+
+class Predictor:
+    """Predicts with a run's averaged model, or with a client's personal one.
+
+    predictor = Predictor.load("runs/mine")
+    for prediction in predictor.predict(["a.png", "b.png"]):
+        print(prediction.label, prediction.distance, prediction.unknown)
+    """
+
+    def __init__(
+        self, trained: TrainedRun, client: str | None = None, *, false_alarms: float = 0.05
+    ) -> None:
+        self.trained = trained
+        self.client = client
+        self.class_names = trained.class_names
+        self.params = trained.parameters(client)
+        reference = trained.reference
+        self._reference = reference if reference is not None and len(reference) else None
+        self.threshold, self.remark = _find_threshold(trained, client, false_alarms)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        client: str | None = None,
+        *,
+        false_alarms: float = 0.05,
+        weights: Path | None = None,
+    ) -> Self:
+        """Open a finished run; `weights` names the encoder's file where it has moved since."""
+        return cls(load_trained(path, weights=weights), client, false_alarms=false_alarms)
+
+    @property
+    def has_prototypes(self) -> bool:
+        """Whether labels are those of the nearest prototype."""
+        return self._reference is not None
+
+    def predict(self, images: Images | Sequence[Any]) -> list[Prediction]:
+        """Return a prediction an image.
+
+        Images are bytes [n, height, width] or [n, height, width, 3], or a sequence of paths,
+        pictures of Pillow, and arrays of bytes; their sizes may differ.
+        """
+        found: list[Prediction] = []
+        for first in range(0, len(images), _IMAGES_AT_ONCE):
+            part = images[first : first + _IMAGES_AT_ONCE]
+            batch = [self.bring(each) for each in part]
+            embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
+            found += self._read(embeddings, logits)
+        return found
+
+    def bring(self, image: Any) -> Images:
+        """Return one image in the model's form."""
+        form = self.trained.form
+        if isinstance(image, str | Path):
+            return read_picture(Path(image), form.size, form.is_colour)
+        if isinstance(image, Image.Image):
+            return bring_picture(image, form.size, form.is_colour)
+        array = numpy.asarray(image)
+        is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
+        if not is_image or array.dtype != numpy.uint8 or not array.size:
+            raise InvalidInput(
+                f"an image is an array {array.dtype} {list(array.shape)}; it must be bytes "
+                "(uint8) [height, width] or [height, width, 3], a path or a picture of Pillow."
+            )
+        brought: Images = form.bring(array[None])[0]
+        return brought
+
+    def _read(self, embeddings: Tensor, logits: Tensor) -> list[Prediction]:
+        probability, said = torch.softmax(logits, dim=1).max(dim=1)
+        classifier = [
+            ClassifierReading(self.class_names[label], share)
+            for label, share in zip(said.tolist(), probability.tolist(), strict=True)
+        ]
+        if self._reference is None:
+            return [Prediction(each.label, None, None, None, None, each) for each in classifier]
+        pool = self._reference
+        rows, distances = pool.nearest_rows(embeddings)
+        if bool((rows < 0).any()):
+            raise InvalidInput("an image gives an embedding that is not finite; it has no label.")
+        others = pool.distances_by_class(embeddings)
+        others.scatter_(1, pool.labels[rows].unsqueeze(1), torch.inf)
+        margins = (others.min(dim=1).values - distances).clamp(min=0)
+        return [
+            self._predict_one(*values)
+            for values in zip(
+                rows.tolist(), distances.tolist(), margins.tolist(), classifier, strict=True
+            )
+        ]
+
+    def _predict_one(
+        self, row: int, distance: float, margin: float, classifier: ClassifierReading
+    ) -> Prediction:
+        assert self._reference is not None
+        pool, limit = self._reference, self.threshold
+        label = self.class_names[int(pool.labels[row])]
+        nearest = NearestPrototype(pool.names[int(pool.owners[row])], label, int(pool.counts[row]))
+        return Prediction(
+            label=label,
+            distance=distance,
+            # Where all prototypes are of one class there is no other.
+            margin=margin if margin < float("inf") else None,
+            unknown=None if limit is None else distance > limit.distance,
+            nearest=nearest,
+            classifier=classifier,
+        )
+
+
+def _find_threshold(
+    trained: TrainedRun, client: str | None, rate: float
+) -> tuple[Threshold | None, str | None]:
+    """Return the threshold that the end of the run has left, or why there is none."""
+    if rate not in RATES:
+        allowed = ", ".join(f"{each:g}" for each in RATES)
+        raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
+    if trained.pool is None or not len(trained.pool):
+        return None, "This run has no prototypes: labels are the classifier's, none is unknown."
+    content = RunDirectory(trained.path).read_json("calibration.json") or {}
+    found = content.get("averaged") if client is None else content.get("clients", {}).get(client)
+    if not found:
+        return None, (
+            "No image is flagged as unknown: the run has left no distances of held-out images "
+            "for this model (calibration.json)."
+        )
+    try:
+        distance, images = found["thresholds"].get(f"{rate:g}"), int(found["images"])
+        if distance is not None:
+            return Threshold(float(distance), rate, images), None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        file = trained.path / "calibration.json"
+        raise InvalidInput(f"{file} must be the file that the run wrote.") from None
+    return None, (
+        f"No image is flagged as unknown: {images} held-out images are too few for a false-alarm "
+        f"rate of {rate:g}."
+    )

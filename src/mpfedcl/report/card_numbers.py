@@ -1,0 +1,134 @@
+"""The numbers of a model card: who holds what, and how well the models do."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpfedcl.commands.run import describe_partition
+from mpfedcl.data.catalogue import specification
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.report.markdown import enumerate_names, escape, fence
+from mpfedcl.report.numbers import deviation, mean
+from mpfedcl.report.reproduction import compare_command, without_places
+from mpfedcl.report.tables import Grid, percent, readings_grid
+
+_MOST_CLIENTS = 20
+_MOST_CLASSES = 4
+_SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a card tells of."""
+
+    experiment: Experiment
+    about: str
+    """The method in one line."""
+    summary: dict[str, Any]
+    partition: dict[str, Any]
+    pool: PrototypePool | None
+    files: list[str]
+    """Files of tensors that the run has left."""
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """The clients that were read, and how well each does on its own test."""
+        readings = self.summary["accuracy_per_client"] or {}
+        return {name: value for name, value in readings.items() if value is not None}
+
+
+def describe_data(subject: Subject) -> str:
+    """Return what the data are, whose, and how they were dealt out."""
+    experiment, partition = subject.experiment, subject.partition
+    spec, holdings = specification(experiment.dataset.name), partition["clients"]
+    sizes = [sum(each["train"]) for each in holdings.values()]
+    classes = [escape(name) for name in partition["classes"]]
+    accuracies = subject.accuracies
+    # The worst first, where not all fit; who was not read comes last.
+    ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
+    shown = [name for name in holdings if name in set(ranked)]
+    grid = Grid(
+        "",
+        ["client", "training images", "test images", "classes held (images)", "accuracy %"],
+        [
+            [
+                escape(name),
+                f"{sum(holdings[name]['train']):,}",
+                f"{holdings[name]['test']:,}",
+                _say_classes(holdings[name]["train"], classes),
+                percent(accuracies.get(name)),
+            ]
+            for name in shown
+        ],
+    )
+    left_out = len(holdings) - len(shown)
+    note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
+    return (
+        "## Data\n\n"
+        f"{escape(experiment.dataset.name)}: {escape(spec.summary)}. "
+        f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
+        f"{sum(sizes):,} training images, {min(sizes):,} to {max(sizes):,} a client.\n\n"
+        f"Source and licence: {_say_source(experiment)}\n\n"
+        f"Skew: {describe_partition(experiment)}; the clients are tested on "
+        f"{'the same images' if experiment.partition.test == 'shared' else 'images of their own'}."
+        f"\n\n{grid.markdown()}{note if left_out else ''}"
+    )
+
+
+def _say_source(experiment: Experiment) -> str:
+    if experiment.dataset.name == "folder":
+        return "pictures of whoever made this run; their terms hold."
+    source = escape(specification(experiment.dataset.name).source)
+    return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
+
+
+def _say_classes(counts: list[int], classes: list[str]) -> str:
+    """Return a client's classes, the largest first."""
+    held = sorted((-count, place) for place, count in enumerate(counts) if count)
+    return enumerate_names(
+        [f"{classes[place]} ({-count:,})" for count, place in held], _MOST_CLASSES
+    )
+
+
+def describe_readings(subject: Subject) -> str:
+    """Return the four readings on both tests, their deviation over clients, the worst case."""
+    summary, values = subject.summary, list(subject.accuracies.values())
+    grid = readings_grid("", summary["readings"])
+    for row, reading in zip(grid.rows, READINGS, strict=True):
+        row[0] += " (headline)" if reading == summary["reading"] else ""
+    lines = [
+        "## Readings\n",
+        grid.markdown(),
+        "*own*: each client on its own test images; *union*: on all clients' test images together. "
+        "*personal*: a client's own model after its training; *averaged*: the server's. A dash: "
+        "this method has no such thing.\n",
+    ]
+    if values:
+        lines.append(
+            f"Over the {len(values):,} clients that were read, the headline is "
+            f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
+            f"{_say_worst(subject)}\n"
+        )
+    command = _several_seeds(subject.experiment)
+    lines.append(
+        "One run says nothing of the deviation over seeds; that takes several runs:\n\n"
+        f"{fence(command, 'sh')}"
+        if command
+        else "One run says nothing of the deviation over seeds; that takes several runs with other "
+        "seeds.\n"
+    )
+    return "\n".join(lines)
+
+
+def _say_worst(subject: Subject) -> str:
+    accuracies = subject.accuracies
+    if len(set(accuracies.values())) == 1 and len(accuracies) > 1:
+        return "All of them have the same accuracy."
+    worst = min(accuracies, key=lambda name: accuracies[name])
+    return f"Worst case: {escape(worst)} with {percent(accuracies[worst])} %."
+
+
+def _several_seeds(experiment: Experiment) -> str | None:
+    public = without_places(experiment)
+    return compare_command([public.replace(seed=seed) for seed in _SEEDS])

@@ -1,0 +1,1 @@
+"""A local web page of runs, live. Everything here only reads."""

@@ -1,0 +1,135 @@
+"""`mpfedcl federation` given what it cannot use: one sentence, exit code 2, nothing made."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from federations import save_pictures
+
+from mpfedcl.network.folder import make_federation
+from small_runs import Say, environment
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("federation") / "lab"
+    make_federation(root, ["client-0", "client-1"], None, 9)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "one of --clients and --names must be given"),
+        (["--clients", "2", "--names", "a"], "one of --clients and --names must be given"),
+        (["--clients", "0"], "clients is 0; it must be from 1 to 1000"),
+        (["--clients", "1001"], "clients is 1001; it must be from 1 to 1000"),
+        (["--clients", "2", "--port", "0"], "port is 0; it must be from 1 to 65535"),
+        (["--clients", "2", "--port", "65536"], "port is 65536; it must be from 1 to 65535"),
+        (["--names", "a", "b/c"], "names has 'b/c'; a client's name must be of letters"),
+        (["--clients", "2", "--host", "a:1"], "host is 'a:1'; it must be a host name"),
+    ],
+)
+def test_init_that_cannot_be(said: Say, tmp_path: Path, words: list[str], reason: str) -> None:
+    assert_sentence(said("federation", "init", tmp_path / "new", *words), reason)
+    assert not (tmp_path / "new").exists()
+
+
+def assert_sentence(told: tuple[int, str, str], reason: str) -> None:
+    code, out, err = told
+    assert (code, out) == (2, "")
+    assert reason in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
+    code, out, err = said("federation", "init", tmp_path / "lab", "--clients", 11)
+    assert (code, err) == (0, "")
+    assert "client-00, client-01" in out
+    assert "mpfedcl federation server" in " ".join(out.split())
+    assert (tmp_path / "lab/clients/client-10/node.key").is_file()
+
+
+def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
+    for words in (["server"], ["start"]):
+        told = said("federation", *words, tmp_path)
+        assert_sentence(told, "federation.toml does not exist; the folder must be a federation")
+    assert_sentence(
+        said("federation", "client", tmp_path, "--share", 0), "is no client's folder; it must be"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--name", "client-0"], "one of --data and --share must be given"),
+        (["--name", "client-0", "--data", "x", "--share", "0"], "one of --data and --share"),
+        (["--name", "client-0", "--data", "missing"], "data is 'missing', which does not exist"),
+        (["--name", "client-7", "--share", "0"], "name is 'client-7'; it must be one of client-0"),
+        (["--name", "client-0", "--share", "0", "--min-cluster-size", "0"], "it must be at least"),
+    ],
+)
+def test_clients_that_cannot_be(said: Say, lab: Path, words: list[str], reason: str) -> None:
+    assert_sentence(said("federation", "client", lab, *words), reason)
+
+
+def test_keys_that_others_can_read(said: Say, lab: Path) -> None:
+    key = lab / "clients/client-1/node.key"
+    key.chmod(0o644)
+    told = said("federation", "client", lab, "--name", "client-1", "--share", 0)
+    assert_sentence(told, "can be read by others; its mode must be 0600")
+    key.rename(key.with_suffix(".away"))
+    told = said("federation", "client", lab, "--name", "client-1", "--share", 0)
+    assert_sentence(told, "node.key does not exist; mpfedcl federation init makes it")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--resume", "missing"], "must be a folder"),
+        (["--rounds", "0"], "rounds is 0; it must be"),
+        (["--method", "fedx"], "method is 'fedx'"),
+        (["--workers", "2"], "workers is 2; over a network it must be 1"),
+        (["--diagnostics", "convergence"], "over a network it must be left out"),
+        (["missing.toml"], "missing.toml does not exist"),
+        (["--out", "."], "it must be a new or an empty folder"),
+    ],
+)
+def test_runs_that_cannot_be(
+    said: Say, lab: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+) -> None:
+    monkeypatch.chdir(lab)
+    assert_sentence(said("federation", "start", lab, *words), reason)
+
+
+def test_without_flower_a_sentence_says_what_to_install(
+    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = save_pictures(tmp_path / "own", "cat", "dog")
+    make_federation(tmp_path / "lab", ["a"], None, 9)
+    # A Python without Flower's programs beside it, and none elsewhere.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for words in (
+        ["init", tmp_path / "new", "--clients", 2],
+        ["server", tmp_path / "lab"],
+        ["client", tmp_path / "lab", "--name", "a", "--data", data],
+        ["start", tmp_path / "lab"],
+    ):
+        told = said("federation", *words)
+        assert_sentence(told, "is not installed; a federation needs pip install 'mpfedcl[flower]'")
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_loads_neither_torch_nor_flower() -> None:
+    code = (
+        "import sys\nfrom mpfedcl.cli import main\n"
+        "try:\n    main(['federation', 'client', '--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'flwr', 'cryptography')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0
+    assert "--min-cluster-size" in done.stdout

@@ -1,0 +1,215 @@
+"""What is in the messages of a run, to the byte: nothing that docs/privacy.md does not tell of."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from federations import Federation, double, folders, save_pictures
+from flwr.app import Message
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.flower import unpack
+from small_runs import METHODS
+
+pytestmark = pytest.mark.usefixtures("small_and_quick")
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
+SCAFFOLD = "custom_method:Scaffold"
+HEADER = 128
+"""Bytes before the numbers of an npy file."""
+
+FLOATS, INTEGERS = "float", "int64"
+PARAMETER = r"(hidden\.\d|classifier)\.(weight|bias)"
+UP: dict[str, dict[str, type]] = {
+    "query": {
+        "name": str,
+        "classes": list,
+        "train": list,
+        "test": int,
+        "input_size": int,
+        "encoder": str,
+    },
+    "train": {"num_samples": int, "loss": float, "late": dict},
+    "evaluate": {"late": dict},
+}
+UP_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
+    "query": {},
+    "train": {
+        rf"sums/(control\.)?{PARAMETER}": (FLOATS, 0),
+        "rows/vectors": (FLOATS, 2),
+        "rows/labels": (INTEGERS, 1),
+        "rows/counts": (INTEGERS, 1),
+    },
+    "evaluate": {},
+}
+ASKED = {
+    "format": int,
+    "experiment": str,
+    "run": str,
+    "round": int,
+    "settled": int,
+    "read": bool,
+    "confuse": bool,
+    "names": list,
+}
+DOWN = {"query": {"format": int, "experiment": str}, "train": ASKED, "evaluate": ASKED}
+POOL: dict[str, tuple[str, int]] = {
+    rf"(params|extra)/{PARAMETER}": (FLOATS, 0),
+    "pool/vectors": (FLOATS, 2),
+    "pool/labels": (INTEGERS, 1),
+    "pool/counts": (INTEGERS, 1),
+    "pool/owners": (INTEGERS, 1),
+}
+DOWN_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {"query": {}, "train": POOL, "evaluate": POOL}
+
+
+def kind_of(message: Message) -> str:
+    return str(message.metadata.message_type)
+
+
+def check(
+    message: Message,
+    values: dict[str, dict[str, type]],
+    arrays: dict[str, dict[str, tuple[str, int]]],
+) -> None:
+    """Hold a message to the lists: every record, every value, every array and every byte of it."""
+    kind, content = kind_of(message), message.content
+    assert set(content) == {"values", "arrays"}
+    assert set(content.config_records["values"]) == {"json"}
+    parcel = unpack(content)
+    assert parcel.values.keys() <= values[kind].keys()
+    for name, value in parcel.values.items():
+        assert type(value) is values[kind][name], name
+    for name, array in content.array_records["arrays"].items():
+        (form,) = [each for pattern, each in arrays[kind].items() if re.fullmatch(pattern, name)]
+        opened = parcel.arrays[name]
+        assert opened.dtype.name.startswith(form[0]), name
+        assert form[1] in (0, opened.ndim), name
+        assert len(array.data) == HEADER + opened.nbytes, name
+
+
+def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> None:
+    assert late.keys() == {"table", "is_personal", "confusion"}
+    assert type(late["is_personal"]) is bool
+    assert late["table"].keys() == {"own", "union"}
+    for row in late["table"].values():
+        assert row.keys() == {
+            "personal_classifier",
+            "personal_prototype",
+            "averaged_classifier",
+            "averaged_prototype",
+        }
+        assert all(value is None or 0 <= value <= 100 for value in row.values())
+    assert set(late["table"]["union"].values()) == {None}
+    if is_last:
+        assert numpy.shape(late["confusion"]) == (num_classes, num_classes + 1)
+    else:
+        assert late["confusion"] is None
+
+
+@pytest.mark.parametrize("method", [*METHODS, SCAFFOLD])
+def test_nothing_is_in_a_message_that_is_not_on_the_list(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    experiment = double(images, method, rounds=2)
+    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    federation.serve()
+    grid = federation.grid
+    # Everyone says who it is, trains twice and reads the last round: one message each.
+    wanted = ["query", "train", "train", "evaluate"]
+    for name in ("client-0", "client-1", "client-2"):
+        assert [kind_of(m) for n, m in grid.requests if n == name] == wanted
+        assert [kind_of(m) for n, m in grid.replies if n == name] == wanted
+    for _, request in grid.requests:
+        check(request, DOWN, DOWN_ARRAYS)
+    for _, reply in grid.replies:
+        check(reply, UP, UP_ARRAYS)
+        parcel = unpack(reply.content)
+        if "late" in parcel.values:
+            check_reading(parcel.values["late"], 3, is_last=kind_of(reply) == "evaluate")
+        if kind_of(reply) == "train":
+            sends_weights = any(name.startswith("sums/") for name in parcel.arrays)
+            assert sends_weights == (method not in ("local", "fedproto"))
+            sends_prototypes = len(parcel.arrays["rows/vectors"]) > 0
+            assert sends_prototypes == (method == "fedproto" or method.endswith("fedcl"))
+    # Round 1 has nothing before it to read.
+    first = [unpack(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
+    assert all("late" not in parcel.values for parcel in first)
+
+
+def test_the_list_is_the_documents() -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|", DOCUMENT, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    told = {name for name in told if not name.startswith("--")}
+    listed = {name for kinds in (UP, DOWN) for names in kinds.values() for name in names}
+    patterns = [*UP_ARRAYS["train"], *POOL]
+    plain = {name for name in patterns if re.fullmatch("[a-z/]+", name)}
+    families = {"sums/<parameter>", "params/<parameter>", "extra/<name>"}
+    assert told == listed | plain | families
+
+
+def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:
+    """Neither the server's folders nor the clients' own, nor the names of files."""
+    federation = Federation(
+        folders(clients=3, dataset__root=tmp_path / "secret-root").replace(
+            encoder__weights=tmp_path / "secret-weights"
+        ),
+        tmp_path / "secret-runs",
+        count=0,
+    )
+    for node, name in enumerate(("north", "south", "west"), 1):
+        place = save_pictures(tmp_path / f"secret-{name}", "cat", "dog")
+        (place / "cat/0.png").rename(place / "cat/secret-patient.png")
+        federation.bring(node, name, place)
+    # One has a picture that is none, another a folder that is empty.
+    (tmp_path / "secret-south/dog/1.png").write_bytes(b"no picture")
+    (tmp_path / "secret-west/owl").mkdir()
+    record = federation.serve().history[0]
+    assert record["clients"]["answered"] == ["north"]
+    reason = "it cannot use its data or its encoder; its own log says why."
+    assert record["remarks"]["refused"] == {"node 2": reason, "node 3": reason}
+    for _, message in [*federation.grid.requests, *federation.grid.replies]:
+        is_error = message.has_error()
+        text = str(message.error.reason if is_error else unpack(message.content).values)
+        assert "secret" not in text
+        assert str(tmp_path) not in text
+
+
+def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -> None:
+    experiment = double(images, rounds=1, prototypes__per_class=5, prototypes__min_cluster_size=2)
+    federation = Federation(experiment, tmp_path, count=0)
+    for share, least in enumerate((1, 3, 2)):
+        federation.join(share, **{"min-cluster-size": least})
+    federation.serve()
+    for name, reply in federation.grid.replies:
+        if kind_of(reply) == "train":
+            counts = unpack(reply.content).arrays["rows/counts"]
+            assert counts.min() >= (3 if name == "client-1" else 2)
+
+
+@pytest.mark.parametrize(("method", "most"), [("mp-fedcl", 2), ("fedproto", 1)])
+def test_the_bytes_that_the_document_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, most: int
+) -> None:
+    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (512, 512, 256))
+    experiment = Experiment(method=method, rounds=1, clients=2).replace(
+        dataset__train_size=200, partition__kind="iid", prototypes__per_class=2
+    )
+    federation = Federation(experiment, tmp_path, data="")
+    federation.serve()
+    reply = next(m for _, m in federation.grid.replies if kind_of(m) == "train")
+    arrays = reply.content.array_records["arrays"]
+    sizes = {
+        group: sum(len(each.data) for name, each in arrays.items() if name.startswith(group))
+        for group in ("sums/", "rows/")
+    }
+    parcel = unpack(reply.content)
+    assert len(parcel.arrays["rows/labels"]) == 10 * most
+    assert f"{sizes['rows/']:,} bytes" in DOCUMENT
+    assert (sizes["sums/"] == 0) == (method == "fedproto")
+    if method == "mp-fedcl":
+        assert f"{sizes['sums/']:,} bytes" in DOCUMENT
+    assert all(len(json.dumps(unpack(m.content).values)) < 1000 for _, m in federation.grid.replies)

@@ -1,0 +1,74 @@
+"""The small file that says what a federation is doing, and how it is asked to stop."""
+
+import os
+from pathlib import Path
+
+import pytest
+from federations import Federation, double, is_training
+from flwr.app import Message
+
+from mpfedcl.errors import RunCutShort
+from mpfedcl.network.status import Status, read_status, stop_file
+from small_runs import read_records
+
+
+def test_it_says_what_is_done_and_by_whom(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    Status(path).say("training", round=3, waiting=["a"])
+    said = read_status(path)
+    assert said == {"what": "training", "pid": os.getpid(), "round": 3, "waiting": ["a"]}
+
+
+def test_the_same_is_not_written_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    status = Status(path)
+    status.say("training", round=1)
+    written = path.stat().st_ino
+    for number in range(50):
+        status.say("training", round=1, answered=number)
+    assert path.stat().st_ino == written
+    # Something else is worth a word at once.
+    status.say("done")
+    assert read_status(path)["what"] == "done"
+
+
+def test_nowhere_to_write_ends_nothing(tmp_path: Path) -> None:
+    Status(None).say("training")
+    Status(tmp_path / "missing" / "status.json").say("training")
+    assert not Status(None).asked_to_stop()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
+def test_a_file_that_says_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "status.json"
+    assert read_status(path) == {}
+    path.write_bytes(content)
+    assert read_status(path) == {}
+
+
+@pytest.mark.usefixtures("small_and_quick")
+def test_a_run_stops_after_the_round_under_way(images: Path, tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    federation = Federation(double(images, "fedavg"), tmp_path)
+
+    def ask(_client: str, request: Message, reply: Message) -> Message:
+        if is_training(request):
+            stop_file(status).touch()
+        return reply
+
+    federation.grid._meddle = ask
+    assert federation.serve(status=status).summary is None
+    assert read_records(federation.path) == []
+    said = read_status(status)
+    assert (said["what"], said["round"], said["rounds"]) == ("training", 1, 3)
+
+
+@pytest.mark.usefixtures("small_and_quick")
+def test_a_run_that_waits_stops_at_once(images: Path, tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    stop_file(status).touch()
+    federation = Federation(double(images, "fedavg"), tmp_path, count=1)
+    with pytest.raises(RunCutShort, match="stopped while it was waiting for clients"):
+        federation.serve(status=status)
+    assert read_status(status)["here"] == ["client-0"]
+    assert read_status(status)["wanted"] == 3

@@ -1,0 +1,105 @@
+"""A real `mpfedcl watch` over a folder, and what to ask it."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from small_runs import command, environment
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    folder: Path
+    port: int
+    process: "subprocess.Popen[str]"
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send one request, its path as it stands; return status, headers and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in ({"Host": f"localhost:{self.port}"} | (headers or {})).items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, names, answer.read()
+        finally:
+            connection.close()
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C; return the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(20)
+
+
+@contextmanager
+def watched(folder: Path, *words: object) -> Iterator[Server]:
+    """Run `mpfedcl watch` on a free port."""
+    process = subprocess.Popen(
+        command("watch", folder, "--port", 0, *words),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        found = re.search(r"http://\S+:(\d+)/", said)
+        assert found, said + (process.stderr.read() if process.stderr else "")
+        yield Server(folder, int(found[1]), process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+class Events:
+    """The stream of events of a server, read one by one."""
+
+    def __init__(self, server: Server) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self._connection.request("GET", "/events")
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200
+        assert self._answer.headers["content-type"].startswith("text/event-stream")
+
+    def next(self) -> tuple[str, Any]:
+        """Return the next event's name and content; at the end of the stream ("", None)."""
+        name = ""
+        while line := self._answer.readline().decode():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ").strip()
+            elif line.startswith("data: "):
+                return name, json.loads(line.removeprefix("data: "))
+        return "", None
+
+    def wait_for(self, name: str) -> Any:
+        """Return the content of the next event of a name."""
+        while True:
+            found, content = self.next()
+            assert found, f"the stream ended without {name}"
+            if found == name:
+                return content
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
