@@ -16,6 +16,7 @@ from mpfedcl.network.line import check_line
 from mpfedcl.network.processes import (
     end,
     environment,
+    program,
     resident_command,
     start,
     supernode_command,
@@ -49,6 +50,7 @@ def federation_client_command(arguments: FederationClient) -> int:
         open_own_images(arguments.data, None)
     if not arguments.insecure:
         check_private(client.key)
+    program("flower-supernode")
     server = arguments.server or client.server
     console = messages()
     authority = None if arguments.insecure else client.authority
