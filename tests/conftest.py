@@ -73,6 +73,36 @@ def said(capsys: pytest.CaptureFixture[str]) -> Say:
     return run_words
 
 
+# A federation of processes
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+    """A federation with TLS and keys; each of its clients holds a share of the embedded data.
+
+    One for all tests of a file: its processes take seconds to start.
+    """
+    laboratory = Laboratory(tmp_path_factory.mktemp("federation"))
+    try:
+        laboratory.make("--clients", 3)
+        laboratory.start_server()
+        for share in range(3):
+            laboratory.start_client(f"client-{share}", "--share", share)
+        yield laboratory
+    finally:
+        laboratory.finish()
+
+
+@pytest.fixture(scope="session")
+def notebook() -> Iterator[Notebook]:
+    """Collects how long faults took; the table is left in build/faults.md."""
+    notebook = Notebook()
+    yield notebook
+    folder = Path(__file__).parents[1] / "build"
+    folder.mkdir(exist_ok=True)
+    notebook.save(folder / "faults.md")
+
+
 # In a browser
 
 
@@ -135,33 +165,3 @@ def live(browser: Any, live_server: Server) -> Iterator[Open]:
         context.close()
     # A server that has ended is told of by the page itself, too.
     assert [each for each in troubles if "net::ERR_" not in each] == []
-
-
-# Over a network
-
-
-@pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
-    """A federation with TLS and keys; each of its clients holds a share of the embedded data.
-
-    One for all tests of a file: its processes take seconds to start.
-    """
-    laboratory = Laboratory(tmp_path_factory.mktemp("federation"))
-    try:
-        laboratory.make("--clients", 3)
-        laboratory.start_server()
-        for share in range(3):
-            laboratory.start_client(f"client-{share}", "--share", share)
-        yield laboratory
-    finally:
-        laboratory.finish()
-
-
-@pytest.fixture(scope="session")
-def notebook() -> Iterator[Notebook]:
-    """Collects how long faults took; the table is left in build/faults.md."""
-    notebook = Notebook()
-    yield notebook
-    folder = Path(__file__).parents[1] / "build"
-    folder.mkdir(exist_ok=True)
-    notebook.save(folder / "faults.md")

@@ -214,6 +214,11 @@ class Laboratory:
     def one(self, what: str, client: str | None = None) -> int:
         return until(lambda: self.find(what, client), f"a process {what} of {client}")[0]
 
+    def fresh(self, what: str, client: str) -> int:
+        """Wait for a process that is not there yet: one that has not done its work."""
+        before = set(self.find(what, client))
+        return until(lambda: set(self.find(what, client)) - before, f"a new {what}").pop()
+
     def living(self) -> dict[int, tuple[str, str]]:
         """Return all processes that come from here: command line and Flower's folder, by number."""
         return dict(_living(str(self.root)))

@@ -75,11 +75,13 @@ def test_killed_clients_are_missing_and_come_back_by_themselves(
     laboratory: Laboratory, course: Course, notebook: Notebook
 ) -> None:
     # Both at once: Flower takes a minute to notice either.
-    victims = {"client-0": SUPERNODE, "client-2": CLIENT_APP}
+    victims = {
+        "client-2": laboratory.fresh(CLIENT_APP, "client-2"),
+        "client-0": laboratory.one(SUPERNODE, "client-0"),
+    }
     began, killed_in = {}, {}
     back: dict[str, float] = {}
-    for name, what in victims.items():
-        process = laboratory.one(what, name)
+    for name, process in victims.items():
         killed_in[name] = laboratory.status()["round"]
         began[name] = time.monotonic()
         os.kill(process, signal.SIGKILL)

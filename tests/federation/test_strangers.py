@@ -3,7 +3,6 @@
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -189,18 +188,13 @@ def _copy_client(laboratory: Laboratory, folder: Path) -> Path:
 
 def _say_of_supernode(client: ClientFolder, server: str) -> str:
     """Start Flower's program by itself and return what it says before it ends."""
-    config = client.root / "plain.toml"
+    config, log = client.root / "plain.toml", client.root / "plain.log"
     config.write_text('name = "client-0"\n')
-    done = subprocess.run(
-        supernode_command(client, config, server, is_insecure=False),
-        env=environment(client.flower_home),
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
-    assert done.returncode != 0
-    return done.stdout + done.stderr
+    command = supernode_command(client, config, server, is_insecure=False)
+    # What it starts itself can outlive it, and is ended with its group.
+    with running(command, environment(client.flower_home), log) as process:
+        assert process.wait(LONG) != 0
+    return log.read_text()
 
 
 def _greet(listener: socket.socket, context: ssl.SSLContext) -> None:

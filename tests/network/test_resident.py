@@ -82,14 +82,14 @@ def test_objects_do_not_cross() -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 30) is None
+    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
     (tmp_path / "file").write_text("no socket")
-    assert ask_resident(tmp_path / "file", "hello", Parcel({}), 30) is None
+    assert ask_resident(tmp_path / "file", "hello", Parcel({}), 60) is None
     # What a process leaves behind that was killed.
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "site"))
     assert (tmp_path / "site").is_socket()
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 30) is None
+    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
 
 
 def test_it_goes_while_it_is_asked(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_it_goes_while_it_is_asked(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=hang_up)
     thread.start()
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 30) is None
+    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
     thread.join()
 
 
@@ -160,7 +160,7 @@ def test_a_resident_refuses_in_words_and_survives_strangers(tmp_path: Path) -> N
     config = {"name": "north", "data": str(data), "memory": str(tmp_path / "memory")}
     with resident(tmp_path, **config) as (place, process):
         with pytest.raises(SiteFailed, match="format is None; it must be of type int"):
-            ask_resident(place, "hello", Parcel({}), 30)
+            ask_resident(place, "hello", Parcel({}), 60)
         for garbage in (b"", b"garbage", os.urandom(1000)):
             with Client(str(place), family="AF_UNIX") as connection:
                 connection.send_bytes(garbage)
@@ -169,7 +169,7 @@ def test_a_resident_refuses_in_words_and_survives_strangers(tmp_path: Path) -> N
         with Client(str(place), family="AF_UNIX") as connection:
             connection.send_bytes(b"garbage")
         hello = Parcel({"format": FORMAT, "experiment": folders().to_toml()})
-        answer = ask_resident(place, "hello", hello, 30)
+        answer = ask_resident(place, "hello", hello, 60)
         assert answer is not None
         assert Introduction.unpack(answer).classes == ("cat", "dog")
         assert process.poll() is None

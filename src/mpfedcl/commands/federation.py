@@ -8,7 +8,9 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.network.arguments import FederationInit, FederationServer
 from mpfedcl.network.folder import ServerFolder, make_federation
 from mpfedcl.network.processes import (
+    end_starters,
     environment,
+    find_starters,
     is_taken,
     last_words,
     program,
@@ -61,6 +63,7 @@ def federation_server_command(arguments: FederationServer) -> int:
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
     command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
+    starters: set[int] = set()
     end_by_signals()
     try:
         with running(command, environment(folder.flower_home), log) as process:
@@ -72,13 +75,17 @@ def federation_server_command(arguments: FederationServer) -> int:
                 f"Server at {arguments.bind}:{folder.port} ({words}); log: {log}. Ctrl-C ends it."
             )
             seen = folder.clients
+            starters |= find_starters(process)
             while process.poll() is None:
                 time.sleep(_LOOK_SECONDS)
+                starters |= find_starters(process)
                 seen = _let_in_new(arguments, folder.root, seen)
             raise InvalidInput(f"the server ended; {log} says why: {last_words(log)}")
     except KeyboardInterrupt:
         console.print("Server ended.")
         return 0
+    finally:
+        end_starters(starters)
 
 
 def _let_in_new(arguments: FederationServer, root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,14 +4,13 @@
 the keys of the run configuration, and an empty text leaves one open.
 """
 
-import contextlib
 import os
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,6 +20,9 @@ from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.courier import Answer
 from mpfedcl.network.resident import ask_resident
 from mpfedcl.network.wire import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
+
+if TYPE_CHECKING:
+    from mpfedcl.network.status import Status
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
@@ -51,9 +53,8 @@ def main(grid: Grid, context: Context) -> None:
     # Flower carries what an app prints to `flwr log` and `flwr run --stream`.
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
     place = context.run_config.get("status")
-    path = Path(str(place)) if place else None
-    status = Status(path)
-    _keep_watch(path)
+    status = Status(Path(str(place)) if place else None)
+    _keep_watch(status)
     try:
         order = parse_run_config(context.run_config)
         courier = FlowerCourier(grid)
@@ -71,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
     status.say("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
-def _keep_watch(status: Path | None) -> None:
+def _keep_watch(status: "Status") -> None:
     """Show that this process lives, and end with the one that started it.
 
     Flower's own way to end can hang. All that was done is in the run directory, so that this
@@ -81,9 +82,7 @@ def _keep_watch(status: Path | None) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            if status is not None:
-                with contextlib.suppress(OSError):
-                    os.utime(status)
+            status.touch()
             time.sleep(1)
         time.sleep(_GRACE_SECONDS)
         os._exit(1)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -205,14 +205,40 @@ def start(command: list[str], env: Mapping[str, str], log: Path) -> subprocess.P
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ask a program and its children to end; those that do not are ended."""
+    _end_group(process.pid, process.poll)
+
+
+def find_starters(process: subprocess.Popen[bytes]) -> set[int]:
+    """Return those of Flower's helpers that its server has put into groups of their own (Linux)."""
+    found = set()
+    for place in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= {int(each) for each in place.read_text().split() if _is_starter(int(each))}
+    return found
+
+
+def end_starters(numbers: Collection[int]) -> None:
+    """End helpers that have outlived their server: they would go over to the next one."""
+    for number in numbers:
+        if _is_starter(number):
+            _end_group(number, lambda: None)
+
+
+def _is_starter(number: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"flower-superexec" in Path(f"/proc/{number}/cmdline").read_bytes()
+    return False
+
+
+def _end_group(number: int, look: Callable[[], object]) -> None:
     for signal_number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
+            os.killpg(number, signal_number)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            process.poll()
+            look()
             try:
-                os.killpg(process.pid, 0)
+                os.killpg(number, 0)
             except (ProcessLookupError, PermissionError):
                 return
             time.sleep(0.1)

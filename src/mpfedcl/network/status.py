@@ -35,6 +35,12 @@ class Status:
         with contextlib.suppress(OSError):
             write_atomically(self._path, (json.dumps(content) + "\n").encode())
 
+    def touch(self) -> None:
+        """Show that this process lives."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
     def asked_to_stop(self) -> bool:
         """Tell whether somebody wants the run to stop after the round under way."""
         return self._path is not None and stop_file(self._path).exists()
