@@ -596,3 +596,11 @@ def test_data_show(tmp_path: Path, cli: Cli, kind: str) -> None:
     assert sum(sum(client["train"]) for client in content["clients"].values()) == 2000
     assert all(client["test"] == 1000 for client in content["clients"].values())
     assert cli(*words, "--out", tmp_path / "picture.png").out == said.out
+
+
+def test_flags_without_a_value_go_with_a_file(said: Say, images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(small(images, rounds=1).to_toml())
+    code, out, _ = said("run", path, "--json", "--out", tmp_path / "run")
+    assert code == 0
+    assert json.loads(out)["rounds"] == 1

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -207,7 +207,8 @@ def parse(words: list[str]) -> Any:
         return parsed
     # Flags must win over the file, and only a parse tells which flags there are: parse anew with
     # the file's settings as the defaults.
-    anew = _parse(command, rest, program, replace(parsed, settings=kept))
+    given = {"directory": parsed.directory} if isinstance(parsed, FederationStart) else {}
+    anew = _parse(command, rest, program, command(**given, settings=kept))
     if isinstance(anew, FederationStart) and anew.resume is not None:
         _refuse_changes(anew.settings, kept, ("rounds",), "resume goes with --rounds alone")
     return anew

@@ -32,7 +32,7 @@ def experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes: Any) 
         dataset__name=dataset,
         method=method,
         rounds=rounds,
-        **{"evaluate_every": SELDOM, "personal_models": False, **changes},
+        **{"evaluate_every": SELDOM, "personal_models": False, "trail": False, **changes},
     )
 
 

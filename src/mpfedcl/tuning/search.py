@@ -146,6 +146,7 @@ class Search:
             # Rungs are read, and nothing else is asked for.
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
             personal_models=False,
+            trail=False,
             **present_values(self.settings[number]),
         )
         return Plan(experiment.resolved(defaults), self.path / self._folder(number, seed))
