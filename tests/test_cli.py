@@ -15,7 +15,7 @@ from PIL import Image
 
 from mpfedcl import run
 from mpfedcl.cli import main
-from small_runs import call, environment, flags, read_summary, save_images, small
+from small_runs import Say, call, environment, flags, read_summary, save_images, small
 
 PIXELS = ("--dataset.name", "folder", "--encoder.name", "none")
 
