@@ -120,7 +120,7 @@ def load_own(
     if not len(train.labels):
         raise InvalidInput(
             f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
-            "must be more of a class, or dataset.test_fraction must be smaller."
+            "must be more of a class, or the test fraction must be smaller."
         )
     everything = Part.join([train, test])
     inputs = (make_inputs or pixel_inputs)(listing, everything.rows, experiment)

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from mpfedcl.clock import Clock
-from mpfedcl.data.deal import split_newcomer
-from mpfedcl.data.federated import ClientData, FederatedData
-from mpfedcl.data.imageset import Listing, Part
+from mpfedcl.data.federated import load_own
+from mpfedcl.data.imageset import Listing
 from mpfedcl.data.inputs import byte_inputs, feature_inputs
 from mpfedcl.data.own_images import open_own_images
 from mpfedcl.data.split import Indices
 from mpfedcl.deployment.trained import TrainedRun
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.errors import InvalidInput
 from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
 from mpfedcl.guard import Guard
@@ -65,7 +63,8 @@ class Newcomer:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        self.data = self._load(open_own_images(source, trained.class_names))
+        listing = open_own_images(source, trained.class_names)
+        self.data = load_own(self._experiment, self._make_inputs, listing=listing, name=name)
         self.client = self.data.clients[0]
 
     @property
@@ -157,28 +156,12 @@ class Newcomer:
     def _percent(self, said: Tensor | None) -> float | None:
         return percent_right(None if said is None else said == self.data.test_labels)
 
-    def _load(self, listing: Listing) -> FederatedData:
-        train, test = split_newcomer(listing, self.name, self._experiment)
-        if not len(train.labels):
-            raise InvalidInput(
-                f"data has {len(test.labels)} images, and the run's split leaves none to learn "
-                "from; there must be more of a class, or --test-fraction must say how to split."
-            )
-        everything = Part.join([train, test])
-        inputs = self._make_inputs(listing, everything.rows)
-        labels = torch.from_numpy(everything.labels)
-        count = len(train.labels)
-        own = torch.arange(len(test.labels))
-        client = ClientData(self.name, inputs[:count], labels[:count], own)
-        names = self._trained.class_names
-        return FederatedData(listing.name, names, (client,), inputs[count:], labels[count:], {})
-
-    def _make_inputs(self, listing: Listing, rows: Indices) -> Tensor:
+    def _make_inputs(self, listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
         encoder, form = self._trained.encoder, self._trained.form
         if encoder is not None:
-            trains = self._experiment.encoder.train
+            trains = experiment.encoder.train
             make = byte_inputs(encoder) if trains else feature_inputs(encoder)
-            return make(listing, rows, self._experiment)
+            return make(listing, rows, experiment)
         _, is_colour = listing.store.look()
         images = listing.store.load(rows, form.size, is_colour)
         return self._trained.inputs(form.bring(images))
