@@ -8,6 +8,7 @@ from federations import Federation, double
 
 from mpfedcl import Predictor, run
 from mpfedcl.deployment.trained import load_trained
+from small_runs import Say
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
@@ -24,3 +25,16 @@ def test_it_predicts_what_the_simulation_does(images: Path, tmp_path: Path, meth
     assert [each.label for each in ours] == [each.label for each in theirs]
     # Clients keep their test images, so there is no threshold, and nothing is called unknown.
     assert {each.unknown for each in ours} == {None}
+
+
+def test_nothing_is_said_of_data_that_clients_do_not_have(
+    images: Path, tmp_path: Path, said: Say
+) -> None:
+    federation = Federation(double(images, rounds=1, clients=3), tmp_path)
+    federation.serve()
+    card = (federation.path / "CARD.md").read_text(encoding="utf-8")
+    assert "Each client's own images" in card
+    assert "Dir(" not in card.split("## How to make it again")[0]
+    code, _, _ = said("report", federation.path)
+    assert code == 0
+    assert "over a network" in (federation.path / "report.html").read_text(encoding="utf-8")

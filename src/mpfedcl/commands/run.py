@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,13 @@ def draw_figures(result: RunResult) -> list[Path]:
     """Draw the run's figures into its directory."""
     from mpfedcl.report.figures import draw_partition, draw_run_curves
 
-    name = f"{result.experiment.method} on {result.experiment.dataset.name}"
-    curves, partition = result.path / "accuracy.png", result.path / "partition.png"
-    draw_run_curves(result.history, f"{name}, clients' own tests", curves)
     content = RunDirectory(result.path).read_json("partition.json")
     assert content is not None
-    draw_partition(content, f"training images, {describe_partition(result.experiment)}", partition)
+    data, split = describe_data(result.experiment, content)
+    name = f"{result.experiment.method} on {data}"
+    curves, partition = result.path / "accuracy.png", result.path / "partition.png"
+    draw_run_curves(result.history, f"{name}, clients' own tests", curves)
+    draw_partition(content, f"training images, {split}", partition)
     if not result.experiment.diagnostics:
         return [curves, partition]
     from mpfedcl.report.convergence import draw_convergence
@@ -85,6 +87,13 @@ def draw_figures(result: RunResult) -> list[Path]:
     convergence = result.path / "convergence.png"
     draw_convergence(result.history, f"{name}, local objectives", convergence)
     return [curves, partition, convergence]
+
+
+def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the data of a run are, and how they are dealt out, as far as that is known."""
+    if partition.get("network"):
+        return "its clients' own data", f"over a network, seed {experiment.seed}"
+    return experiment.dataset.name, describe_partition(experiment)
 
 
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
@@ -125,7 +134,8 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     summary = result.summary
     assert summary is not None
     experiment = result.experiment
-    title = f"{experiment.method} on {experiment.dataset.name}, {describe_partition(experiment)}"
+    content = RunDirectory(result.path).read_json("partition.json") or {}
+    title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
         readings_grid(title, summary["readings"]).show(console)
     clients_grid(

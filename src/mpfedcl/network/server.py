@@ -194,6 +194,8 @@ class _Watch:
             "classes": list(self._classes),
             "clients": {name: clients[name] for name in sorted(clients)},
             "input_means": {},
+            # What the experiment says of data is for clients that have none of their own.
+            "network": True,
             # Whoever uses the model must put images through the same encoder.
             **({"encoder": encoders.pop()} if encoders else {}),
         }

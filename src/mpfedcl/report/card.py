@@ -63,7 +63,7 @@ def _name_kind(file: str) -> str:
 
 
 def _title(subject: Subject) -> str:
-    return f"{subject.experiment.method} on {subject.experiment.dataset.name}"
+    return f"{subject.experiment.method} on {subject.data}"
 
 
 def _front(subject: Subject) -> str:
@@ -77,7 +77,7 @@ def _front(subject: Subject) -> str:
         "- image-classification",
         f"- {quote(experiment.method)}",
         "datasets:",
-        f"- {quote(experiment.dataset.name)}",
+        f"- {quote(subject.data)}",
         "metrics:",
         "- accuracy",
     ]
@@ -90,8 +90,8 @@ def _front(subject: Subject) -> str:
             "  - task:",
             "      type: image-classification",
             "    dataset:",
-            f"      name: {quote(experiment.dataset.name)}",
-            f"      type: {quote(experiment.dataset.name)}",
+            f"      name: {quote(subject.data)}",
+            f"      type: {quote(subject.data)}",
             "    metrics:",
         ]
     for test, value in values.items():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from mpfedcl.commands.run import describe_data as describe_data_of
 from mpfedcl.commands.run import describe_partition
 from mpfedcl.data.catalogue import specification
 from mpfedcl.experiment import Experiment
@@ -30,6 +31,11 @@ class Subject:
     pool: PrototypePool | None
     files: list[str]
     """Files of tensors that the run has left."""
+
+    @property
+    def data(self) -> str:
+        """What the data are called."""
+        return describe_data_of(self.experiment, self.partition)[0]
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -62,16 +68,23 @@ def describe_data(subject: Subject) -> str:
             for name in shown
         ],
     )
+    is_shared = experiment.partition.test == "shared"
+    summary = f"{escape(experiment.dataset.name)}: {escape(spec.summary)}."
+    source, split = _say_source(experiment), describe_partition(experiment)
+    if partition.get("network"):
+        summary = "Each client's own images, which stayed with it."
+        source = "as each client has them; parts of a public set where it was started with --share."
+        split, is_shared = "as it is among the clients", False
     left_out = len(holdings) - len(shown)
     note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
     return (
         "## Data\n\n"
-        f"{escape(experiment.dataset.name)}: {escape(spec.summary)}. "
+        f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
         f"{sum(sizes):,} training images, {min(sizes):,} to {max(sizes):,} a client.\n\n"
-        f"Source and licence: {_say_source(experiment)}\n\n"
-        f"Skew: {describe_partition(experiment)}; the clients are tested on "
-        f"{'the same images' if experiment.partition.test == 'shared' else 'images of their own'}."
+        f"Source and licence: {source}\n\n"
+        f"Skew: {split}; the clients are tested on "
+        f"{'the same images' if is_shared else 'images of their own'}."
         f"\n\n{grid.markdown()}{note if left_out else ''}"
     )
 

@@ -62,6 +62,8 @@ class Partition(_Content):
 
     classes: list[str]
     clients: dict[str, Holding]
+    network: bool = False
+    """Whether clients were on machines of their own, with data of their own."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.commands.run import describe_partition
+from mpfedcl.commands.run import describe_data
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
@@ -114,11 +114,12 @@ def describe_run(records: RunRecords) -> Json:
     experiment = records.experiment
     clients = _describe_clients(records)
     confusion = _describe_confusion(records, clients)
+    is_network = records.partition is not None and records.partition.network
     return {
         "name": records.name,
         "method": experiment.method,
         "seed": experiment.seed,
-        "setting": f"{experiment.dataset.name}, {describe_partition(experiment)}",
+        "setting": ", ".join(describe_data(experiment, {"network": is_network})),
         "rounds": records.rounds[-1].round if records.rounds else 0,
         "planned": experiment.rounds,
         "finished": records.summary is not None,
