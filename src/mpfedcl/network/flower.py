@@ -8,9 +8,9 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -20,9 +20,6 @@ from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.courier import Answer
 from mpfedcl.network.resident import ask_resident
 from mpfedcl.network.wire import MOST_BYTES, Kind, Parcel, ParcelError, from_json, to_json
-
-if TYPE_CHECKING:
-    from mpfedcl.network.status import Status
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
@@ -54,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     observer = Observer(on_round=lambda record: print(_say_round(record)), on_warning=print)
     place = context.run_config.get("status")
     status = Status(Path(str(place)) if place else None)
-    _keep_watch(status)
+    _end_with_parent(status.touch)
     try:
         order = parse_run_config(context.run_config)
         courier = FlowerCourier(grid)
@@ -72,17 +69,17 @@ def main(grid: Grid, context: Context) -> None:
     status.say("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
-def _keep_watch(status: "Status") -> None:
-    """Show that this process lives, and end with the one that started it.
+def _end_with_parent(live: Callable[[], object] = lambda: None) -> None:
+    """End with the process that started this one, and show once a second that it lives.
 
-    Flower's own way to end can hang. All that was done is in the run directory, so that this
-    process may end at any moment.
+    Flower's own way to end can hang. What was done is in the run directory or in a client's
+    memory, so that this process may end at any moment.
     """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
-            status.touch()
+            live()
             time.sleep(1)
         time.sleep(_GRACE_SECONDS)
         os._exit(1)
@@ -136,6 +133,7 @@ def _answer(kind: Kind, message: Message, context: Context) -> Message:
 def _ask_site(kind: Kind, parcel: Parcel, node_config: Mapping[str, Any], seconds: float) -> Parcel:
     """Return what this client's site answers: the one that stays, else one for this message."""
     if socket := node_config.get("resident"):
+        _end_with_parent()
         answer = ask_resident(Path(str(socket)), kind, parcel, seconds)
         if answer is not None:
             return answer
