@@ -45,7 +45,7 @@ def environment(flower_home: Path, *, looks_often: bool = False) -> dict[str, st
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        _POLL: os.environ.get(_POLL, "0.1" if looks_often else "1"),
+        _POLL: os.environ.get(_POLL, "0.5" if looks_often else "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 

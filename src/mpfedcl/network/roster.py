@@ -11,7 +11,7 @@ from mpfedcl.network.parcels import Introduction, pack_experiment
 from mpfedcl.network.status import Status
 from mpfedcl.network.wire import FORMAT, Parcel, ParcelError
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 """Between two looks at what has come: far below what starting a client's process takes."""
 _MOST_REFUSED = 50
 """Clients of which it is remembered why they may not take part: strangers have many names."""
