@@ -17,7 +17,7 @@ help:
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
-	@echo "make test-federation  a server and clients as processes, and all that can befall them (15 minutes)"
+	@echo "make test-federation  a server and clients as processes, and all that can befall them (a quarter of an hour or more)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build and check the wheel"
 
