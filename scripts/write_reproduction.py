@@ -32,7 +32,6 @@ def take(folder: Path) -> None:
             content = json.loads((place / "result.json").read_text(encoding="utf-8"))
             if content["quick"]:
                 sys.exit(f"{place} is of a quick run; the page shows whole ones only")
-            content = _with_other_track(content, RESULTS / f"{item}.json")
             text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
             # A line a cell, so that a change shows where it is.
             (RESULTS / f"{item}.json").write_text(
@@ -40,27 +39,6 @@ def take(folder: Path) -> None:
             )
             for picture in place.glob("*.png"):
                 shutil.copyfile(picture, FIGURES / picture.name)
-
-
-def _with_other_track(new: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Keep the cells of a track that was run before and not now."""
-    if not path.is_file():
-        return new
-    old = json.loads(path.read_text(encoding="utf-8"))
-    tracks = {cell["track"] for cell in new["cells"]}
-    kept = [cell for cell in old["cells"] if cell["track"] not in tracks]
-    if not kept:
-        return new
-    other = {cell["track"] for cell in kept}
-    verdicts = [said for said in old["verdicts"] if any(f", {each}: " in said for each in other)]
-    return {
-        **new,
-        "cells": kept + new["cells"],
-        "verdicts": verdicts + new["verdicts"],
-        "notes": list(dict.fromkeys([*old["notes"], *new["notes"]])),
-        "command": f"mpfedcl paper run {new['id']}",
-        "seconds": old["seconds"] + new["seconds"],
-    }
 
 
 def write(item: str) -> str:
@@ -73,8 +51,8 @@ def write(item: str) -> str:
     parts = [
         f"{result['about']}\n",
         f"    {result['command']}\n",
-        f"Its runs add up to {minutes:.0f} minutes, two at a time on two busy cores; some are "
-        "shared with other tables.\n",
+        f"Its runs add up to {minutes:.0f} minutes of one core; some are shared with other "
+        "tables.\n",
     ]
     parts += [f"![{result['title']}](images/paper/{p})\n" for p in _pictures(item)]
     tables = [f"**{grid.title}**\n\n{grid.markdown()}" for grid in grids(result)]

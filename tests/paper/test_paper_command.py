@@ -45,7 +45,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
         (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
         (
             ["run", "k", "--seeds", "100"],
-            "it must be without 100, the seed that settings are chosen",
+            "it must be without 100, 101, 102, the seeds that settings are chosen",
         ),
         (["show", "tables"], "'tables' is no table of the paper"),
         (["show", "all"], "id is 'all'; it must be one of sent, label"),

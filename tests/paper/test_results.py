@@ -109,3 +109,17 @@ def test_a_number_that_a_seed_lacks_is_a_dash() -> None:
     ours, beside = grids(collect(make(), (0, 1, 2), some))
     assert ours.rows[0] == ["MP-FedCL", "-", "-"]
     assert beside.rows[0] == ["FedAvg", "50.0(1.5)", "50.0(1.5)"]
+
+
+def test_what_was_chosen_for_the_tuned_track_is_shown_method_by_method() -> None:
+    result = collect(make(), (0, 1, 2), lookup)
+    assert len(grids(result)) == 2
+    scores = {"score": 71.26, "default_score": 60.0, "standard_error": None}
+    result["chosen"] = [
+        {"row": "fedavg", "set": "one", "changes": {}, **scores},
+        {"row": "mp-fedcl", "set": "one", "changes": {"train__lr": 0.3, "a__b": 2}, **scores},
+    ]
+    assert grids(result)[-1].rows == [
+        ["MP-FedCL", "one", "lr 0.3, b 2", "71.3", "-", "60.0"],
+        ["FedAvg", "one", "the paper's", "71.3", "-", "60.0"],
+    ]

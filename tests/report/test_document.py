@@ -270,6 +270,20 @@ def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
     assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
 
 
+def test_what_the_tuned_track_was_given_is_a_table(tmp_path: Path) -> None:
+    scores = {"score": 71.26, "default_score": None, "standard_error": 2.0}
+    chosen = [
+        {"row": "mp", "set": "Digit-5", "changes": {"contrast__weight": 3.0}, **scores},
+        {"row": "fedavg", "set": "Digit-5", "changes": {}, **scores},
+    ]
+    write_json(tmp_path / "result.json", paper_result(chosen=chosen))
+    (section,) = gather(tmp_path)["sections"]
+    assert texts(section["tables"][-1]) == [
+        ["FedAvg", "Digit-5", "the defaults", "71.3", "2.0", "-"],
+        ["MP-FedCL", "Digit-5", "contrast.weight 3.0", "71.3", "2.0", "-"],
+    ]
+
+
 def paper_cells(tmp_path: Path, *cells: Json, **changes: Any) -> Json:
     """Return the section of a table with these cells in a row of its own each."""
     whole = {"track": "paper", "test": "own", "reading": "averaged_classifier", "column": "mnist"}

@@ -13,7 +13,7 @@ from mpfedcl.paper import ITEM_IDS, Item, find_items
 from mpfedcl.paper.item import TRACKS
 from mpfedcl.paper.items import choose_tracks
 from mpfedcl.paper.results import grids, remarks
-from mpfedcl.paper.runner import TUNING_SEED, PaperRuns
+from mpfedcl.paper.runner import TUNING_SEEDS, PaperRuns
 from mpfedcl.paper.sets import Sets
 from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.report.tables import Grid
@@ -74,10 +74,10 @@ def paper_run_command(arguments: PaperRun) -> int:
     seeds = arguments.seeds or ((0,) if arguments.quick else (0, 1, 2))
     if len(set(seeds)) < len(seeds):
         raise InvalidInput(f"seeds is {list(seeds)}; it must name each once.")
-    if TUNING_SEED in seeds and "tuned" in arguments.tracks:
+    if "tuned" in arguments.tracks and set(TUNING_SEEDS) & set(seeds):
         raise InvalidInput(
-            f"seeds is {list(seeds)}; with the tuned track it must be without {TUNING_SEED}, the "
-            "seed that settings are chosen with."
+            f"seeds is {list(seeds)}; with the tuned track it must be without "
+            f"{', '.join(map(str, TUNING_SEEDS))}, the seeds that settings are chosen with."
         )
     refuse_torchrun("paper run")
     jobs = check_jobs(arguments.jobs)

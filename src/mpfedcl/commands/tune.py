@@ -15,7 +15,7 @@ from mpfedcl.progress import gentle_interrupt, messages, progress_bar, results
 from mpfedcl.report.tables import Grid, percent
 from mpfedcl.runs import RunDirectory
 from mpfedcl.tuning import Search, Tuning, run_searches
-from mpfedcl.tuning.tuning import FILE
+from mpfedcl.tuning.tuning import FILE, describe_changes
 
 _CHANGES_A_LINE = 2
 
@@ -113,7 +113,7 @@ def _grid(found: Sequence[Tuning]) -> Grid:
         [
             [
                 each.method,
-                _describe(each.trials[each.chosen].changes),
+                _describe(each.changes),
                 percent(each.score),
                 percent(each.standard_error),
                 percent(each.default_score),
@@ -132,6 +132,6 @@ def _describe(changes: dict[str, Any]) -> str:
     """Return what is not as by default, a few a line."""
     if not changes:
         return "the defaults"
-    words = [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
+    words = describe_changes(changes)
     lines = [words[at : at + _CHANGES_A_LINE] for at in range(0, len(words), _CHANGES_A_LINE)]
     return ",\n".join(", ".join(line) for line in lines)

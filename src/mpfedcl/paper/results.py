@@ -6,8 +6,9 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.paper.item import Cell, Curves, Finished, Item, Published, Track
-from mpfedcl.report.tables import MARKS, Grid, explain_marks, mean_and_deviation
+from mpfedcl.report.tables import MARKS, Grid, explain_marks, mean_and_deviation, percent
 from mpfedcl.statistics import best_and_within, paired_difference
+from mpfedcl.tuning.tuning import describe_changes
 
 Lookup = Callable[[Track, Experiment, int], Finished]
 """The run of a track's experiment with a seed."""
@@ -178,7 +179,10 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 
 def grids(result: dict[str, Any]) -> list[Grid]:
-    """Return an item's tables, one a track, panel and test, and the paper's numbers beside ours."""
+    """Return an item's tables, one a track, panel and test, and the paper's numbers beside ours.
+
+    The settings of the tuned track come last.
+    """
     several_tracks = len({cell["track"] for cell in result["cells"]}) > 1
     found = []
     for (track, panel, test), cells in _tables(result).items():
@@ -190,7 +194,30 @@ def grids(result: dict[str, Any]) -> list[Grid]:
             found.append(
                 _grid(result, f"{title}: the paper's, and ours less the paper's", known, _beside)
             )
-    return found
+    chosen = _chosen_grid(result)
+    return found if chosen is None else [*found, chosen]
+
+
+def _chosen_grid(result: dict[str, Any]) -> Grid | None:
+    """Return the settings of the tuned track, method by method; None where nothing was tuned."""
+    if not result.get("chosen"):
+        return None
+    titles = {row["key"]: row["title"] for row in result["rows"]}
+    return Grid(
+        f"{result['title']}: settings chosen on validation data, and accuracy there",
+        ["", "set", "chosen", "score", "± error", "paper's settings"],
+        [
+            [
+                titles[each["row"]],
+                each["set"],
+                ", ".join(describe_changes(each["changes"])) or "the paper's",
+                percent(each["score"]),
+                percent(each["standard_error"]),
+                percent(each["default_score"]),
+            ]
+            for each in sorted(result["chosen"], key=lambda each: list(titles).index(each["row"]))
+        ],
+    )
 
 
 def _tables(result: dict[str, Any]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:

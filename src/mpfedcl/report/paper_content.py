@@ -6,7 +6,8 @@ from typing import Any
 
 from mpfedcl.report.numbers import known, mean, mean_text, rounded, significant, thin
 from mpfedcl.report.records import Cell, Line, PaperResult, Published, read_content
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.report.tables import READING_TITLES, percent
+from mpfedcl.report.tuning_content import describe_values
 
 _MOST_POINTS = 400
 _QUICK = (
@@ -28,7 +29,8 @@ def describe_paper(path: Path) -> Json:
         "title": result.title,
         "warning": _QUICK if result.quick else None,
         "about": [result.about, f"Seeds {seeds}.{took}" if seeds else took.strip()],
-        "tables": [_table(result, *kind) for kind in kinds],
+        "tables": [_table(result, *kind) for kind in kinds]
+        + ([_chosen(result)] if result.chosen else []),
         "figures": [
             {
                 "title": figure.title,
@@ -73,6 +75,27 @@ def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:
             for row in rows
         ],
         "notes": [_legend(places)],
+    }
+
+
+def _chosen(result: PaperResult) -> Json:
+    """Return what the methods of the tuned track were given."""
+    titles = {row.key: row.title for row in result.rows}
+    return {
+        "caption": "Track tuned: the settings chosen, and validation accuracy in %",
+        "columns": ["", "set", "chosen", "score", "± error", "defaults"],
+        "rows": [
+            [
+                {"text": titles.get(each.row, each.row)},
+                {"text": each.set},
+                {"text": describe_values(each.changes)},
+                {"text": percent(each.score)},
+                {"text": percent(each.standard_error)},
+                {"text": percent(each.default_score)},
+            ]
+            for each in sorted(result.chosen, key=lambda each: [*titles, each.row].index(each.row))
+        ],
+        "notes": ["Chosen on images held out of training; no test image was opened."],
     }
 
 

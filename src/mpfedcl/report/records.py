@@ -162,6 +162,17 @@ class Figure(_Content):
     lines: list[Line]
 
 
+class Chosen(_Content):
+    """The settings that a method of the tuned track was given on one data set."""
+
+    row: str
+    set: str
+    changes: dict[str, Any]
+    score: float | None
+    default_score: float | None
+    standard_error: float | None
+
+
 class PaperResult(_Content):
     """result.json: a table or figure of the paper, measured here."""
 
@@ -174,6 +185,7 @@ class PaperResult(_Content):
     columns: list[Named]
     rows: list[Named]
     cells: list[Cell]
+    chosen: list[Chosen] = []
     figures: list[Figure] = []
     notes: list[str] = []
     verdicts: list[str] = []

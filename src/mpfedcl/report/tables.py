@@ -21,6 +21,8 @@ READING_TITLES = {
 }
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
+_BETWEEN = 3
+"""Characters between two columns; as many are at the two edges together, less one."""
 _NUMBER = re.compile(r"[-·]|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
@@ -36,15 +38,21 @@ class Grid:
         self.rows = [list(row) for row in rows]
 
     def show(self, console: Console) -> None:
-        """Print to a terminal or a file, numbers to the right."""
+        """Print to a terminal or a file, numbers to the right.
+
+        A table too wide for its numbers to be whole is printed in parts, each with the first
+        column.
+        """
         # A title of the table's own would be folded to the table's width.
         console.print(self.title, style="bold")
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column, numeric in zip(self.columns, self._numeric(), strict=True):
-            table.add_column(column, justify="right" if numeric else "left")
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+        numeric = self._numeric()
+        for part in self._parts(console.width):
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for place in part:
+                table.add_column(self.columns[place], justify="right" if numeric[place] else "left")
+            for row in self.rows:
+                table.add_row(*(Text(row[place]) for place in part))
+            console.print(table)
         if self.note:
             console.print(self.note + "\n")
 
@@ -54,6 +62,18 @@ class Grid:
         lines = [self.columns, rule, *self.rows]
         table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
         return f"{table}\n{self.note}\n" if self.note else table
+
+    def _parts(self, width: int) -> list[list[int]]:
+        """Return the columns of each part: all of them, where the longest words fit."""
+        texts = zip(self.columns, *self.rows, strict=True)
+        words = [[len(word) for cell in column for word in cell.split()] for column in texts]
+        widths = [max(each, default=0) + _BETWEEN for each in words]
+        parts = [[0]]
+        for place in range(1, len(widths)):
+            if len(parts[-1]) > 1 and sum(widths[each] for each in [*parts[-1], place]) > width + 1:
+                parts.append([0])
+            parts[-1].append(place)
+        return parts
 
     def _numeric(self) -> list[bool]:
         """Tell for each column whether all its cells are numbers, or marks for none."""

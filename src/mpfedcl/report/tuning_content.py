@@ -112,7 +112,7 @@ def _overview(found: Sequence[_Found], *, with_setting: bool) -> Json:
         rows.append(
             [
                 {"text": record.method, "note": place},
-                {"text": _words(record.trials[record.chosen].changes)},
+                {"text": describe_values(record.trials[record.chosen].changes)},
                 {"text": percent(each.score(record.chosen)), "strong": True},
                 {"text": percent(record.standard_error)},
                 {"text": percent(each.score(0))},
@@ -135,7 +135,7 @@ def _trials(found: _Found, *, rule: str | None) -> Json:
         f"{_flag(name)} {', '.join(str(value) for value in values)}"
         for name, values in record.knobs_searched.items()
     )
-    defaults = _words(record.trials[0].values)
+    defaults = describe_values(record.trials[0].values)
     has_gaps = any(None in trial.scores.values() for trial in record.trials)
     return {
         "caption": "Validation accuracy in % at each step; who came furthest first",
@@ -150,7 +150,7 @@ def _trials(found: _Found, *, rule: str | None) -> Json:
 
 
 def _row(trial: SearchTrial, record: SearchRecord, rounds: Sequence[int]) -> list[Json]:
-    cells = [str(trial.number), _words(trial.changes)]
+    cells = [str(trial.number), describe_values(trial.changes)]
     # Blank where it was given up before: a dash is a score that there is not.
     cells += [percent(trial.scores[each]) if each in trial.scores else "" for each in rounds]
     outcome = "run to the end"
@@ -208,7 +208,8 @@ def _line_name(trial: SearchTrial, record: SearchRecord) -> str:
     return ", ".join([str(trial.number), *roles])
 
 
-def _words(values: dict[str, Any]) -> str:
+def describe_values(values: dict[str, Any]) -> str:
+    """Return settings by the names of their flags."""
     said = [f"{_flag(name)} {value}" for name, value in values.items() if value is not None]
     return ", ".join(said) or "the defaults"
 

@@ -60,6 +60,11 @@ class Tuning:
         return present_values(self.trials[self.chosen].values)
 
     @property
+    def changes(self) -> KnobValues:
+        """The chosen values that are not the defaults."""
+        return self.trials[self.chosen].changes
+
+    @property
     def best(self) -> Experiment:
         """The experiment with the chosen settings, tested on its test images."""
         return self.base.replace(**self.knobs)
@@ -119,6 +124,11 @@ def load_tuning(folder: Path) -> Tuning | None:
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it, and the same "
             "command writes it anew from the runs."
         ) from None
+
+
+def describe_changes(changes: KnobValues) -> list[str]:
+    """Return what is not as by default in short words, one a knob."""
+    return [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
 
 
 def present_values(values: KnobValues) -> KnobValues:

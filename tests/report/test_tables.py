@@ -1,0 +1,43 @@
+"""Tables in a terminal: whole numbers, within its width."""
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mpfedcl.report.tables import Grid
+
+
+def shown(grid: Grid, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    grid.show(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@given(
+    columns=st.lists(st.integers(1, 14), min_size=1, max_size=9),
+    width=st.integers(40, 100),
+    num_rows=st.integers(1, 4),
+)
+def test_no_number_is_cut_off(columns: list[int], width: int, num_rows: int) -> None:
+    cells = [[str(row + 1) * size for size in columns] for row in range(num_rows)]
+    names = [f"method-{row}" for row in range(num_rows)]
+    rows = [[name, *line] for name, line in zip(names, cells, strict=True)]
+    lines = shown(Grid("title", ["", *(f"c{n}" for n in range(len(columns)))], rows), width)
+    assert max(map(len, lines)) <= width
+    for name, line in zip(names, cells, strict=True):
+        # In parts or not, a row's numbers stand behind its name, all of them and in order.
+        parts = [text.split()[1:] for text in lines if text.split()[:1] == [name]]
+        assert [number for part in parts for number in part] == line
+
+
+def test_a_table_that_fits_stays_in_one_part() -> None:
+    grid = Grid("title", ["", "a", "b"], [["row", "1.0", "2.0"]])
+    exactly = len(" row   1.0   2.0 ")
+    assert sum("row" in line for line in shown(grid, exactly)) == 1
+    assert sum("row" in line for line in shown(grid, exactly - 1)) == 2
+    # Words may be folded, so they ask for no more than the longest of them.
+    words = Grid("title", ["", "a"], [["row", "some words that are folded"]])
+    assert sum("row" in line for line in shown(words, 20)) == 1
