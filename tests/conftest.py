@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from browsing import PROGRAM, Open, Page
+from command_answers import Cli, Refused, Said, assert_one_sentence
 from laboratory import Laboratory, Notebook
 from mpfedcl import Experiment, run
 from mpfedcl.cli import main
@@ -61,14 +62,44 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Call the command line in this process; return its exit code and what it said."""
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be in a folder of its own, without a data folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("MPFEDCL_DATA", str(tmp_path / "no data"))
 
-    def run_words(*arguments: object) -> tuple[int, str, str]:
+
+# The command line
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line in this process."""
+
+    def run_words(*words: object) -> Said:
         with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
+            main([str(word) for word in words])
         assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
+        return Said(end.value.code, *capsys.readouterr())
+
+    return run_words
+
+
+@pytest.fixture
+def said(cli: Cli) -> Say:
+    """The same; return its exit code and what it said."""
+    return cli
+
+
+@pytest.fixture
+def refused(cli: Cli) -> Refused:
+    """Call the command line, hold it to one sentence and to leaving nothing behind."""
+
+    def run_words(*words: object) -> str:
+        before = sorted(Path.cwd().rglob("*"))
+        sentence = assert_one_sentence(cli(*words))
+        assert sorted(Path.cwd().rglob("*")) == before
+        return sentence
 
     return run_words
 
