@@ -13,7 +13,7 @@ from mpfedcl import Experiment, run
 from mpfedcl.cli import main
 from mpfedcl.comparison import Comparison
 from pictured_runs import save_pictures
-from small_runs import EXAMPLES, Say, save_images, small
+from small_runs import EXAMPLES, HIDDEN, Say, save_images, small
 from watched_folder import Server, watched
 from written_runs import HOSTILE, write_run
 
@@ -35,12 +35,17 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs over a network: a model of a thousand weights, and nobody waits for long."""
-    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (24, 12))
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
+    monkeypatch.setattr("mpfedcl.loading._HIDDEN", HIDDEN)
     monkeypatch.syspath_prepend(EXAMPLES)
     # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
     monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+@pytest.fixture
+def small_and_quick(small_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for runs over a network, where nobody waits for long."""
     for module in ("engine", "roster"):
         monkeypatch.setattr(f"mpfedcl.network.{module}.POLL_SECONDS", 0.01)
 

@@ -31,6 +31,8 @@ from mpfedcl.rng import generator
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"
+HIDDEN = (24, 12)
+"""Layers of the model that the fixture `small_model` makes of the paper's: a thousand weights."""
 PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
 
 Json = dict[str, Any]

@@ -1,0 +1,157 @@
+"""Experiments in which engines are held to the loop: clients, settings and limits of many kinds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpfedcl.clock import Clock
+from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.engines import InProcessEngine
+from mpfedcl.experiment import Experiment
+from mpfedcl.federation import Federation
+from mpfedcl.methods import find_method
+from mpfedcl.models import Model
+from mpfedcl.rng import generator
+from small_runs import METHODS, small
+
+DOUBLE, SINGLE = 1e-9, 1e-5
+"""Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
+
+CHOICE = "mpfedcl.engines.choice"
+FACTORED = "mpfedcl.engines.factored"
+ENDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is special about the clients, the settings or the engine's limits."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    methods: Sequence[str] = METHODS
+    holds: Callable[[Experiment, list[ClientData]], bool] = lambda *_: True
+    """Whether it is what its name says."""
+
+
+FEDCL = ("mp-fedcl", "sp-fedcl", "dp-fedcl")
+DIFFERENT = ("fedprox", "fedproto", "mp-fedcl")
+"""A loss beyond linear layers; models at home; models and prototypes that travel."""
+RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0}
+
+
+def sizes(clients: list[ClientData]) -> list[int]:
+    return [len(client.labels) for client in clients]
+
+
+SITUATIONS: dict[str, Situation] = {
+    "label skew": Situation({"partition__test": "matched"}),
+    "ragged sizes": Situation(
+        RAGGED, holds=lambda _, c: len(set(sizes(c))) > 4 and max(sizes(c)) > 4 * min(sizes(c))
+    ),
+    "one-sample clients": Situation(
+        {"partition__kind": "quantity", "partition__alpha": 0.8},
+        holds=lambda _, c: sizes(c).count(1) > 1 and max(sizes(c)) > 10,
+    ),
+    "one sample each": Situation(
+        {"partition__kind": "iid", "clients": 60, "rounds": 2},
+        methods=DIFFERENT,
+        holds=lambda _, c: set(sizes(c)) == {1},
+    ),
+    "absent classes": Situation(
+        {
+            "partition__kind": "classes",
+            "partition__classes_per_client": 1,
+            "partition__test": "matched",
+        },
+        holds=lambda _, c: all(len(set(client.labels.tolist())) == 1 for client in c),
+    ),
+    "sampled clients": Situation({"fraction": 0.4, "prototypes__pool_ttl": 2}),
+    "several epochs": Situation(RAGGED | {"train__epochs": 3}, methods=DIFFERENT),
+    "one batch": Situation(
+        RAGGED | {"train__batch_size": 1000},
+        methods=DIFFERENT,
+        holds=lambda _, c: max(sizes(c)) < 1000,
+    ),
+    "no momentum": Situation(RAGGED | {"train__momentum": 0.0}, methods=DIFFERENT),
+    "much momentum": Situation(
+        RAGGED | {"train__momentum": 0.9, "train__lr": 0.02}, methods=DIFFERENT
+    ),
+    "more prototypes than samples": Situation(
+        {"prototypes__per_class": 30}, methods=DIFFERENT, holds=lambda _, c: max(sizes(c)) < 30
+    ),
+    "models at home": Situation(RAGGED | {"share_model": False}, methods=FEDCL),
+    "models at home, sampled": Situation(
+        {"share_model": False, "fraction": 0.4, "evaluate_every": 3}, methods=FEDCL
+    ),
+    "pooled": Situation({"contrast__form": "pooled"}, methods=FEDCL),
+    "literal": Situation({"contrast__form": "literal"}, methods=FEDCL),
+    "padding filled": Situation({"prototypes__padding": "fill"}, methods=FEDCL),
+    "lengths kept": Situation(
+        {"prototypes__normalize": False, "contrast__temperature": 1.0},
+        methods=DIFFERENT,
+    ),
+    "read every other round": Situation({"evaluate_every": 2}, methods=DIFFERENT),
+    "more than at once": Situation(
+        {"partition__kind": "iid", "clients": 40, "rounds": 2},
+        {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 16},
+        methods=DIFFERENT,
+        holds=lambda _, c: len(c) > 2 * 16,
+    ),
+    "chunks of two": Situation(
+        RAGGED, {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
+    ),
+    "few clients": Situation({"clients": 2}, {f"{CHOICE}._MOST_ROWS": 0}, methods=DIFFERENT),
+    "all as weights": Situation(RAGGED, {f"{CHOICE}._MOST_ROWS": 0}),
+    "all as rows": Situation(
+        RAGGED | {"train__epochs": 2},
+        {f"{CHOICE}._MOST_ROWS": ENDLESS, f"{FACTORED}._WRITTEN_OUT_FROM": ENDLESS},
+    ),
+    "all as rows, written out": Situation(
+        RAGGED | {"train__epochs": 2},
+        {f"{CHOICE}._MOST_ROWS": ENDLESS, f"{FACTORED}._WRITTEN_OUT_FROM": 0},
+        methods=DIFFERENT,
+    ),
+    "large and small in one chunk": Situation(
+        RAGGED,
+        {f"{CHOICE}._MOST_ROWS": 8, f"{FACTORED}._WRITTEN_OUT_FROM": ENDLESS},
+        # Neither the first names nor the last: the two kinds take turns in the mean.
+        holds=lambda _, c: "".join("SL"[size > 8] for size in sizes(c)).strip("L").count("L") > 0,
+    ),
+    "large and small, models at home": Situation(
+        RAGGED | {"share_model": False}, {f"{CHOICE}._MOST_ROWS": 8}, methods=("mp-fedcl",)
+    ),
+    "large ones one by one": Situation(
+        RAGGED,
+        {f"{CHOICE}._MOST_ROWS": 8, f"{CHOICE}._FEWEST_STACKED": 100},
+        methods=DIFFERENT,
+    ),
+}
+
+
+def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
+    """Return three rounds of six clients in float64, with steps that go somewhere."""
+    settings = {
+        "rounds": 3,
+        "clients": 6,
+        "dtype": "float64",
+        "partition__alpha": 0.5,
+        "train__batch_size": 4,
+        "train__lr": 0.1,
+    }
+    return small(root, method, **settings | dict(changes))
+
+
+def build(experiment: Experiment, data: FederatedData, model: Model) -> Federation:
+    """Return a federation on data and a model that are given."""
+    found = find_method(experiment.method)
+    experiment = experiment.resolved(found.defaults)
+    method = found(experiment, data.num_classes)
+    initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
+    clock = Clock()
+    engine = InProcessEngine(experiment, method, model, data, initial, clock)
+    return Federation(
+        experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
+    )
