@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broken_server import BrokenServer, run_server
 from browsing import PROGRAM, Open, Page
 from command_answers import Cli, Refused, Said, assert_one_sentence
 from laboratory import Laboratory, Notebook
@@ -107,6 +108,22 @@ def refused(cli: Cli) -> Refused:
         return sentence
 
     return run_words
+
+
+# Downloads
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of this machine are reached directly, whatever is set here."""
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def server() -> Iterator[BrokenServer]:
+    """A server that has files, or answers as badly as it is told to."""
+    with run_server() as running:
+        yield running
 
 
 # A federation of processes

@@ -2,16 +2,16 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import tyro
-from broken_server import BrokenServer, free_port, run_server, send, serve
 from original_files import write_mnist, write_mnist_m, write_office, write_svhn, write_usps
 
+from broken_server import BrokenServer, free_port, send, serve
 from mpfedcl.arguments import DataFetch, DataPrepare
 from mpfedcl.commands.fetch import fetch_command, prepare_command
 from mpfedcl.data import originals
@@ -26,16 +26,9 @@ QUICK = Patience(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
 
 
 @pytest.fixture(autouse=True)
-def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
+def _own_surroundings(no_proxy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPFEDCL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def server() -> Iterator[BrokenServer]:
-    with run_server() as running:
-        yield running
 
 
 def publish(
