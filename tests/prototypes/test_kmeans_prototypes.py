@@ -1,39 +1,21 @@
-"""k-means prototypes: by hand, against scikit-learn, and as properties."""
+"""k-means prototypes: by hand, against scikit-learn, and what is refused."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from kmeans_cases import one_class
 from sklearn.cluster import KMeans
 from torch import Tensor
 
 from mpfedcl.prototypes import Prototypes, cluster_clients, cluster_prototypes, mean_clients
-from mpfedcl.prototypes.groups import average_clusters, group_samples
-from mpfedcl.prototypes.kmeans import _Blocks, _choose_centres, _draw_rows, _iterate
 
 torch.set_num_threads(1)
-quick = settings(deadline=None, max_examples=60)
-
-
-def one_class(points: Any, num_prototypes: int, **options: Any) -> Prototypes:
-    embeddings = torch.as_tensor(points, dtype=options.pop("dtype", torch.float64))
-    labels = torch.zeros(len(embeddings), dtype=torch.int64)
-    return cluster_prototypes(
-        embeddings, labels, num_classes=1, num_prototypes=num_prototypes, **options
-    )
 
 
 def inertia(points: Tensor, centres: Tensor) -> float:
     return float(torch.cdist(points, centres).min(dim=1).values.square().sum())
-
-
-def assert_same(left: Prototypes, right: Prototypes, tolerance: float | None = None) -> None:
-    assert torch.equal(left.labels, right.labels)
-    assert torch.equal(left.counts, right.counts)
-    torch.testing.assert_close(left.vectors, right.vectors, rtol=tolerance, atol=tolerance)
 
 
 # --- by hand -----------------------------------------------------------------------------------
@@ -230,208 +212,3 @@ def test_without_structure_the_best_of_a_few_seeds_comes_near_scikit_learn() -> 
         assert theirs * 0.98 < min(ours) < theirs * 1.02
         assert max(ours) < theirs * 1.15
         assert len(set(ours)) > 1  # the seed matters
-
-
-# --- numbers that are hard on k-means ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_large_common_offset_does_not_blur_the_clusters(seed: int) -> None:
-    # In float32 the squares are near 1e10 and the gaps 1e-2: products alone could not tell them.
-    offset = torch.full((64,), 16384.0)
-    low = offset.repeat(20, 1)
-    high = offset.repeat(12, 1)
-    low[:, 0] += torch.arange(20) / 512
-    high[:, 0] += 4 + torch.arange(12) / 512
-    found = one_class(torch.cat([high, low]), 2, seed=seed, dtype=torch.float32)
-    assert found.counts.tolist() == [20, 12]
-
-
-def test_a_clients_scale_does_not_disturb_another() -> None:
-    generator = torch.Generator().manual_seed(0)
-    small = 1e-6 * torch.rand(50, 3, generator=generator)
-    large = 1e12 * torch.rand(50, 3, generator=generator)
-    labels = torch.arange(50) % 2
-    options: dict[str, Any] = {"num_classes": 2, "num_prototypes": 3}
-    together = cluster_clients([large, small, large], [labels] * 3, [4, 5, 6], **options)
-    assert_same(together[1], cluster_prototypes(small, labels, seed=5, **options))
-    assert together[1].counts.sum() == 50
-    assert len(together[1]) == 6
-
-
-def one_block(*values: float) -> _Blocks:
-    """A group of points on a line; the last one pads its block, as `run_kmeans` has it."""
-    line = torch.tensor([*values, *[values[-1]] * (16 - len(values))], dtype=torch.float32)
-    points = line.view(1, 16, 1)
-    mask = torch.arange(16).unsqueeze(0) < len(values)
-    return _Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
-
-
-def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
-    start = torch.zeros(1, 16, dtype=torch.int64)
-    assert _iterate(one_block(100, 101, 140, 102), start, 2)[0, :4].tolist() == [0, 0, 1, 0]
-    # Two are empty: they are refilled one after the other.
-    found = _iterate(one_block(100, 101, 140, 102, 170), start, 3)[0, :5]
-    assert found.tolist() == [0, 0, 2, 0, 1]
-    # Nothing to move to: the spare clusters stay empty, and nothing becomes NaN.
-    assert _iterate(one_block(7, 7, 7), start, 3).tolist() == start.tolist()
-
-
-@pytest.mark.parametrize(
-    ("spread", "draw", "nearest"),
-    [
-        # The first centre is 0, so D² is 1 and 100: the second is 1 with probability 1/101.
-        (True, 0.0098, [0, 1, 1]),
-        (True, 0.01, [0, 0, 1]),
-        (False, 0.49, [0, 1, 1]),
-        (False, 0.51, [0, 0, 1]),
-    ],
-)
-def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[int]) -> None:
-    blocks = one_block(0, 1, 10)
-    draws = torch.tensor([[0.3, draw]])
-    clusters, unsolved, _ = _choose_centres(blocks, torch.tensor([3]), draws, spread=spread)
-    assert clusters[0, :3].tolist() == nearest
-    assert unsolved.tolist() == [True]
-
-
-def test_between_two_centres_the_first_one_wins() -> None:
-    blocks = one_block(-1, 0, 1)
-    draws = torch.tensor([[0.0, 0.9]])
-    clusters, _, middle = _choose_centres(blocks, torch.tensor([3]), draws, spread=True)
-    assert clusters[0, :3].tolist() == [0, 0, 1]
-    assert middle.tolist() == [[0]]
-
-
-def test_clusters_with_the_same_mean_become_one() -> None:
-    points = torch.tensor([[-1.0], [1.0], [0.0], [5.0]])
-    groups = group_samples([points], [torch.zeros(4, dtype=torch.int64)], 1)
-    found = average_clusters(groups, torch.tensor([1, 1, 2, 0]), 3, 1)[0]
-    assert found.vectors.flatten().tolist() == [0, 5]
-    assert found.counts.tolist() == [3, 1]
-
-
-def test_rows_are_drawn_in_proportion_to_their_weight() -> None:
-    weight = torch.zeros(2, 16, dtype=torch.float64)
-    weight[0, [3, 5]] = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    weight[1, 4] = 1e-200
-    group = torch.tensor([0, 1])
-    begin, end = torch.tensor([0, 16]), torch.tensor([15, 31])
-    for draw, row in ((0.0, 3), (0.2499, 3), (0.25, 5), (1 - 2**-24, 5)):
-        draws = torch.tensor([draw, draw])
-        drawn = _draw_rows(weight, weight.sum(1), draws, group, begin, end)
-        assert drawn.tolist() == [row, 20]
-
-
-def test_embeddings_are_taken_as_constants_and_labels_of_any_integer_type() -> None:
-    embeddings = torch.rand(9, 2, requires_grad=True)
-    before = embeddings.detach().clone()
-    labels = torch.arange(9, dtype=torch.uint8) % 2
-    found = cluster_prototypes(embeddings, labels, num_classes=2, num_prototypes=2)
-    assert not found.vectors.requires_grad
-    assert torch.equal(embeddings.detach(), before)
-    assert found.labels.dtype == found.counts.dtype == torch.int64
-
-
-# --- properties --------------------------------------------------------------------------------
-
-
-@st.composite
-def samples(draw: st.DrawFn, max_size: int = 40) -> tuple[Tensor, Tensor]:
-    """Points on a coarse grid: many ties, many duplicates, sizes around a block's end."""
-    size = draw(st.integers(0, max_size))
-    points = draw(st.lists(st.tuples(*[st.integers(-3, 3)] * 2), min_size=size, max_size=size))
-    labels = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
-    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
-    return (
-        torch.tensor(points, dtype=dtype).reshape(size, 2) / 4,
-        torch.tensor(labels, dtype=torch.int64),
-    )
-
-
-@quick
-@given(samples(), st.integers(1, 6), st.integers(0, 2**63 - 1), st.sampled_from([0, 1]))
-def test_every_result_is_whole(
-    client: tuple[Tensor, Tensor], num_prototypes: int, seed: int, start: int
-) -> None:
-    embeddings, labels = client
-    options: dict[str, Any] = {
-        "num_classes": 4,
-        "num_prototypes": num_prototypes,
-        "seed": seed,
-        "init": ("k-means++", "random")[start],
-    }
-    found = cluster_prototypes(embeddings, labels, **options)
-    again = cluster_prototypes(embeddings, labels, **options)
-    assert torch.equal(found.vectors, again.vectors)
-    assert torch.equal(found.counts, again.counts)
-    assert found.vectors.dtype == embeddings.dtype
-    assert found.vectors.isfinite().all()
-    assert found.labels.tolist() == sorted(found.labels.tolist())
-    for label in range(4):
-        points = embeddings[labels == label]
-        vectors, counts = found.vectors[found.labels == label], found.counts[found.labels == label]
-        assert counts.sum() == len(points)
-        assert counts.tolist() == sorted(counts.tolist(), reverse=True)
-        distinct = len({tuple(point) for point in points.tolist()})
-        assert len(vectors) == len({tuple(vector) for vector in vectors.tolist()})
-        if distinct <= num_prototypes:
-            assert len(vectors) == distinct
-        elif len(points):
-            assert 1 <= len(vectors) <= num_prototypes
-        if len(points):
-            # The centroids' mean, weighted by their counts, is the mean of the class.
-            torch.testing.assert_close(
-                (vectors * counts.unsqueeze(1)).sum(0), points.sum(0), rtol=1e-5, atol=1e-5
-            )
-
-
-@quick
-@given(
-    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 2**31)), min_size=1, max_size=5),
-    st.integers(1, 5),
-    st.sampled_from(["k-means++", "random"]),
-)
-def test_a_batch_of_clients_is_each_client_alone(
-    clients: list[tuple[int, int]], num_prototypes: int, init: Any
-) -> None:
-    embeddings, labels, seeds = [], [], []
-    for size, seed in clients:
-        generator = torch.Generator().manual_seed(seed)
-        embeddings.append(torch.rand(size, 6, dtype=torch.float64, generator=generator))
-        labels.append(torch.randint(0, 3, (size,), generator=generator))
-        seeds.append(seed)
-    options: dict[str, Any] = {"num_classes": 3, "num_prototypes": num_prototypes, "init": init}
-    together = cluster_clients(embeddings, labels, seeds, **options)
-    assert len(together) == len(clients)
-    for found, points, classes, seed in zip(together, embeddings, labels, seeds, strict=True):
-        alone = cluster_prototypes(points, classes, seed=seed, **options)
-        assert_same(found, alone, tolerance=1e-12)
-
-
-def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.randint(1, 250, (60,), generator=generator).tolist()
-    embeddings = [torch.rand(size, 2, dtype=torch.float64, generator=generator) for size in sizes]
-    labels = [torch.randint(0, 2, (size,), generator=generator) for size in sizes]
-    options: dict[str, Any] = {"num_classes": 2, "num_prototypes": 4}
-    together = cluster_clients(embeddings, labels, list(range(60)), **options)
-    for client in range(60):
-        alone = cluster_prototypes(embeddings[client], labels[client], seed=client, **options)
-        assert_same(together[client], alone, tolerance=1e-12)
-
-
-@quick
-@given(samples())
-def test_class_means_are_the_means(client: tuple[Tensor, Tensor]) -> None:
-    embeddings, labels = client
-    found = mean_clients([embeddings], [labels], num_classes=3)[0]
-    present = sorted(set(labels.tolist()))
-    assert found.labels.tolist() == present
-    for vector, count, label in zip(found.vectors, found.counts, present, strict=True):
-        points = embeddings[labels == label]
-        assert count == len(points)
-        torch.testing.assert_close(vector, points.mean(0))
-    if len(embeddings):
-        one = cluster_prototypes(embeddings, labels, num_classes=3, num_prototypes=1)
-        assert_same(one, found)
