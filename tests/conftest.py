@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import searches
 from broken_server import BrokenServer, run_server
 from browsing import PROGRAM, Open, Page
 from command_answers import Cli, Refused, Said, assert_one_sentence
@@ -108,6 +109,19 @@ def refused(cli: Cli) -> Refused:
         return sentence
 
     return run_words
+
+
+# A search
+
+
+@pytest.fixture(scope="module")
+def tuned(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search for two methods, five settings each, over four rounds."""
+    path = tmp_path_factory.mktemp("searches") / "whole"
+    with pytest.raises(SystemExit) as end:
+        main(searches.words(images, path))
+    assert end.value.code == 0
+    return path
 
 
 # Downloads

@@ -1,0 +1,36 @@
+"""A small search as words of the command line, and what it has written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.tuning import Tuning, load_tuning
+from small_runs import Json, flags
+
+METHODS = ("mp-fedcl", "fedavg")
+BUDGET = 5
+ROUNDS = 4
+
+
+def words(images: Path, out: Path, **changes: Any) -> list[str]:
+    chosen = ["--methods", *METHODS, "--budget", BUDGET, "--jobs", 1, "--out", out]
+    settings = flags(images, **{"rounds": ROUNDS} | changes)
+    return ["tune", *(str(each) for each in chosen), *settings]
+
+
+def content(path: Path) -> Json:
+    found: Json = json.loads((path / "tuning.json").read_text())
+    return found
+
+
+def without_seconds(path: Path) -> Json:
+    return {
+        name: {key: value for key, value in each.items() if key != "seconds"}
+        for name, each in content(path)["methods"].items()
+    }
+
+
+def load(path: Path) -> Tuning:
+    found = load_tuning(path)
+    assert found is not None
+    return found
