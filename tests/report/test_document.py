@@ -3,27 +3,14 @@
 import json
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 import pytest
 import torch
+from gathered import gather, texts
 
-from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
-from mpfedcl.report.document import gather_document
-from mpfedcl.report.sources import find_sources
 from mpfedcl.storage import pack_tensors
-from written_runs import accuracy_of, paper_result, write_json, write_run
-
-Json = dict[str, Any]
-
-
-def gather(*folders: Path) -> Json:
-    return gather_document(find_sources(folders))
-
-
-def texts(table: Json) -> list[list[str]]:
-    return [[cell["text"] for cell in row] for row in table["rows"]]
+from written_runs import accuracy_of, write_json, write_run
 
 
 def write_comparison(path: Path, methods: tuple[str, ...], seeds: tuple[int, ...]) -> Path:
@@ -248,145 +235,3 @@ def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     document = gather(write_run(tmp_path / "one"), write_run(tmp_path / "two"))
     groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
     assert [group["seeds"] for group in groups] == [[0], [0]]
-
-
-# A table of the paper
-
-
-def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
-    write_json(tmp_path / "result.json", paper_result())
-    (section,) = gather(tmp_path)["sections"]
-    paper, tuned = section["tables"]
-    assert paper["columns"] == ["", "MNIST", "Digit-5"]
-    assert texts(paper) == [["FedAvg", "77.0(0.8)", "-"], ["MP-FedCL", "79.0(0.8)", "-"]]
-    assert paper["rows"][0][1]["note"] == "paper 66.4(2.89), +10.6"
-    assert paper["rows"][1][1] == {
-        "text": "79.0(0.8)",
-        "mark": "best",
-        "note": "paper 79.9(3.76), -0.9",
-    }
-    assert texts(tuned) == [["MP-FedCL", "90.0"]]
-    assert "union test" in tuned["caption"]
-    assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
-
-
-def test_what_the_tuned_track_was_given_is_a_table(tmp_path: Path) -> None:
-    scores = {"score": 71.26, "default_score": None, "standard_error": 2.0}
-    chosen = [
-        {"row": "mp", "set": "Digit-5", "changes": {"contrast__weight": 3.0}, **scores},
-        {"row": "fedavg", "set": "Digit-5", "changes": {}, **scores},
-    ]
-    write_json(tmp_path / "result.json", paper_result(chosen=chosen))
-    (section,) = gather(tmp_path)["sections"]
-    assert texts(section["tables"][-1]) == [
-        ["FedAvg", "Digit-5", "the defaults", "71.3", "2.0", "-"],
-        ["MP-FedCL", "Digit-5", "contrast.weight 3.0", "71.3", "2.0", "-"],
-    ]
-
-
-def paper_cells(tmp_path: Path, *cells: Json, **changes: Any) -> Json:
-    """Return the section of a table with these cells in a row of its own each."""
-    whole = {"track": "paper", "test": "own", "reading": "averaged_classifier", "column": "mnist"}
-    given = [{**whole, "row": f"r{place}", **cell} for place, cell in enumerate(cells)]
-    rows = [{"key": cell["row"], "title": cell["row"]} for cell in given]
-    write_json(tmp_path / "result.json", paper_result(cells=given, rows=rows, **changes))
-    section: Json = gather(tmp_path)["sections"][0]
-    return section
-
-
-def test_a_seed_without_a_value_leaves_no_difference(tmp_path: Path) -> None:
-    published = {"mean": 60.0, "std": None}
-    section = paper_cells(tmp_path, {"values": [50.0, None, 52.0], "published": published})
-    assert section["tables"][0]["rows"][0][1] == {"text": "-", "note": "paper 60"}
-
-
-@pytest.mark.parametrize(
-    ("better", "words"),
-    [
-        (("higher", "higher"), "the highest mean of a column"),
-        (("lower", "lower"), "the lowest mean of a column"),
-        (("lower", "higher"), "the best mean of a column"),
-        ((None, None), "the best mean of a column"),
-    ],
-)
-def test_best_is_not_always_highest(
-    tmp_path: Path, better: tuple[str | None, str | None], words: str
-) -> None:
-    cells = [{"values": [9.0], "better": each, "mark": "best"} for each in better]
-    (note,) = paper_cells(tmp_path, *cells)["tables"][0]["notes"]
-    assert note.startswith(f"best: {words}.")
-
-
-def test_counts_are_shown_in_full(tmp_path: Path) -> None:
-    cell = {"values": [798474.0, 798474.0], "unit": "numbers", "published": {"mean": 798470.0}}
-    (row,) = paper_cells(tmp_path, cell)["tables"][0]["rows"]
-    assert row[1] == {"text": "798,474", "note": "paper 798,470, +4"}
-
-
-def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "partitions.png").touch()
-    section = paper_cells(tmp_path, figures=[], notes=["A note."])
-    assert section["tables"] == []
-    assert section["notes"] == ["It is a picture: partitions.png in this folder.", "A note."]
-    assert paper_cells(tmp_path, {"values": [1.0]}, notes=[])["notes"] == []
-
-
-def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:
-    assert paper_cells(tmp_path, {"values": [1.0]})["warning"] is None
-    warning = paper_cells(tmp_path, {"values": [1.0]}, quick=True)["warning"]
-    assert warning.startswith("Quick: a few rounds and one seed;")
-
-
-# What cannot be used
-
-
-def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
-        gather(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("rounds.jsonl", "", "holds no round"),
-        ("rounds.jsonl", '{"round": 1}\n', "round 1 of .* is not as mpfedcl writes it: loss"),
-        ("rounds.jsonl", "3\n", "round 1 of .* is not as mpfedcl writes it"),
-        ("experiment.toml", "rounds = 'x'", "rounds"),
-        ("partition.json", "{", "partition.json is not valid JSON"),
-        ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',
-         "one number a class"),
-        ("confusion.json", '{"round": 3, "reading": "personal_prototype", "classes": ["a", "b"],'
-         ' "clients": {"c": [[1, 2]]}}', "one row and one column a class"),
-        ("confusion.json", '{"format": 2}', "newer"),
-        ("summary.json", "[]", "summary.json is not as mpfedcl writes it"),
-        ("pool.safetensors", "not a pool", "pool.safetensors cannot be read"),
-    ],
-)  # fmt: skip
-def test_damaged_files_are_told_in_one_sentence(
-    tmp_path: Path, file: str, content: str, says: str
-) -> None:
-    path = write_run(tmp_path / "run")
-    (path / file).write_text(content)
-    with pytest.raises(InvalidInput, match=says) as refusal:
-        gather(path)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", ["gone", "../outside", ""])
-def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> None:
-    write_run(tmp_path / "outside")
-    path = tmp_path / "both"
-    path.mkdir()
-    content = {"rounds": 3, "seeds": [0], "methods": {"fedavg": {"runs": [name]}}}
-    write_json(path / "comparison.json", content)
-    with pytest.raises(InvalidInput, match="names the run"):
-        gather(path)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"cells": [{}]}, {"format": 9}, {"rows": "x"}, {"figures": [{"title": 1}]}]
-)
-def test_a_damaged_paper_result_is_refused(tmp_path: Path, changes: Json) -> None:
-    write_json(tmp_path / "result.json", paper_result(**changes))
-    with pytest.raises(InvalidInput, match=r"result\.json"):
-        gather(tmp_path)

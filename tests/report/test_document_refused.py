@@ -1,0 +1,62 @@
+"""What cannot be reported is told in one sentence."""
+
+from pathlib import Path
+
+import pytest
+from gathered import gather
+
+from mpfedcl.errors import InvalidInput
+from small_runs import Json
+from written_runs import paper_result, write_json, write_run
+
+
+def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
+        gather(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("rounds.jsonl", "", "holds no round"),
+        ("rounds.jsonl", '{"round": 1}\n', "round 1 of .* is not as mpfedcl writes it: loss"),
+        ("rounds.jsonl", "3\n", "round 1 of .* is not as mpfedcl writes it"),
+        ("experiment.toml", "rounds = 'x'", "rounds"),
+        ("partition.json", "{", "partition.json is not valid JSON"),
+        ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',
+         "one number a class"),
+        ("confusion.json", '{"round": 3, "reading": "personal_prototype", "classes": ["a", "b"],'
+         ' "clients": {"c": [[1, 2]]}}', "one row and one column a class"),
+        ("confusion.json", '{"format": 2}', "newer"),
+        ("summary.json", "[]", "summary.json is not as mpfedcl writes it"),
+        ("pool.safetensors", "not a pool", "pool.safetensors cannot be read"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_told_in_one_sentence(
+    tmp_path: Path, file: str, content: str, says: str
+) -> None:
+    path = write_run(tmp_path / "run")
+    (path / file).write_text(content)
+    with pytest.raises(InvalidInput, match=says) as refusal:
+        gather(path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["gone", "../outside", ""])
+def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "outside")
+    path = tmp_path / "both"
+    path.mkdir()
+    content = {"rounds": 3, "seeds": [0], "methods": {"fedavg": {"runs": [name]}}}
+    write_json(path / "comparison.json", content)
+    with pytest.raises(InvalidInput, match="names the run"):
+        gather(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cells": [{}]}, {"format": 9}, {"rows": "x"}, {"figures": [{"title": 1}]}]
+)
+def test_a_damaged_paper_result_is_refused(tmp_path: Path, changes: Json) -> None:
+    write_json(tmp_path / "result.json", paper_result(**changes))
+    with pytest.raises(InvalidInput, match=r"result\.json"):
+        gather(tmp_path)
