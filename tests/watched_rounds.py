@@ -1,0 +1,45 @@
+"""A federation whose broadcasts and updates are remembered."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from mpfedcl.engines import Engine
+from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.experiment import Experiment
+from mpfedcl.federation import Federation
+from small_runs import WrappedEngine, build_federation
+
+
+class WatchingEngine(WrappedEngine):
+    """An engine that remembers what was broadcast to whom, and answers in an order of choice."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reorder: Callable[[list[Update]], Sequence[Update]] = lambda updates: updates,
+    ) -> None:
+        super().__init__(engine)
+        self._reorder = reorder
+        self.broadcasts: list[Broadcast] = []
+        self.asked: list[list[str]] = []
+        self.updates: list[list[Update]] = []
+
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterator[Update]:
+        self.broadcasts.append(broadcast)
+        self.asked.append(list(names))
+        self.updates.append(list(updates))
+        yield from self._reorder(self.updates[-1])
+
+
+def watch(
+    experiment: Experiment,
+    reorder: Callable[[list[Update]], Sequence[Update]] = lambda updates: updates,
+) -> tuple[Federation, WatchingEngine]:
+    engines: list[WatchingEngine] = []
+
+    def wrap(engine: Engine) -> WatchingEngine:
+        engines.append(WatchingEngine(engine, reorder))
+        return engines[0]
+
+    return build_federation(experiment, wrap), engines[0]
