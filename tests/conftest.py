@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import comparisons
 import searches
 from broken_server import BrokenServer, run_server
 from browsing import PROGRAM, Open, Page
@@ -111,7 +112,17 @@ def refused(cli: Cli) -> Refused:
     return run_words
 
 
-# A search
+# Several runs by one command
+
+
+@pytest.fixture(scope="module")
+def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of three methods over two seeds."""
+    path = tmp_path_factory.mktemp("comparisons") / "whole"
+    with pytest.raises(SystemExit) as end:
+        main(comparisons.words(images, path))
+    assert end.value.code == 0
+    return path
 
 
 @pytest.fixture(scope="module")
