@@ -38,10 +38,15 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods of the examples can be imported, as a user's own."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+@pytest.fixture
+def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
     monkeypatch.setattr("mpfedcl.loading._HIDDEN", HIDDEN)
-    monkeypatch.syspath_prepend(EXAMPLES)
     # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
     monkeypatch.setattr("os.fsync", lambda _: None)
 

@@ -1,92 +1,35 @@
-"""The methods: their losses by hand, safe under vmap, and how they are related."""
+"""The methods: their losses by hand, and how they are related."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from method_cases import (
+    DIMENSION,
+    NUM_CLASSES,
+    SCAFFOLD,
+    make_batch,
+    make_broadcast,
+    make_context,
+    make_method,
+    make_params,
+    make_pool,
+)
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
 from mpfedcl.federation import Federation
-from mpfedcl.methods import READINGS, Batch, Context, Method, built_in_methods, find_method
+from mpfedcl.methods import READINGS, Batch, built_in_methods
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from small_runs import EXAMPLES, METHODS, assert_same_tensors, build_federation, small
+from small_runs import METHODS, assert_same_tensors, build_federation, small
+
+pytestmark = pytest.mark.usefixtures("example_methods")
 
 Array = NDArray[numpy.float64]
-SCAFFOLD = "custom_method:Scaffold"
-ALL_METHODS = (*METHODS, SCAFFOLD)
-
-NUM_CLASSES, DIMENSION = 4, 3
-"""Class 3 is one that nobody holds."""
-
-
-@pytest.fixture(autouse=True)
-def _own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-
-
-def make_method(name: str, **changes: Any) -> Method:
-    found = find_method(name)
-    settings: dict[str, Any] = {"prototypes__per_class": 2, **changes}
-    return found(Experiment(method=name).replace(**settings).resolved(found.defaults), NUM_CLASSES)
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def make_params(seed: int = 1) -> Tensors:
-    return {"w": draw(seed, 5, DIMENSION), "c": draw(seed + 100, DIMENSION, NUM_CLASSES)}
-
-
-def apply(params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """A model small enough for paper: v = x W, logits = v C."""
-    embeddings = inputs @ params["w"]
-    return embeddings, embeddings @ params["c"]
-
-
-def make_batch(labels: Sequence[int] = (0, 1, 2, 1, 0), seed: int = 2) -> Batch:
-    size = len(labels)
-    return Batch(draw(seed, size, 5), torch.tensor(labels), torch.ones(size, dtype=torch.bool))
-
-
-def make_prototypes(labels: Sequence[int], seed: int) -> Prototypes:
-    vectors = draw(seed, len(labels), DIMENSION)
-    return Prototypes(vectors, torch.tensor(labels), torch.ones(len(labels), dtype=torch.int64))
-
-
-def make_pool(method: Method) -> PrototypePool:
-    """Return a pool in which class 2 is held by one client alone and class 3 by nobody."""
-    single = method.num_prototypes == 1
-    return PrototypePool.gather(
-        {
-            "a": make_prototypes([0, 1] if single else [0, 0, 1], 11),
-            "b": make_prototypes([0, 1, 2] if single else [0, 0, 1, 1, 2], 12),
-        },
-        num_classes=NUM_CLASSES,
-        num_prototypes=method.num_prototypes,
-    )
-
-
-def make_broadcast(method: Method, pool: PrototypePool | None = None) -> Broadcast:
-    params = make_params(5)
-    extra = {name: 0.01 * draw(6, *value.shape) for name, value in params.items()}
-    return Broadcast(2, params, extra, make_pool(method) if pool is None else pool)
-
-
-def make_context(method: Method, broadcast: Broadcast | None = None, seed: int = 5) -> Context:
-    start = make_params(seed)
-    state = {name: 0.1 * draw(seed + 7, *v.shape) for name, v in method.init_client(start).items()}
-    received = method.prepare(broadcast or make_broadcast(method))
-    return Context(apply, start, received, state)
 
 
 # By hand
@@ -225,75 +168,6 @@ def test_an_empty_pool_leaves_cross_entropy_alone(name: str) -> None:
     plain = torch.func.grad(lambda p: make_method("fedavg").loss(p, batch, context))(params)
     for gradient_name, gradient in plain.items():
         torch.testing.assert_close(gradients[gradient_name], gradient)
-
-
-# Safe in a batched engine
-
-
-@pytest.mark.parametrize("name", ALL_METHODS)
-def test_padded_samples_count_for_nothing(name: str) -> None:
-    method, params, batch = make_method(name), make_params(), make_batch()
-    context = make_context(method)
-    padded = Batch(
-        torch.cat([batch.inputs[:2], 50 * draw(9, 3, 5), batch.inputs[2:], torch.zeros(1, 5)]),
-        torch.cat([batch.labels[:2], torch.tensor([3, 2, 0]), batch.labels[2:], torch.tensor([0])]),
-        torch.tensor([True, True, False, False, False, True, True, True, False]),
-    )
-    wanted, gradients = torch.func.grad_and_value(lambda p: method.loss(p, batch, context))(params)
-    found, others = torch.func.grad_and_value(lambda p: method.loss(p, padded, context))(params)
-    for left, right in ((wanted, found), (gradients, others)):
-        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", ALL_METHODS)
-def test_a_batch_of_padding_alone_is_finite(name: str) -> None:
-    method, params, batch = make_method(name), make_params(), make_batch()
-    nothing = batch._replace(mask=torch.zeros_like(batch.mask))
-    context = make_context(method)
-    gradients, loss = torch.func.grad_and_value(lambda p: method.loss(p, nothing, context))(params)
-    assert bool(loss.isfinite())
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *((name, "slots") for name in ALL_METHODS),
-        *((name, form) for name in METHODS[-3:] for form in ("pooled", "literal")),
-    ],
-)
-def test_vmap_of_the_gradient_is_a_loop_of_gradients(name: str, form: str) -> None:
-    method = make_method(name, contrast__form=form)
-    received = method.prepare(make_broadcast(method))
-    clients = [make_params(seed) for seed in (1, 2, 3)]
-    contexts = [make_context(method, seed=seed) for seed in (5, 6, 7)]
-    batches = [make_batch((0, 1, 2, 3, 1), 21), make_batch((3,) * 5, 22), make_batch(seed=23)]
-    masks = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [False] * 5])
-    batches = [each._replace(mask=mask) for each, mask in zip(batches, masks, strict=True)]
-
-    def step(params: Tensors, start: Tensors, state: Tensors, *columns: Tensor) -> Tensors:
-        context = Context(apply, start, received, state)
-        gradients = torch.func.grad(lambda p: method.loss(p, Batch(*columns), context))(params)
-        return method.adjust(gradients, params, context)
-
-    looped = [
-        step(params, context.start, context.state, *batch)
-        for params, context, batch in zip(clients, contexts, batches, strict=True)
-    ]
-    stacked = torch.func.vmap(step)(
-        stack(clients),
-        stack([context.start for context in contexts]),
-        stack([context.state for context in contexts]),
-        *(torch.stack(column) for column in zip(*batches, strict=True)),
-    )
-    for parameter, value in stacked.items():
-        wanted = torch.stack([gradients[parameter] for gradients in looped])
-        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-14)
-        assert bool(value.isfinite().all())
-
-
-def stack(trees: Sequence[Tensors]) -> Tensors:
-    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 # How they are related
