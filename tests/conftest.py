@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,21 @@ def tuned(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# Downloads
+# One run in several processes
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Collects processes; ends those that a failed test leaves behind."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+# Downloads, and sets prepared from them
 
 
 @pytest.fixture
@@ -154,6 +169,20 @@ def server() -> Iterator[BrokenServer]:
     """A server that has files, or answers as badly as it is told to."""
     with run_server() as running:
         yield running
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The folder of downloads that a set is prepared from."""
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The data folder that it is written to."""
+    return tmp_path / "data"
 
 
 # A federation of processes

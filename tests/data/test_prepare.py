@@ -1,73 +1,17 @@
-"""`data prepare`: digits in every published format, and the sentence for each fault."""
+"""`data prepare`: where it looks, IDX and MAT files, and the sentence for each fault."""
 
-import bz2
 import gzip
-import importlib.util
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from numpy.typing import NDArray
-from original_files import (
-    idx_bytes,
-    libsvm_bytes,
-    random_pixels,
-    save_picture,
-    write_file,
-    write_mat,
-    write_mnist,
-    write_mnist_m,
-    write_svhn,
-    write_usps,
-)
+from original_files import idx_bytes, random_pixels, write_file, write_mat, write_mnist, write_svhn
+from preparing import load, name_by_fault, prepare, refusal
 
-from mpfedcl.data.prepare import Preparation, prepare_set
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.errors import InvalidInput
 from mpfedcl.settings import DatasetSettings
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "downloads"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-def name_by_fault(value: bytes | str) -> str:
-    """Name a case by what is told; compressed bytes hold the time and differ between processes."""
-    return "" if isinstance(value, bytes) else value
-
-
-def prepare(source: Path, data: Path, name: str = "digit5", **options: Any) -> Preparation:
-    return prepare_set(name, source, data / name, **options)
-
-
-def load(data: Path, domain: str, name: str = "digit5") -> dict[str, NDArray[Any]]:
-    with numpy.load(data / name / f"{domain}.npz", allow_pickle=False) as archive:
-        arrays = {key: archive[key] for key in archive.files}
-    assert set(arrays) == {"x_train", "y_train", "x_test", "y_test"}
-    assert all(array.dtype == numpy.uint8 for array in arrays.values())
-    return arrays
-
-
-def refusal(source: Path, data: Path, name: str = "digit5", **options: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        prepare(source, data, name, **options)
-    sentence = str(caught.value)
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
-    # Nothing is left of an attempt that failed, not even an empty set.
-    assert not (data / name).exists()
-    return sentence
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -232,141 +176,3 @@ def test_one_file_of_two_is_not_enough(source: Path, data: Path) -> None:
     write_svhn(source)
     (source / "test_32x32.mat").unlink()
     assert "has train_32x32.mat but lacks test_32x32.mat; both must" in refusal(source, data)
-
-
-def test_usps_from_libsvm(source: Path, data: Path) -> None:
-    images = write_usps(source)
-    prepare(source, data)
-    written = load(data, "usps")
-    assert written["y_train"].tolist() == list(range(10))
-    assert written["y_test"].tolist() == [9, 0, 1]
-    assert numpy.array_equal(written["x_train"], images)
-
-
-def test_usps_leaves_out_zeros(source: Path, data: Path) -> None:
-    """LIBSVM lists what is not zero, and zero is the middle grey."""
-    write_usps(source)
-    write_file(source / "usps.bz2", bz2.compress(b"3 1:-1 256:1\n"))
-    prepare(source, data)
-    image = load(data, "usps")["x_train"][0]
-    assert (image[0, 0], image[15, 15], image[0, 1]) == (0, 255, 128)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (libsvm_bytes(numpy.zeros((1, 256)), [11]), "has the label 11; labels in it must be 1 to"),
-        (libsvm_bytes(numpy.zeros((1, 256)), [0]), "has the label 0"),
-        (libsvm_bytes(numpy.full((1, 256), 1.5), [1]), "has pixels from 1.5 to 1.5; they must be"),
-        (libsvm_bytes(numpy.zeros((1, 257)) + 0.5, [1]), "cannot be read"),
-        (libsvm_bytes(numpy.full((3, 256), 0.123), [1, 2, 3])[:-9], "cannot be read"),
-        (bz2.compress(b"1 1:nan 2:0.5\n"), "has pixels from nan to nan"),
-        (bz2.compress(b"1 one:two\n"), "cannot be read"),
-        (bz2.compress(b""), "has no images"),
-        (b"1 1:0.5\n", "cannot be read"),
-    ],
-    ids=name_by_fault,
-)
-def test_libsvm_faults(source: Path, data: Path, content: bytes, told: str) -> None:
-    write_usps(source)
-    path = write_file(source / "usps.bz2", content)
-    sentence = refusal(source, data)
-    assert told in sentence
-    assert str(path) in sentence
-
-
-def write_usps_hdf5(path: Path, pixels: Any, labels: Any) -> None:
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(path, "w") as file:
-        for part in ("train", "test"):
-            group = file.create_group(part)
-            group["data"], group["target"] = pixels, labels
-
-
-def test_usps_from_hdf5(source: Path, data: Path) -> None:
-    images = random_pixels(10, 256)
-    write_usps_hdf5(source / "usps.h5", (images / 255).astype(numpy.float32), range(10))
-    prepare(source, data)
-    written = load(data, "usps")
-    assert numpy.array_equal(written["x_train"], images.reshape(10, 16, 16))
-    assert written["y_test"].tolist() == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("pixels", "labels", "told"),
-    [
-        (numpy.zeros((2, 255)), [0, 1], "train/data has shape (2, 255)"),
-        (numpy.full((2, 256), 3.0), [0, 1], "has pixels from 3 to 3"),
-        (numpy.zeros((2, 256)), [0, 10], "has the label 10"),
-        (numpy.zeros((2, 256)), [0], "has 2 images and usps.h5 1 labels"),
-    ],
-)
-def test_hdf5_faults(source: Path, data: Path, pixels: Any, labels: Any, told: str) -> None:
-    write_usps_hdf5(source / "usps.h5", pixels, labels)
-    assert told in refusal(source, data)
-
-
-def test_hdf5_that_is_broken(source: Path, data: Path) -> None:
-    write_file(source / "usps.h5", b"no HDF5")
-    sentence = refusal(source, data)
-    if importlib.util.find_spec("h5py") is None:
-        assert "pip install h5py" in sentence
-    else:
-        assert "usps.h5 cannot be read" in sentence
-
-
-def test_mnist_m_labels_follow_the_list(source: Path, data: Path) -> None:
-    images = write_mnist_m(source / "mnist_m")
-    prepare(source, data)
-    written = load(data, "mnist_m")
-    assert written["y_train"].tolist() == list(reversed(range(10)))
-    assert numpy.array_equal(written["x_train"], images[::-1])
-    assert len(written["y_test"]) == 4
-
-
-@pytest.mark.parametrize("name", ["mnist_m.tar.gz", "mnist_m.zip"])
-def test_mnist_m_from_its_archive(source: Path, data: Path, tmp_path: Path, name: str) -> None:
-    write_mnist_m(tmp_path / "mnist_m")
-    if name.endswith("zip"):
-        with zipfile.ZipFile(source / name, "w") as archive:
-            for path in sorted((tmp_path / "mnist_m").rglob("*.*")):
-                archive.write(path, path.relative_to(tmp_path))
-    else:
-        with tarfile.open(source / name, "w:gz") as tar:
-            tar.add(tmp_path / "mnist_m", "mnist_m")
-    prepare(source, data)
-    assert load(data, "mnist_m")["y_test"].tolist() == [3, 2, 1, 0]
-
-
-def test_mnist_m_in_grey_is_written_in_colour(source: Path, data: Path) -> None:
-    write_mnist_m(source)
-    for path in source.rglob("*.png"):
-        save_picture(path, random_pixels(32, 32))
-    prepare(source, data)
-    assert load(data, "mnist_m")["x_train"].shape == (10, 32, 32, 3)
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ("00000000.png 10", "has the label 10"),
-        ("00000000.png", "has '00000000.png' in line 1"),
-        ("00000001.png 1\n00000000.png one", "in line 2"),
-        ("../../secret.png 1", "in line 1; each line must be an image's name and its label"),
-        ("00000000.png 1\n00000000.png 2", "names 00000000.png twice"),
-        ("99999999.png 1", "names 1 images that are not there"),
-        ("\n", "is empty"),
-    ],
-)
-def test_label_file_faults(source: Path, data: Path, lines: str, told: str) -> None:
-    write_mnist_m(source)
-    path = write_file(source / "mnist_m_train_labels.txt", lines.encode())
-    sentence = refusal(source, data)
-    assert told in sentence
-    assert str(path) in sentence
-
-
-def test_a_broken_picture_is_named(source: Path, data: Path) -> None:
-    write_mnist_m(source)
-    path = write_file(source / "mnist_m_train" / "00000003.png", b"no picture")
-    assert f"{path} (" in refusal(source, data)

@@ -7,7 +7,6 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -20,8 +19,8 @@ from original_files import (
     write_office,
     write_usps,
 )
+from preparing import prepare, refusal
 
-from mpfedcl.data.prepare import Preparation, prepare_set
 from mpfedcl.data.prepare.domainnet import CLASSES
 from mpfedcl.data.prepare.office import CLASSES as OFFICE_CLASSES
 from mpfedcl.data.prepare.office import name_class
@@ -39,32 +38,6 @@ CALTECH_NAMES = (
     "041.coffee-mug",
     "238.video-projector",
 )
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "downloads"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-def prepare(source: Path, data: Path, name: str, **options: Any) -> Preparation:
-    return prepare_set(name, source, data / name, **options)
-
-
-def refusal(source: Path, data: Path, name: str) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        prepare(source, data, name)
-    sentence = str(caught.value)
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
-    assert not (data / name).exists()
-    return sentence
 
 
 def listing(folder: Path) -> list[str]:

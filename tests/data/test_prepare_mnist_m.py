@@ -1,0 +1,67 @@
+"""`data prepare`: MNIST-M from its pictures and lists, and the sentence for each fault."""
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+from original_files import random_pixels, save_picture, write_file, write_mnist_m
+from preparing import load, prepare, refusal
+
+
+def test_mnist_m_labels_follow_the_list(source: Path, data: Path) -> None:
+    images = write_mnist_m(source / "mnist_m")
+    prepare(source, data)
+    written = load(data, "mnist_m")
+    assert written["y_train"].tolist() == list(reversed(range(10)))
+    assert numpy.array_equal(written["x_train"], images[::-1])
+    assert len(written["y_test"]) == 4
+
+
+@pytest.mark.parametrize("name", ["mnist_m.tar.gz", "mnist_m.zip"])
+def test_mnist_m_from_its_archive(source: Path, data: Path, tmp_path: Path, name: str) -> None:
+    write_mnist_m(tmp_path / "mnist_m")
+    if name.endswith("zip"):
+        with zipfile.ZipFile(source / name, "w") as archive:
+            for path in sorted((tmp_path / "mnist_m").rglob("*.*")):
+                archive.write(path, path.relative_to(tmp_path))
+    else:
+        with tarfile.open(source / name, "w:gz") as tar:
+            tar.add(tmp_path / "mnist_m", "mnist_m")
+    prepare(source, data)
+    assert load(data, "mnist_m")["y_test"].tolist() == [3, 2, 1, 0]
+
+
+def test_mnist_m_in_grey_is_written_in_colour(source: Path, data: Path) -> None:
+    write_mnist_m(source)
+    for path in source.rglob("*.png"):
+        save_picture(path, random_pixels(32, 32))
+    prepare(source, data)
+    assert load(data, "mnist_m")["x_train"].shape == (10, 32, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("00000000.png 10", "has the label 10"),
+        ("00000000.png", "has '00000000.png' in line 1"),
+        ("00000001.png 1\n00000000.png one", "in line 2"),
+        ("../../secret.png 1", "in line 1; each line must be an image's name and its label"),
+        ("00000000.png 1\n00000000.png 2", "names 00000000.png twice"),
+        ("99999999.png 1", "names 1 images that are not there"),
+        ("\n", "is empty"),
+    ],
+)
+def test_label_file_faults(source: Path, data: Path, lines: str, told: str) -> None:
+    write_mnist_m(source)
+    path = write_file(source / "mnist_m_train_labels.txt", lines.encode())
+    sentence = refusal(source, data)
+    assert told in sentence
+    assert str(path) in sentence
+
+
+def test_a_broken_picture_is_named(source: Path, data: Path) -> None:
+    write_mnist_m(source)
+    path = write_file(source / "mnist_m_train" / "00000003.png", b"no picture")
+    assert f"{path} (" in refusal(source, data)

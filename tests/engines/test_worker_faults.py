@@ -1,0 +1,171 @@
+"""Several processes for one experiment: a clear end when one is lost, stopped or badly asked."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from worker_processes import (
+    children,
+    free_port,
+    is_gone,
+    listening_addresses,
+    start,
+    start_two,
+    wait_for_rounds,
+)
+
+from mpfedcl import run
+from mpfedcl.errors import InvalidInput, LostWorker
+from small_runs import assert_close_results, call, command, flags, read_records, save_images, small
+
+
+def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    words = flags(images, dtype="float64", clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 3)
+    (worker,) = children(leader)
+    os.kill(worker, signal.SIGKILL)
+    out, said = leader.communicate(timeout=60)
+    assert (leader.returncode, out) == (1, "")
+    assert said.count("\n") == 1
+    assert "a worker was lost in round" in said
+    assert "Go on with: mpfedcl run --resume run" in said
+    done = len(read_records(tmp_path / "run"))
+    assert done >= 3
+    ended = call("run", "--resume", "run", "--rounds", done + 1, "--workers", 1, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    whole = flags(images, dtype="float64", clients=4, rounds=done + 1, evaluate_every=100_000)
+    assert call("run", *whole, "--out", "whole", cwd=tmp_path).returncode == 0
+    assert_close_results(tmp_path / "whole", tmp_path / "run", 1e-5)
+
+
+def test_workers_end_when_the_leader_is_killed(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    leader, worker = start_two(images, tmp_path, processes)
+    leader.kill()
+    assert is_gone(worker)
+
+
+def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    leader, worker = start_two(images, tmp_path, processes)
+    # As a terminal does: to everybody.
+    os.kill(worker, signal.SIGINT)
+    leader.send_signal(signal.SIGINT)
+    _, said = leader.communicate(timeout=60)
+    assert leader.returncode == 130
+    assert "Go on with: mpfedcl run --resume run" in said
+    assert is_gone(worker)
+
+
+def test_a_second_interrupt_ends_a_leader_that_waits(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
+    leader, worker = start_two(images, tmp_path, processes)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(0.5)
+    leader.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    leader.send_signal(signal.SIGINT)
+    _, said = leader.communicate(timeout=30)
+    assert leader.returncode == 130
+    assert said.endswith("mpfedcl: stopped at once; what was done is kept.\n")
+    assert is_gone(worker)
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_workers(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    leader, worker = start_two(images, tmp_path, processes)
+    assert os.getpgid(worker) != os.getpgid(leader.pid)
+
+
+def test_the_meeting_point_of_one_machine_is_closed_to_others(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    leader, worker = start_two(images, tmp_path, processes)
+    for process in (leader.pid, worker):
+        assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
+
+
+def test_scraps_of_a_schedulers_environment_start_no_team(images: Path, tmp_path: Path) -> None:
+    words = ["run", *flags(images, clients=2), "--out", "run"]
+    scraps = {"WORLD_SIZE": "4", "RANK": "1"}
+    ended = call(*words, cwd=tmp_path, variables=scraps)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_only_the_command_run_goes_with_torchrun(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ended = call("compare", *flags(images), cwd=tmp_path, variables=place)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "compare was started by torchrun" in ended.stderr
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match="started by torchrun to work for another"):
+        run(small(images), tmp_path / "run")
+
+
+def test_workers_find_modules_where_the_leader_does(images: Path, tmp_path: Path) -> None:
+    """A method beside the script, imported by a path that is only right from there."""
+    (tmp_path / "beside.py").write_text(
+        "from mpfedcl.methods import Method\nclass Mine(Method):\n    pass\n"
+    )
+    words = ["run", *flags(images, method="beside:Mine", clients=4, workers=2), "--out", "run"]
+    ended = call(*words, cwd=tmp_path, variables={"PYTHONPATH": "."})
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
+    ended = call("run", "--dataset.name", "nothing", "--workers", 2, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    root = tmp_path / "none"
+    ended = call(
+        "run", "--dataset.name", "folder", "--dataset.root", root, "--workers", 2, cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+    ended = call("run", "--workers", 0, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "workers is 0" in ended.stderr
+
+
+def test_a_worker_whose_data_are_missing_says_so(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    """Of two machines one may lack the data, which lie at the same place below each."""
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for rank in range(2):
+        machine = tmp_path / f"machine-{rank}"
+        machine.mkdir()
+        if rank == 0:
+            save_images(machine / "data" / "a.npz")
+        words = command("run", *flags(Path("data"), clients=4), "--out", "run")
+        processes.append(start(words, machine, RANK=str(rank), LOCAL_RANK="0", **meeting))
+    (_, leader), (_, other) = (process.communicate(timeout=120) for process in processes)
+    assert [process.returncode for process in processes] == [1, 2]
+    assert leader.startswith("mpfedcl: a worker was lost before the first round")
+    assert other.startswith("mpfedcl: dataset.name is 'folder', but its folder data")
+    assert leader.count("\n") == other.count("\n") == 1
+
+
+def test_a_worker_that_never_begins_is_not_waited_for(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpfedcl.team.sys.executable", "/bin/false")
+    with pytest.raises(LostWorker, match="ended with code 1 before it began"):
+        run(small(images, workers=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

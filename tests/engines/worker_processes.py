@@ -1,0 +1,82 @@
+"""Runs in several processes: started, waited for and looked at from outside."""
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from small_runs import command, environment, flags
+
+
+def start(words: list[str], cwd: Path, **changes: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def wait_for_rounds(path: Path, count: int) -> None:
+    file = path / "rounds.jsonl"
+    for _ in range(600):
+        if file.exists() and file.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{file} never had {count} rounds")
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in listed]
+
+
+def listening_addresses(process: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, on which a process waits for calls."""
+    held = {
+        str(each.readlink()) for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()
+    }
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
+    ]
+    # Column 3 is the state, 0A for listening; column 9 the number of the socket.
+    return {
+        words[1].partition(":")[0]
+        for words in lines
+        if words[3] == "0A" and f"socket:[{words[9]}]" in held
+    }
+
+
+def is_gone(process: int) -> bool:
+    """Wait a while for a process to end; a zombie has ended."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def start_two(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> tuple[subprocess.Popen[str], int]:
+    """Start a run without end in two processes, and wait for its first round."""
+    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
+    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
+    processes.append(leader)
+    wait_for_rounds(tmp_path / "run", 1)
+    (worker,) = children(leader)
+    return leader, worker
