@@ -1,7 +1,5 @@
-"""Partitions: what holds for every kind, what each kind promises, and what is refused."""
+"""Partitions: what holds for every kind, and what each kind promises."""
 
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from partitions import KINDS, assert_dealt_once, count, deal, every_kind, make_labels
 
 from mpfedcl.data import partition
 from mpfedcl.data.partition import (
@@ -20,41 +19,6 @@ from mpfedcl.data.partition import (
 from mpfedcl.data.split import Indices, count_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.rng import numpy_generator
-
-Partition = Callable[..., list[Indices]]
-
-KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
-    "iid": (partition_iid, {}),
-    "label": (partition_by_label, {"alpha": 0.5}),
-    "label, plain": (partition_by_label, {"alpha": 0.5, "balanced": False}),
-    "quantity": (partition_by_quantity, {"alpha": 0.5}),
-    "classes": (partition_by_classes, {"classes_per_client": 1}),
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def deal(kind: str, labels: Indices, num_clients: int, **options: Any) -> list[Indices]:
-    function, defaults = KINDS[kind]
-    return function(labels, num_clients, **{"seed": 0, **defaults, **options})
-
-
-def make_labels(num_images: int, num_classes: int, seed: int = 0) -> Indices:
-    return numpy.random.default_rng(seed).integers(0, num_classes, num_images)
-
-
-def count(labels: Indices, hands: list[Indices]) -> Indices:
-    num_classes = int(labels.max()) + 1
-    return numpy.stack([numpy.bincount(labels[hand], minlength=num_classes) for hand in hands])
-
-
-def assert_dealt_once(labels: Indices, hands: list[Indices]) -> None:
-    dealt = numpy.concatenate(hands)
-    assert numpy.array_equal(numpy.sort(dealt), numpy.arange(len(labels)))
-
-
-@pytest.fixture
-def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "MOST_DRAWS", 200)
 
 
 @every_kind
@@ -290,60 +254,6 @@ def test_matched_splits_count_only_what_trains() -> None:
     labels = make_labels(400, 4)
     hands = partition_by_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
     assert count_training(count(labels, hands), 0.5).sum(axis=1).min() >= 20
-
-
-def sentence_of(kind: str, labels: Indices, num_clients: int, **options: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        deal(kind, labels, num_clients, **options)
-    sentence = str(caught.value)
-    assert sentence.endswith(".")
-    return sentence
-
-
-@every_kind
-def test_refuses_more_clients_than_images(kind: str) -> None:
-    sentence = sentence_of(kind, make_labels(10, 3), 11)
-    assert "clients is 11; it must be at most 10" in sentence
-
-
-@every_kind
-def test_refuses_more_than_there_is_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "_redraw", None)  # no draw is even tried
-    sentence = sentence_of(kind, make_labels(100, 3), 5, min_size=21)
-    assert "partition.min_size is 21; it must be at most 20" in sentence
-    assert "clients 5 and 100 images" in sentence
-
-
-def test_refuses_at_once_what_a_test_fraction_makes_impossible() -> None:
-    sentence = sentence_of("iid", make_labels(1000, 2), 5, min_size=150, test_fraction=0.5)
-    assert "partition.min_size is 150" in sentence
-    assert "dataset.test_fraction 0.5" in sentence
-
-
-@pytest.mark.parametrize("kind", ["label", "label, plain", "quantity"])
-def test_gives_up_with_a_way_out(kind: str) -> None:
-    labels = make_labels(2000, 10)
-    begin = time.perf_counter()
-    sentence = sentence_of(kind, labels, 50, alpha=1e-6, min_size=10)
-    assert time.perf_counter() - begin < 10
-    assert "partition.min_size is 10" in sentence
-    assert "20,000 draws" in sentence
-    assert "partition.alpha 1e-06" in sentence
-    assert "clients 50" in sentence
-    assert "raise partition.alpha" in sentence
-
-
-@pytest.mark.usefixtures("_few_draws")
-def test_gives_up_on_classes_too() -> None:
-    labels = numpy.repeat(numpy.arange(2), [99, 1])
-    sentence = sentence_of("classes", labels, 4, min_size=10)
-    assert "partition.kind classes" in sentence
-    assert "lower partition.min_size or clients" in sentence
-
-
-def test_refuses_more_classes_than_there_are() -> None:
-    sentence = sentence_of("classes", make_labels(100, 3), 4, classes_per_client=4)
-    assert "partition.classes_per_client is 4; it must be at most 3" in sentence
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-3, 1e6])

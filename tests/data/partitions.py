@@ -1,0 +1,45 @@
+"""Every kind of partition, and what is counted of its hands."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from mpfedcl.data.partition import (
+    partition_by_classes,
+    partition_by_label,
+    partition_by_quantity,
+    partition_iid,
+)
+from mpfedcl.data.split import Indices
+
+Partition = Callable[..., list[Indices]]
+
+KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
+    "iid": (partition_iid, {}),
+    "label": (partition_by_label, {"alpha": 0.5}),
+    "label, plain": (partition_by_label, {"alpha": 0.5, "balanced": False}),
+    "quantity": (partition_by_quantity, {"alpha": 0.5}),
+    "classes": (partition_by_classes, {"classes_per_client": 1}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def deal(kind: str, labels: Indices, num_clients: int, **options: Any) -> list[Indices]:
+    function, defaults = KINDS[kind]
+    return function(labels, num_clients, **{"seed": 0, **defaults, **options})
+
+
+def make_labels(num_images: int, num_classes: int, seed: int = 0) -> Indices:
+    return numpy.random.default_rng(seed).integers(0, num_classes, num_images)
+
+
+def count(labels: Indices, hands: list[Indices]) -> Indices:
+    num_classes = int(labels.max()) + 1
+    return numpy.stack([numpy.bincount(labels[hand], minlength=num_classes) for hand in hands])
+
+
+def assert_dealt_once(labels: Indices, hands: list[Indices]) -> None:
+    dealt = numpy.concatenate(hands)
+    assert numpy.array_equal(numpy.sort(dealt), numpy.arange(len(labels)))

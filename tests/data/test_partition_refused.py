@@ -1,0 +1,71 @@
+"""Partitions that cannot be: one sentence with a way out."""
+
+import time
+from typing import Any
+
+import numpy
+import pytest
+from partitions import deal, every_kind, make_labels
+
+from mpfedcl.data import partition
+from mpfedcl.data.split import Indices
+from mpfedcl.errors import InvalidInput
+
+
+@pytest.fixture
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "MOST_DRAWS", 200)
+
+
+def sentence_of(kind: str, labels: Indices, num_clients: int, **options: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        deal(kind, labels, num_clients, **options)
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    return sentence
+
+
+@every_kind
+def test_refuses_more_clients_than_images(kind: str) -> None:
+    sentence = sentence_of(kind, make_labels(10, 3), 11)
+    assert "clients is 11; it must be at most 10" in sentence
+
+
+@every_kind
+def test_refuses_more_than_there_is_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_redraw", None)  # no draw is even tried
+    sentence = sentence_of(kind, make_labels(100, 3), 5, min_size=21)
+    assert "partition.min_size is 21; it must be at most 20" in sentence
+    assert "clients 5 and 100 images" in sentence
+
+
+def test_refuses_at_once_what_a_test_fraction_makes_impossible() -> None:
+    sentence = sentence_of("iid", make_labels(1000, 2), 5, min_size=150, test_fraction=0.5)
+    assert "partition.min_size is 150" in sentence
+    assert "dataset.test_fraction 0.5" in sentence
+
+
+@pytest.mark.parametrize("kind", ["label", "label, plain", "quantity"])
+def test_gives_up_with_a_way_out(kind: str) -> None:
+    labels = make_labels(2000, 10)
+    begin = time.perf_counter()
+    sentence = sentence_of(kind, labels, 50, alpha=1e-6, min_size=10)
+    assert time.perf_counter() - begin < 10
+    assert "partition.min_size is 10" in sentence
+    assert "20,000 draws" in sentence
+    assert "partition.alpha 1e-06" in sentence
+    assert "clients 50" in sentence
+    assert "raise partition.alpha" in sentence
+
+
+@pytest.mark.usefixtures("_few_draws")
+def test_gives_up_on_classes_too() -> None:
+    labels = numpy.repeat(numpy.arange(2), [99, 1])
+    sentence = sentence_of("classes", labels, 4, min_size=10)
+    assert "partition.kind classes" in sentence
+    assert "lower partition.min_size or clients" in sentence
+
+
+def test_refuses_more_classes_than_there_are() -> None:
+    sentence = sentence_of("classes", make_labels(100, 3), 4, classes_per_client=4)
+    assert "partition.classes_per_client is 4; it must be at most 3" in sentence
