@@ -68,17 +68,23 @@ class Grid:
         texts = zip(self.columns, *self.rows, strict=True)
         words = [[len(word) for cell in column for word in cell.split()] for column in texts]
         widths = [max(each, default=0) + _BETWEEN for each in words]
-        parts = [[0]]
-        for place in range(1, len(widths)):
-            if len(parts[-1]) > 1 and sum(widths[each] for each in [*parts[-1], place]) > width + 1:
-                parts.append([0])
-            parts[-1].append(place)
-        return parts
+        return _share_out(widths, width + 1)
 
     def _numeric(self) -> list[bool]:
         """Tell for each column whether all its cells are numbers, or marks for none."""
         cells: list[list[str]] = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
+
+
+def _share_out(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return which columns stand together: in as few parts as there can be, about equally many."""
+    others = range(1, len(widths))
+    for number in range(1, len(widths)):
+        size = -(-len(others) // number)
+        parts = [[0, *others[start : start + size]] for start in range(0, len(others), size)]
+        if all(sum(widths[place] for place in part) <= room for part in parts):
+            return parts
+    return [[0, place] for place in others] or [[0]]
 
 
 def percent(value: float | None) -> str:
