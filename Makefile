@@ -8,10 +8,10 @@ READY := .venv/.ready
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
-	@echo "make test       lint, types, all tests"
-	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; an hour)"
+	@echo "make test       lint, types, and all tests but those of a browser and of a federation of processes"
+	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
-	@echo "make fidelity   the measurements of docs/fidelity.md"
+	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
 	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
@@ -19,7 +19,7 @@ help:
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a server and clients as processes, and all that can befall them (a quarter of an hour or more)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
-	@echo "make wheel      build and check the wheel"
+	@echo "make wheel      build the wheel"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpfedcl needs Python 3.11 or newer")'
@@ -52,7 +52,7 @@ METHODS := mp-fedcl sp-fedcl dp-fedcl fedavg fedprox fedproto local
 results: $(READY)
 	for lr in 0.01 0.1; do for set in digit5 office10 sixdomain; do for kind in feature label; do \
 		$(BIN)/mpfedcl compare --dataset.name $$set --partition.kind $$kind --train.lr $$lr \
-			--methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 --readings all \
+			--methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 --readings all --engine loop \
 			--out runs/$$set-$$kind-lr-$$lr || exit 1; done; done; done
 
 fidelity: $(READY)

@@ -78,7 +78,7 @@ class Experiment(Settings):
     personal_models: bool = True
     """Write each client's own model at the end; a thousand clients' take gigabytes."""
     trail: bool = True
-    """Keep the prototypes of up to 32 rounds, for the moving map of `mpfedcl watch`."""
+    """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
     """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
     track: tuple[str, ...] = ()
