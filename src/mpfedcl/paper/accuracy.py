@@ -66,7 +66,7 @@ def label_skew(sets: Sets) -> Item:
 def feature_skew(sets: Sets) -> Item:
     """Return the tables of all methods with a domain a client."""
     cells = []
-    columns: dict[str, str] = {}
+    columns = {"average": "average", "union": "union test"}
     for name, ours in sets.by_domain.items():
         domains = sets.domains(ours)
         columns |= {domain: domain for domain in domains}
@@ -104,7 +104,6 @@ def feature_skew(sets: Sets) -> Item:
                         track,
                     )
                     cells.append(shown)
-    columns |= {"average": "average", "union": "union test"}
     return Item(
         "feature",
         "Feature skew, a domain a client",

@@ -61,11 +61,13 @@ def _table(result: PaperResult, track: str, panel: str, test: str) -> Json:
     columns = [each for each in result.columns if any(key[1] == each.key for key in places)]
     rows = [each for each in result.rows if any(key[0] == each.key for key in places)]
     units = dict.fromkeys(cell.unit for cells in places.values() for cell in cells)
+    has_published = any(cell.published for cells in places.values() for cell in cells)
     # Tests have two names of their own; a table of another kind may call them otherwise.
     of_test = f"{test} test" if test in ("own", "union") else test
     return {
         "caption": f"{f'{panel}. ' if panel else ''}Track {track}, {of_test}, in "
-        f"{', '.join(units)}: ours as mean(std), then the paper's and how far ours is from it",
+        f"{', '.join(units)}: {'ours as ' if has_published else ''}mean(std)"
+        + (", then the paper's and how far ours is from it" if has_published else ""),
         "columns": ["", *(each.title for each in columns)],
         "rows": [
             [
