@@ -9,6 +9,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests but those of a browser and of a federation of processes"
+	@echo "make unit       the quick ones of them, unit and property tests (two minutes)"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
@@ -31,7 +32,8 @@ demo: $(READY)
 	$(BIN)/mpfedcl compare --methods mp-fedcl sp-fedcl fedavg fedproto local --seeds 0 1 2 \
 		--partition.alpha 0.05 --evaluate-every 5 --readings all --out demo
 
-test: lint unit
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,7 +41,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not federation and not browser and not whole'
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; goes on if stopped).
 reproduce: $(READY)

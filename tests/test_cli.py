@@ -12,7 +12,7 @@ from command_answers import Cli, Said, assert_fits, assert_one_sentence
 from mpfedcl import run
 from small_runs import Say, call, environment, flags, read_summary, save_images, small
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 
 
 @pytest.mark.parametrize(

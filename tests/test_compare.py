@@ -24,6 +24,8 @@ from small_runs import (
     small,
 )
 
+pytestmark = pytest.mark.whole
+
 
 def summaries(path: Path, method: str) -> list[Json]:
     return [read_summary(path / f"{method}-seed{seed}") for seed in SEEDS]

@@ -7,9 +7,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from comparisons import RUNS, modified, words
 from mpfedcl.comparison import Comparison
 from small_runs import Say, assert_same_run, command, environment, small
+
+pytestmark = pytest.mark.whole
 
 
 def test_what_is_complete_is_not_run_again(images: Path, compared: Path, said: Say) -> None:

@@ -21,6 +21,8 @@ from small_runs import (
     small,
 )
 
+pytestmark = pytest.mark.whole
+
 FEDPER = "test_custom_method:FedPer"
 
 

@@ -22,6 +22,8 @@ from small_runs import (
     small,
 )
 
+pytestmark = pytest.mark.whole
+
 ROUNDS = 24
 Process = subprocess.Popen[str]
 

@@ -13,6 +13,8 @@ from mpfedcl import InvalidInput, resume
 from mpfedcl.jobs import Plan, run_plans
 from small_runs import command, environment, flags, small
 
+pytestmark = pytest.mark.whole
+
 ROUNDS = 4000
 """More than any test waits for."""
 Process = subprocess.Popen[str]

@@ -19,6 +19,8 @@ from mpfedcl.pretrain.settings import PretrainSettings
 from mpfedcl.pretrain.training import Epoch, PretrainObserver, checkpoint_path, pretrain
 from mpfedcl.settings import DatasetSettings
 
+pytestmark = pytest.mark.whole
+
 SIZE = 16
 
 

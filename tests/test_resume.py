@@ -24,6 +24,8 @@ from small_runs import (
     small,
 )
 
+pytestmark = pytest.mark.whole
+
 SCAFFOLD = "custom_method:Scaffold"
 
 

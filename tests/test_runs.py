@@ -25,6 +25,8 @@ from small_runs import (
     without_timings,
 )
 
+pytestmark = pytest.mark.whole
+
 CLIENTS = ["client-0", "client-1", "client-2"]
 
 

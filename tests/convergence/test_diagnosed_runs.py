@@ -30,6 +30,8 @@ from small_runs import (
     without_timings,
 )
 
+pytestmark = pytest.mark.whole
+
 ON: dict[str, Any] = {"diagnostics": ("convergence",)}
 
 

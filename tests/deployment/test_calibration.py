@@ -17,6 +17,8 @@ from mpfedcl.deployment.trained import load_trained
 from mpfedcl.loading import load_data_and_model
 from small_runs import small
 
+pytestmark = pytest.mark.whole
+
 
 def calibration_of(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((path / "calibration.json").read_text())

@@ -28,7 +28,7 @@ from onnx_models import save_convolution
 from pictured_runs import pictured
 from small_runs import EXAMPLES, Say, environment, small
 
-pytestmark = pytest.mark.usefixtures("own_places")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 Answers = dict[str, NDArray[Any]]
 

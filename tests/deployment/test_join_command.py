@@ -11,6 +11,8 @@ from mpfedcl import run
 from mpfedcl.experiment import Experiment
 from small_runs import Say, call, save_images, small
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -16,6 +16,8 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.loading import load_data_and_model
 from mpfedcl.models.encoder import ResNetEncoder
 
+pytestmark = pytest.mark.whole
+
 SHARED = Path(__file__).parents[3] / "shared"
 
 

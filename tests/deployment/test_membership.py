@@ -26,6 +26,8 @@ from mpfedcl.report.sources import find_sources
 from mpfedcl.runs import RunDirectory, pack_pool
 from small_runs import Warnings, environment, save_images, small
 
+pytestmark = pytest.mark.whole
+
 Json = dict[str, Any]
 
 

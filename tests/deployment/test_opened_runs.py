@@ -21,7 +21,7 @@ from mpfedcl.rng import generator
 from pictured_runs import pictured
 from small_runs import small
 
-pytestmark = pytest.mark.usefixtures("own_places")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 
 def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from mpfedcl import Predictor, run
 from small_runs import Json, Say, call, small
 
-pytestmark = pytest.mark.usefixtures("own_places")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from small_runs import HIDDEN, METHODS, read_records, save_images
 
-pytestmark = pytest.mark.usefixtures("small_model")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_model")]
 
 Runner = Callable[[Experiment, Path], RunResult]
 

@@ -21,6 +21,8 @@ from mpfedcl import run
 from mpfedcl.errors import InvalidInput, LostWorker
 from small_runs import assert_close_results, call, command, flags, read_records, save_images, small
 
+pytestmark = pytest.mark.whole
+
 
 def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]

@@ -23,6 +23,8 @@ from small_runs import (
     small,
 )
 
+pytestmark = pytest.mark.whole
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 

@@ -14,7 +14,7 @@ from mpfedcl.errors import RunCutShort
 from mpfedcl.network.flower import unpack
 from small_runs import Json, assert_same_results, read_records, read_summary
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
 HONEST = ("client-0", "client-1")
 SECOND = {**BAD_READINGS, "nothing, ever": (lambda *_: None, ""), "an old answer": (None, "")}

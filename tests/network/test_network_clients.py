@@ -12,7 +12,7 @@ from flwr.app import Message
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_runs import Json, Say, read_records
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
 
 @pytest.fixture

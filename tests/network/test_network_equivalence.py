@@ -16,7 +16,7 @@ from mpfedcl import run
 from mpfedcl.data.federated import load_federated
 from small_runs import METHODS, read_records
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
 SCAFFOLD = "custom_method:Scaffold"
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}

@@ -13,7 +13,7 @@ from mpfedcl import resume, run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_runs import read_records, read_summary
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
 SCAFFOLD = "custom_method:Scaffold"
 GONE = 5

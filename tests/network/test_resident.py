@@ -24,6 +24,8 @@ from mpfedcl.network.resident import SiteFailed, _answer, _from_bytes, _to_bytes
 from mpfedcl.network.wire import FORMAT, Kind, Parcel, ParcelError
 from small_runs import assert_same_results, environment
 
+pytestmark = pytest.mark.whole
+
 
 def echo(kind: Kind, parcel: Parcel) -> Parcel:
     return Parcel({"kind": kind, **parcel.values}, parcel.arrays)

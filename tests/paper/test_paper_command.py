@@ -12,6 +12,8 @@ import pytest
 
 from small_runs import call, command, environment
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> dict[str, str]:

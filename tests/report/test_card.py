@@ -19,6 +19,8 @@ from mpfedcl.report.markdown import plain
 from mpfedcl.report.tables import percent
 from small_runs import Warnings, read_summary, save_pictures, small
 
+pytestmark = pytest.mark.whole
+
 HOSTILE = (
     "</td></table><script>alert(1)</script>",
     "[click](javascript:alert(1))",

@@ -19,6 +19,8 @@ from mpfedcl.tracking.mlflow import _as_key
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
 from small_runs import Warnings, command, environment, read_records, save_images, small
 
+pytestmark = pytest.mark.whole
+
 
 def connect(store: Path) -> Any:
     find_trackers(["mlflow"])  # It is told there what it must not do.

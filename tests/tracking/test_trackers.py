@@ -27,6 +27,8 @@ from small_runs import (
     without_timings,
 )
 
+pytestmark = pytest.mark.whole
+
 
 class Listener(Tracker):
     """Keeps what it is told."""

@@ -15,6 +15,8 @@ from parsed_pages import document_in
 from searches import BUDGET, METHODS, ROUNDS, content, load, words
 from small_runs import Say, flags, read_records, save_images, small
 
+pytestmark = pytest.mark.whole
+
 # What is searched, and what comes of it
 
 

@@ -5,12 +5,16 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from mpfedcl.course import Observer
 from mpfedcl.jobs import Plan, run_plans
 from mpfedcl.simulation import resume
 from mpfedcl.tuning import Search, load_tuning, run_searches, tune
 from searches import BUDGET, ROUNDS, load, without_seconds, words
 from small_runs import command, environment, small
+
+pytestmark = pytest.mark.whole
 
 
 def test_stopped_between_rounds_and_gone_on_with(images: Path, tuned: Path, tmp_path: Path) -> None:

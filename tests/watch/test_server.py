@@ -13,6 +13,8 @@ from small_runs import call
 from watched_folder import Events, Server, watched
 from written_runs import write_run
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
