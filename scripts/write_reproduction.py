@@ -51,8 +51,7 @@ def write(item: str) -> str:
     parts = [
         f"{result['about']}\n",
         f"    {result['command']}\n",
-        f"Its runs add up to {minutes:.0f} minutes of one core; some are shared with other "
-        "tables.\n",
+        *([f"Its runs add up to {minutes:.0f} minutes, some shared.\n"] if minutes > 1 else []),
     ]
     parts += [f"![{result['title']}](images/paper/{p})\n" for p in _pictures(item)]
     tables = [f"**{grid.title}**\n\n{grid.markdown()}" for grid in grids(result)]
