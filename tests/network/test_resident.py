@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -183,3 +184,48 @@ def test_settings_that_cannot_be_end_it_with_a_sentence(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert b"Traceback" not in said
     assert said.count(b"\n") == 1
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs Linux and setpriv")
+def test_who_is_left_behind_by_a_client_that_was_killed_is_ended(tmp_path: Path) -> None:
+    """Flower's processes can hang when they lose their client: here one that ignores everything."""
+    data = save_pictures(tmp_path / "own", "cat", "dog")
+    file, place, home = tmp_path / "node.toml", tmp_path / "site", tmp_path / "flower"
+    config = {"name": "north", "data": str(data), "memory": str(tmp_path / "memory")}
+    file.write_text(tomli_w.dumps(config))
+    client = (
+        "import os, sys, time; from pathlib import Path; from mpfedcl.network import processes;"
+        "file, place, home, log = map(Path, sys.argv[1:]);"
+        "variables = processes.environment(home);"
+        "processes.start(processes.resident_command(file, place), variables, log);"
+        "time.sleep(300)"
+    )
+    deaf = (
+        "import signal, time; [signal.signal(each, signal.SIG_IGN) for each in (2, 15)];"
+        "print(1, flush=True); time.sleep(300)"
+    )
+
+    def run(code: str, *words: Path, home: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)],
+            env=environment(FLWR_HOME=str(home)),
+            stdout=subprocess.PIPE,
+        )
+
+    # The client's own program stands outside, as it does in life.
+    program = run(client, file, place, home, tmp_path / "log", home=tmp_path)
+    helper, stranger = run(deaf, home=home), run(deaf, home=tmp_path / "another")
+    try:
+        for each in (helper, stranger):
+            assert each.stdout is not None
+            assert each.stdout.readline() == b"1\n"
+        deadline = time.monotonic() + 60
+        while not place.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        program.kill()
+        assert helper.wait(60) == -signal.SIGKILL
+        assert stranger.poll() is None
+    finally:
+        for each in (program, helper, stranger):
+            each.kill()
+            each.communicate()

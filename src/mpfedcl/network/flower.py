@@ -4,7 +4,9 @@
 the keys of the run configuration, and an empty text leaves one open.
 """
 
+import itertools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -76,15 +78,27 @@ def _end_with_parent(live: Callable[[], object] = lambda: None) -> None:
     memory, so that this process may end at any moment.
     """
     parent = os.getppid()
+    # Flower names it too: it may have gone before, and somebody else have taken its place.
+    named = dict(itertools.pairwise(sys.argv)).get("--parent-pid", "")
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and _may_live(named):
             live()
             time.sleep(1)
         time.sleep(_GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _may_live(number: str) -> bool:
+    """Tell whether there is such a process, or none was named."""
+    if number.isdecimal():
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 def _say_round(record: Mapping[str, Any]) -> str:

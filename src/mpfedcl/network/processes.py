@@ -27,6 +27,7 @@ _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """Seconds between two looks of Flower for something to start."""
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
+_ORPHAN_SECONDS = 10.0
 _ASK_SECONDS = 120.0
 
 
@@ -222,6 +223,32 @@ def end_starters(numbers: Collection[int]) -> None:
     for number in numbers:
         if _is_starter(number):
             _end_group(number, lambda: None)
+
+
+def end_orphans(flower_home: str) -> None:
+    """End what was started for a client whose own program was killed (Linux).
+
+    Flower's processes notice that themselves, but can hang on their way out.
+    """
+    time.sleep(0.5)
+    # Those of now alone: a client that is started again has the same folder.
+    orphans = _started_for(flower_home)
+    deadline = time.monotonic() + _ORPHAN_SECONDS
+    while (orphans := orphans & _started_for(flower_home)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for number in orphans:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _started_for(flower_home: str) -> set[int]:
+    """Return the processes whose Flower folder this is, without this one."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={flower_home}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.add(int(place.name))
+    return found - {os.getpid()}
 
 
 def _is_starter(number: int) -> bool:

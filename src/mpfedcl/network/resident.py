@@ -9,6 +9,8 @@ socket in a folder that only the client's own user can enter, and need not load 
 import contextlib
 import io
 import json
+import os
+import signal
 import socket as sockets
 import struct
 import sys
@@ -22,6 +24,7 @@ from typing import Any, cast
 import numpy
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.network.processes import end_orphans
 from mpfedcl.network.wire import Kind, Parcel, ParcelError, from_json, to_json
 
 Answerer = Callable[[Kind, Parcel], Parcel]
@@ -107,8 +110,22 @@ def _from_bytes(content: bytes) -> tuple[dict[str, Any], Parcel]:
     return head, Parcel(values, arrays)
 
 
+def _leave_in_order() -> None:
+    """When the client's program is killed, see that nothing which it has started stays behind."""
+    parent = os.getppid()
+
+    def leave(*_: object) -> None:
+        if os.getppid() != parent:
+            end_orphans(os.environ["FLWR_HOME"])
+        # Whoever asks waits in vain then; nothing here is half written.
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 def main() -> None:
     """Load what a client needs, and stay."""
+    _leave_in_order()
     from mpfedcl.network.site import Site, SiteSettings
 
     values = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
