@@ -10,7 +10,7 @@ help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests but those of a browser and of a federation of processes"
 	@echo "make unit       the quick ones of them, unit and property tests (two minutes)"
-	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; three hours)"
+	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
