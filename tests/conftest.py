@@ -125,9 +125,7 @@ def refused(cli: Cli) -> Refused:
 def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three methods over two seeds."""
     path = tmp_path_factory.mktemp("comparisons") / "whole"
-    with pytest.raises(SystemExit) as end:
-        main(comparisons.words(images, path))
-    assert end.value.code == 0
+    _call(comparisons.words(images, path))
     return path
 
 
@@ -135,10 +133,14 @@ def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search for two methods, five settings each, over four rounds."""
     path = tmp_path_factory.mktemp("searches") / "whole"
-    with pytest.raises(SystemExit) as end:
-        main(searches.words(images, path))
-    assert end.value.code == 0
+    _call(searches.words(images, path))
     return path
+
+
+def _call(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
 
 
 # One run in several processes

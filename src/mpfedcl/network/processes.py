@@ -230,6 +230,7 @@ def end_orphans(flower_home: str) -> None:
 
     Flower's processes notice that themselves, but can hang on their way out.
     """
+    # Who was just being started is there by then.
     time.sleep(0.5)
     # Those of now alone: a client that is started again has the same folder.
     orphans = _started_for(flower_home)

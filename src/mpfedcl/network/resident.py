@@ -115,8 +115,9 @@ def _leave_in_order() -> None:
     parent = os.getppid()
 
     def leave(*_: object) -> None:
-        if os.getppid() != parent:
-            end_orphans(os.environ["FLWR_HOME"])
+        home = os.environ.get("FLWR_HOME")
+        if home and os.getppid() != parent:
+            end_orphans(home)
         # Whoever asks waits in vain then; nothing here is half written.
         os._exit(0)
 

@@ -194,11 +194,8 @@ class PaperRuns:
 
     def _chosen(self, item: Item) -> list[dict[str, Any]]:
         """Return the settings that each method of the tuned track was given, set by set."""
-        bases = {
-            cell.experiment.to_toml(): (cell, load_tuning(self.tuning_folder(cell.experiment)))
-            for cell in item.cells
-            if cell.track == "tuned"
-        }
+        # A search serves many cells.
+        cells = {each.experiment.to_toml(): each for each in item.cells if each.track == "tuned"}
         return [
             {
                 "row": cell.row,
@@ -208,8 +205,8 @@ class PaperRuns:
                 "default_score": tuning.default_score,
                 "standard_error": tuning.standard_error,
             }
-            for cell, tuning in bases.values()
-            if tuning is not None
+            for cell in cells.values()
+            if (tuning := load_tuning(self.tuning_folder(cell.experiment))) is not None
         ]
 
     def finished(self, track: Track, experiment: Experiment, seed: int) -> Finished:
