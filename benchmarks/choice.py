@@ -1,4 +1,4 @@
-"""Where each trainer wins: the sweep behind the constants of engines/choice.py and factored.py."""
+"""Where each trainer wins: the sweep behind the constants of trainer_choice.py and factored.py."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from measuring import Progress, Result, Spread, Table, interleave, parse_arguments
-from mpfedcl.engines import choice, factored
-from mpfedcl.federation import Federation
+from mpfedcl.engines import factored, trainer_choice
+from mpfedcl.rounds.round_loop import Federation
 from workloads import Workload, head_clients, mnist_clients
 
 CONTENDERS: Mapping[str, tuple[str, int, int]] = {
@@ -17,8 +17,8 @@ CONTENDERS: Mapping[str, tuple[str, int, int]] = {
     "factored": ("stacked", 10**9, 10**9),
     "written": ("stacked", 10**9, 0),
 }
-"""Engine, choice._MOST_ROWS and factored._WRITTEN_OUT_FROM that force each of them; `written` is
-factored training whose weights are written out at the end."""
+"""Engine, trainer_choice._MOST_ROWS and factored._WRITTEN_OUT_FROM that force each of them;
+`written` is factored training whose weights are written out at the end."""
 NEIGHBOURS = 0.05
 """Two that differ by less are as good as each other."""
 
@@ -27,12 +27,12 @@ def rounds_of(federation: Federation, most_rows: int, written_from: int) -> Call
     """Return the seconds of a round's parts that depend on the trainer."""
 
     def run() -> float:
-        before = choice._MOST_ROWS, factored._WRITTEN_OUT_FROM
-        choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = most_rows, written_from
+        before = trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM
+        trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = most_rows, written_from
         try:
             seconds = federation.run_round(evaluate=False).seconds
         finally:
-            choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = before
+            trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = before
         return seconds["train"] + seconds["embed"] + seconds["aggregate"]
 
     return run
@@ -40,11 +40,11 @@ def rounds_of(federation: Federation, most_rows: int, written_from: int) -> Call
 
 def pick(workload: Workload, num_clients: int, num_rows: int) -> str:
     """Return what the engine `auto` takes, by the constants as they are."""
-    if num_rows <= choice.most_rows(num_clients):
+    if num_rows <= trainer_choice.most_rows(num_clients):
         return "written" if num_rows >= factored._WRITTEN_OUT_FROM else "factored"
     model = workload.federation().state.server.params
     size = sum(value.numel() for value in model.values())
-    stacks = num_clients >= choice._FEWEST_STACKED and size <= choice._SMALL_MODEL
+    stacks = num_clients >= trainer_choice._FEWEST_STACKED and size <= trainer_choice._SMALL_MODEL
     return "stacked" if stacks else "loop"
 
 

@@ -20,8 +20,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy
 import onnxruntime
 
-from mpfedcl.deployment.export.checking import RealImages, find_real_images
-from mpfedcl.deployment.export.exporting import Export, export_run
+from mpfedcl.deployment.export.exporter import Export, export_run
+from mpfedcl.deployment.export.verification import RealImages, find_real_images
 from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.tables import Grid

@@ -28,7 +28,7 @@ KINDS = {
     "flwr-serverapp": "server: our ServerApp",
     "flower-superexec": "Flower's process a message, and who starts it",
     "flower-supernode": "clients: SuperNode",
-    "mpfedcl.network.resident": "clients: training",
+    "mpfedcl.network.client.service": "clients: training",
 }
 CLIENTS = 3
 SETTINGS = ["--clients", str(CLIENTS), "--partition.alpha", "1"]
@@ -121,7 +121,10 @@ def simulate(rounds: int, out: Path) -> float:
 
 def start_of_a_process() -> tuple[float, float]:
     """Return the wall-clock and processor seconds of starting Flower's process for a message."""
-    code = "import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, mpfedcl.network.flower"
+    code = (
+        "import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, "
+        "mpfedcl.network.flower.apps"
+    )
     walls, processors = [], []
     for _ in range(3):
         began, before = time.monotonic(), os.times()

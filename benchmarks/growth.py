@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, parse_arguments
-from mpfedcl.federation import Federation, FederationState
+from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rng import generator
-from mpfedcl.settings import ContrastSettings
+from mpfedcl.rounds.round_loop import Federation, FederationState
 from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_clients
 
 WARM_ROUNDS = 1

@@ -38,7 +38,13 @@ def time_command(*words: str) -> float:
 def weigh_imports() -> dict[str, float]:
     """Return the seconds that each package's own modules take to import, the heaviest first."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import mpfedcl.cli, mpfedcl.commands.run"],
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-c",
+            "import mpfedcl.cli.main, mpfedcl.cli.commands.run",
+        ],
         check=True,
         capture_output=True,
         text=True,

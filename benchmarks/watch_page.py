@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.progress import messages, results
+from mpfedcl.cli.progress import messages, results
 
 _COMMAND = [sys.executable, "-m", "mpfedcl"]
 _SEEN = """() => {

@@ -11,14 +11,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.clock import Clock
-from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.round_loop import Federation
 
 NUM_CLASSES = 10
 MNIST_SIZES = (784, 512, 512, 256)

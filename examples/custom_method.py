@@ -8,7 +8,7 @@ step, and more than the weights in what is averaged. A plainer method overrides 
 
 from torch import zeros_like
 
-from mpfedcl.exchange import Broadcast
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Context, Method, Server
 from mpfedcl.models import Tensors
 

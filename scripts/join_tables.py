@@ -9,7 +9,7 @@ from matplotlib import pyplot
 
 from mpfedcl.report.figures import COLOURS, MARKERS, STYLE
 from mpfedcl.report.tables import MARKS, Grid, mean_and_deviation
-from mpfedcl.statistics import paired_difference
+from mpfedcl.studies.statistics import paired_difference
 
 TITLES = {"digit5": "Digit-5", "office10": "Office-10", "sixdomain": "sixdomain"}
 Pick = Callable[[Any], float | None]

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.comparison import Comparison
+from mpfedcl.cli.progress import count_cores
 from mpfedcl.convergence import BOUNDS
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.progress import count_cores
 from mpfedcl.report.tables import Grid
+from mpfedcl.studies.comparison import Comparison
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist-sample, label skew": {},

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.comparison import Comparison
+from mpfedcl.cli.progress import count_cores
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.progress import count_cores
 from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
+from mpfedcl.studies.comparison import Comparison
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "nothing": {},

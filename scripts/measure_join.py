@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from mpfedcl.clock import Clock
+from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.reader import data_folder
-from mpfedcl.deployment.newcomer import Learned, Newcomer, Row
-from mpfedcl.deployment.trained import TrainedRun, load_trained
+from mpfedcl.deployment.new_client import Learned, Newcomer, Row
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
-from mpfedcl.jobs import Plan, run_plans
-from mpfedcl.loading import load_data_and_model
 from mpfedcl.methods import find_method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.studies.jobs import Plan, run_plans
 
 SETS = {
     "digit5": ("mnist", "mnist_m", "svhn", "synth", "usps"),

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment, Predictor, run
-from mpfedcl.data.deal import deal_images
+from mpfedcl.data.client_split import deal_images
 from mpfedcl.data.reader import data_folder, open_image_set
-from mpfedcl.data.resize import Images
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.images import Images
 from mpfedcl.report.tables import Grid
-from mpfedcl.settings import DatasetSettings
 
 COMMON = {"train__lr": 0.1, "evaluate_every": 60}
 RATES = (0.01, 0.05, 0.1)

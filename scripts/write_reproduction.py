@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.paper import ITEM_IDS
-from mpfedcl.paper.results import grids, remarks
+from mpfedcl.studies.paper import ITEM_IDS
+from mpfedcl.studies.paper.results import grids, remarks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS, FIGURES, PAGE = DOCS / "results", DOCS / "images" / "paper", DOCS / "reproduction.md"

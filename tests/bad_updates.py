@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mpfedcl.engines import Engine
-from mpfedcl.exchange import Broadcast, Update
-from mpfedcl.federation import Federation, RoundRecord
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.round_loop import Federation, RoundRecord
 from small_runs import WrappedEngine, assert_same_tensors, tensors_of
 
 VICTIM = "client-1"

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Tensors

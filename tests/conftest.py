@@ -14,8 +14,8 @@ from browsing import PROGRAM, Open, Page
 from command_answers import Cli, Refused, Said, assert_one_sentence
 from laboratory import Laboratory, Notebook
 from mpfedcl import Experiment, run
-from mpfedcl.cli import main
-from mpfedcl.comparison import Comparison
+from mpfedcl.cli.main import main
+from mpfedcl.studies.comparison import Comparison
 from pictured_runs import save_pictures
 from small_runs import EXAMPLES, HIDDEN, Say, save_images, small
 from watched_folder import Server, watched
@@ -47,7 +47,7 @@ def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
-    monkeypatch.setattr("mpfedcl.loading._HIDDEN", HIDDEN)
+    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", HIDDEN)
     # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
     monkeypatch.setattr("os.fsync", lambda _: None)
 
@@ -55,8 +55,8 @@ def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_and_quick(small_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for runs over a network, where nobody waits for long."""
-    for module in ("engine", "roster"):
-        monkeypatch.setattr(f"mpfedcl.network.{module}.POLL_SECONDS", 0.01)
+    for module in ("engine", "client_registry"):
+        monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -22,7 +22,11 @@ LONG = 240.0
 """Seconds after which a wait has failed: far more than anything takes, for machines under load."""
 
 SUPERLINK, SUPERNODE = "flower-superlink", "flower-supernode"
-SERVER_APP, CLIENT_APP, RESIDENT = "flwr-serverapp", "flwr-clientapp", "mpfedcl.network.resident"
+SERVER_APP, CLIENT_APP, RESIDENT = (
+    "flwr-serverapp",
+    "flwr-clientapp",
+    "mpfedcl.network.client.service",
+)
 
 
 def until(look: Callable[[], Found | None], what: str, seconds: float = LONG) -> Found:

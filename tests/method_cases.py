@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes

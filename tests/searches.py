@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.tuning import Tuning, load_tuning
+from mpfedcl.studies.tuning import Tuning, load_tuning
 from small_runs import Json, flags
 
 METHODS = ("mp-fedcl", "fedavg")

@@ -14,20 +14,20 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
-from mpfedcl.clock import Clock
 from mpfedcl.convergence import Inspection
-from mpfedcl.course import Observer
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 from mpfedcl.engines import Engine, InProcessEngine
-from mpfedcl.exchange import Broadcast, Failure, LateReading, Share, Update
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation
-from mpfedcl.intake import Intake
+from mpfedcl.messages import Broadcast, Failure, LateReading, Share, Update
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.readings import Readings
 from mpfedcl.rng import generator
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.evaluation import Readings
+from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.update_collector import Intake
+from mpfedcl.runs.run_loop import Observer
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpfedcl.waiting import WaitingBar
+from mpfedcl.waiting_bar import WaitingBar
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ def test_only_on_a_terminal_and_only_when_slow(
     ticks = itertools.count(0, seconds)
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("mpfedcl.waiting.time", SimpleNamespace(monotonic=ticks.__next__))
+    monkeypatch.setattr("mpfedcl.waiting_bar.time", SimpleNamespace(monotonic=ticks.__next__))
     with WaitingBar("Encoding images", 5) as bar:
         for _ in range(5):
             bar.advance(1)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mpfedcl.engines import Engine
-from mpfedcl.exchange import Broadcast, Update
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.rounds.round_loop import Federation
 from small_runs import WrappedEngine, build_federation
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.tuning import Trial, Tuning
-from mpfedcl.tuning.halving import Rung
+from mpfedcl.studies.tuning import Trial, Tuning
+from mpfedcl.studies.tuning.halving import Rung
 
 Json = dict[str, Any]
 HOSTILE = (

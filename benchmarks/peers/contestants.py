@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parent / ".venvs"

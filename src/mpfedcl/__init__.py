@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpfedcl.course import RunResult
     from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
         cluster_prototypes,
         prototype_contrastive_loss,
     )
-    from mpfedcl.simulation import resume, run
+    from mpfedcl.runs.run_loop import RunResult
+    from mpfedcl.runs.simulation import resume, run
     from mpfedcl.tracking import Tracker
 
 __all__ = [
@@ -51,12 +51,12 @@ _HOMES = {
     "Predictor": "deployment.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
-    "RunResult": "course",
+    "RunResult": "runs.run_loop",
     "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
     "prototype_contrastive_loss": "prototypes",
-    "resume": "simulation",
-    "run": "simulation",
+    "resume": "runs.simulation",
+    "run": "runs.simulation",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m mpfedcl` is `mpfedcl`."""
 
-from mpfedcl.cli import main
+from mpfedcl.cli.main import main
 
 if __name__ == "__main__":
     main()

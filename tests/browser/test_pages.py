@@ -12,10 +12,10 @@ import pytest
 
 from browsing import MARKS, SCREENSHOTS, Page, block, shoot
 from mpfedcl import Experiment, run
-from mpfedcl.comparison import Comparison
 from mpfedcl.report.document import gather_document
 from mpfedcl.report.html import fill_page
 from mpfedcl.report.sources import find_sources
+from mpfedcl.studies.comparison import Comparison
 from small_runs import small
 from written_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
 

@@ -21,7 +21,7 @@ from browsing import (
     wait_for_round,
     wait_until,
 )
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 from small_runs import command, environment, flags
 from watched_folder import Server, watched
 from written_runs import write_run

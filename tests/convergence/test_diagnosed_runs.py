@@ -12,9 +12,9 @@ import torch
 
 from mpfedcl import Experiment, InvalidInput, resume, run
 from mpfedcl.convergence import BOUNDS, Inspection
-from mpfedcl.course import Observer
 from mpfedcl.engines import Engine
-from mpfedcl.exchange import Broadcast, Update
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.runs.run_loop import Observer
 from small_runs import (
     EXAMPLES,
     METHODS,
@@ -37,7 +37,7 @@ ON: dict[str, Any] = {"diagnostics": ("convergence",)}
 
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (16, 8))
+    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (16, 8))
 
 
 def told(record: Json) -> Json:
@@ -168,7 +168,7 @@ def test_engines_measure_the_same(
 def test_two_processes_measure_the_same_and_go_on_alike(images: Path, tmp_path: Path) -> None:
     # The workers are processes of their own with the full model, so the one process has it too.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpfedcl.loading._HIDDEN", (512, 512, 256))
+        patch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
         experiment = small(images, rounds=3, dtype="float64", fraction=0.7, **ON)
         run(experiment, tmp_path / "one")
         done: list[object] = []

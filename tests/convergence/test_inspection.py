@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpfedcl.clock import Clock
-from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.inspection import Inspector
-from mpfedcl.engines.work import Work
-from mpfedcl.exchange import Broadcast
+from mpfedcl.engines.objective_measurement import Inspector
+from mpfedcl.engines.trainer import Work
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.models import Mlp, Tensors
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.round_loop import Federation
 
 CENTRES = {"a": (3.0, 4.0), "b": (-1.0, 0.0)}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpfedcl.data.fetch import Patience, fetch_file
-from mpfedcl.data.originals import Original
+from mpfedcl.data.fetch.download import Patience, fetch_file
+from mpfedcl.data.fetch.originals import Original
 from mpfedcl.errors import InvalidInput
 
 BODY = bytes(range(256)) * 400

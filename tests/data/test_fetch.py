@@ -14,8 +14,8 @@ import pytest
 from downloads import BODY, OTHER, PAGE, Naps, bring, original, patience, refusal
 
 from broken_server import BrokenServer, answer_range, send, serve, stall
-from mpfedcl.data.fetch import fetch_collection, fetch_file
-from mpfedcl.data.originals import Collection, Original
+from mpfedcl.data.fetch.download import fetch_collection, fetch_file
+from mpfedcl.data.fetch.originals import Collection, Original
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import hold_folder
 
@@ -173,8 +173,8 @@ def test_a_collection_is_fetched_whole(tmp_path: Path, server: BrokenServer) -> 
 _FETCH = """
 import sys
 from pathlib import Path
-from mpfedcl.data.fetch import Patience, fetch_file
-from mpfedcl.data.originals import Original
+from mpfedcl.data.fetch.download import Patience, fetch_file
+from mpfedcl.data.fetch.originals import Original
 address, folder, size, sha256 = sys.argv[1:]
 fetch_file(Original("file.bin", (address,), int(size), sha256), Path(folder), "page", Patience())
 """

@@ -12,15 +12,15 @@ import tyro
 from original_files import write_mnist, write_mnist_m, write_office, write_svhn, write_usps
 
 from broken_server import BrokenServer, free_port, send, serve
-from mpfedcl.arguments import DataFetch, DataPrepare
-from mpfedcl.commands.fetch import fetch_command, prepare_command
-from mpfedcl.data import originals
-from mpfedcl.data.fetch import Patience
-from mpfedcl.data.originals import FETCH_PLANS, Collection, FetchPlan, Original
+from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
+from mpfedcl.cli.commands.data_sets import fetch_command, prepare_command
+from mpfedcl.data.fetch import originals
+from mpfedcl.data.fetch.download import Patience
+from mpfedcl.data.fetch.originals import FETCH_PLANS, Collection, FetchPlan, Original
 from mpfedcl.data.prepare import set_domains
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.experiment.settings import DatasetSettings
 
 QUICK = Patience(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
 

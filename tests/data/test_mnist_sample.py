@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.images import Images
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "src" / "mpfedcl" / "data" / "mnist_sample.npz"

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.imageset import Listing
+from mpfedcl.data.image_set import Listing
 from mpfedcl.data.own_images import open_own_images
 
 CLASSES = ("ant", "bee", "cat")

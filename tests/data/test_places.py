@@ -10,7 +10,7 @@ from PIL import Image
 
 from mpfedcl.data.reader import data_folder, read_image_set
 from mpfedcl.errors import InvalidInput
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.experiment.settings import DatasetSettings
 
 
 @pytest.fixture(autouse=True)

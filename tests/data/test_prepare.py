@@ -11,7 +11,7 @@ from original_files import idx_bytes, random_pixels, write_file, write_mat, writ
 from preparing import load, name_by_fault, prepare, refusal
 
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.experiment.settings import DatasetSettings
 
 
 @pytest.mark.parametrize("compressed", [True, False])

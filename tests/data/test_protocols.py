@@ -6,12 +6,12 @@ from typing import Any
 import numpy
 import pytest
 
-from mpfedcl.data.catalogue import SPECIFICATIONS
-from mpfedcl.data.deal import Deal, deal_images
-from mpfedcl.data.imageset import ListedDomain, Listing, Part
-from mpfedcl.data.pictures import PictureStore
+from mpfedcl.data.client_split import Deal, deal_images
+from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.image_set import ListedDomain, Listing, Part
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.datasets import SPECIFICATIONS
 
 Counts = dict[int, int]
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl import run
-from mpfedcl.data.deal import Deal, deal_images
-from mpfedcl.data.federated import load_federated
-from mpfedcl.data.imageset import ListedDomain, Listing, Part
-from mpfedcl.data.pictures import PictureStore
+from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_split import Deal, deal_images
+from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.image_set import ListedDomain, Listing, Part
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from small_runs import save_images, small

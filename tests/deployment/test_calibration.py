@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import resume, run
-from mpfedcl.course import Observer
+from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.calibration import RATES, find_thresholds
-from mpfedcl.deployment.trained import load_trained
-from mpfedcl.loading import load_data_and_model
+from mpfedcl.deployment.trained_run import load_trained
+from mpfedcl.runs.run_loop import Observer
 from small_runs import small
 
 pytestmark = pytest.mark.whole

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.deployment.export.exporting import Export, export_run
-from mpfedcl.deployment.export.network import PrototypeDistances
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.deployment.export.exported_network import PrototypeDistances
+from mpfedcl.deployment.export.exporter import Export, export_run
+from mpfedcl.experiment.settings import DatasetSettings
 from onnx_models import save_convolution
 from pictured_runs import pictured
 from small_runs import EXAMPLES, Say, environment, small

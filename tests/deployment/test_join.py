@@ -12,11 +12,11 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from mpfedcl import InvalidInput, prototype_contrastive_loss, run
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 from mpfedcl.deployment.join import join
-from mpfedcl.deployment.newcomer import Newcomer
+from mpfedcl.deployment.new_client import Newcomer
 from mpfedcl.deployment.predictor import Predictor
-from mpfedcl.deployment.trained import load_trained
+from mpfedcl.deployment.trained_run import load_trained
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.prototypes import cluster_prototypes

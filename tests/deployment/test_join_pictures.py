@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from mpfedcl import InvalidInput, run
+from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.join import join
-from mpfedcl.deployment.newcomer import Newcomer
-from mpfedcl.deployment.trained import load_trained
+from mpfedcl.deployment.new_client import Newcomer
+from mpfedcl.deployment.trained_run import load_trained
+from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
-from mpfedcl.loading import load_data_and_model
-from mpfedcl.models.encoder import ResNetEncoder
 
 pytestmark = pytest.mark.whole
 

@@ -20,10 +20,10 @@ from file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, PrototypePool, Prototypes, resume, run
 from mpfedcl.deployment.join import join, leave, list_joined
 from mpfedcl.deployment.membership import Membership
-from mpfedcl.deployment.trained import load_trained
+from mpfedcl.deployment.trained_run import load_trained
 from mpfedcl.report.document import gather_document
 from mpfedcl.report.sources import find_sources
-from mpfedcl.runs import RunDirectory, pack_pool
+from mpfedcl.runs.directory import RunDirectory, pack_pool
 from small_runs import Warnings, environment, save_images, small
 
 pytestmark = pytest.mark.whole

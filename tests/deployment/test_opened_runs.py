@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from mpfedcl import InvalidInput, run
-from mpfedcl.course import Observer
-from mpfedcl.deployment.form import ImageForm
-from mpfedcl.deployment.trained import load_trained
-from mpfedcl.loading import load_data_and_model
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.deployment.image_form import ImageForm
+from mpfedcl.deployment.trained_run import load_trained
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
+from mpfedcl.runs.run_loop import Observer
 from pictured_runs import pictured
 from small_runs import small
 

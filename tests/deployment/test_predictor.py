@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
-from mpfedcl.data.deal import deal_images
-from mpfedcl.data.pictures import PictureStore
+from mpfedcl.data.client_split import deal_images
+from mpfedcl.data.image_files import PictureStore
 from mpfedcl.data.reader import open_image_set
-from mpfedcl.data.resize import Images
+from mpfedcl.images import Images
 from pictured_runs import pictured
 from small_runs import small
 

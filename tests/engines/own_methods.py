@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from mpfedcl.exchange import Broadcast
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Tensors
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from mpfedcl.clock import Clock
-from mpfedcl.data.federated import ClientData, FederatedData
+from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rng import generator
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.round_loop import Federation
 from small_runs import METHODS, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
 
-CHOICE = "mpfedcl.engines.choice"
+CHOICE = "mpfedcl.engines.trainer_choice"
 FACTORED = "mpfedcl.engines.factored"
 ENDLESS = 10**9
 

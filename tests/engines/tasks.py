@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpfedcl.data.federated import ClientData
+from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
 from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.loop import LoopTrainer
-from mpfedcl.engines.trained import Trained
-from mpfedcl.engines.work import Work
-from mpfedcl.exchange import Broadcast
+from mpfedcl.engines.trained_clients import Trained
+from mpfedcl.engines.trainer import Work
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method
 from mpfedcl.models import Mlp, Model, Tensors
 from mpfedcl.prototypes import PrototypePool

@@ -13,10 +13,10 @@ from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
 
 from compared import assert_close_tensors, assert_equivalent
 from mpfedcl import resume, run
-from mpfedcl.course import Observer, RunResult
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
+from mpfedcl.runs.run_loop import Observer, RunResult
 from small_runs import HIDDEN, METHODS, read_records, save_images
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_model")]
@@ -116,7 +116,7 @@ def test_in_single_precision_a_round_is_the_loops(
     engine: str,
 ) -> None:
     # The paper's model, whose products are long enough to round.
-    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (512, 512, 256))
+    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
     experiment = double(images, method, RAGGED | {"dtype": "float32", "rounds": 1})
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, SINGLE)

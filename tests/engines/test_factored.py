@@ -26,7 +26,7 @@ from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.factors import Factors, Start
 from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.schedule import draw_batches, make_schedule
-from mpfedcl.engines.trained import TrainedStack
+from mpfedcl.engines.trained_clients import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.models import Tensors
 

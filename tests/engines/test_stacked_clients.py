@@ -8,13 +8,13 @@ import torch
 from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
 
 from compared import assert_close_tensors
-from mpfedcl.data.federated import ClientData, FederatedData, load_federated
-from mpfedcl.data.preprocessing import Preprocessing
+from mpfedcl.data.client_data import ClientData, FederatedData, load_federated
+from mpfedcl.encoders.preprocessing import Preprocessing
+from mpfedcl.encoders.trainable import TrainableEncoder
 from mpfedcl.experiment import Experiment
-from mpfedcl.federation import Federation, RoundRecord
 from mpfedcl.models import Mlp
 from mpfedcl.models.resnet import ResNet18
-from mpfedcl.models.trainable import TrainableEncoder
+from mpfedcl.rounds.round_loop import Federation, RoundRecord
 from small_runs import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("small_model")

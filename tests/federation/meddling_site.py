@@ -13,9 +13,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.network.resident import serve_site
-from mpfedcl.network.site import Site, SiteSettings
-from mpfedcl.network.wire import Kind, Parcel
+from mpfedcl.network.client.client import Site, SiteSettings
+from mpfedcl.network.client.service import serve_site
+from mpfedcl.network.message import Kind, Parcel
 
 Array = NDArray[Any]
 Trick = Callable[[Parcel], Parcel]

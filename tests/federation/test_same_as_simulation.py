@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from laboratory import LONG, Course, Laboratory
 from mpfedcl import Experiment, run
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.federation
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from laboratory import LONG, SERVER_APP, SUPERLINK, Laboratory, Notebook, until
 from mpfedcl import run
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.federation
 

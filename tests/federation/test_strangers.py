@@ -16,9 +16,9 @@ import tomli_w
 from meddling_site import TRICKS
 
 from laboratory import LONG, Laboratory, Notebook, until
-from mpfedcl.network.folder import ClientFolder
-from mpfedcl.network.keys import make_node_key
-from mpfedcl.network.processes import environment, running, supernode_command
+from mpfedcl.network.flower.programs import environment, running, supernode_command
+from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.keys import make_node_key
 
 pytestmark = pytest.mark.federation
 

@@ -8,7 +8,7 @@ import numpy
 from federations import records_of, rewrite
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from mpfedcl.network.wire import Arrays
+from mpfedcl.network.message import Arrays
 from small_runs import Json
 
 Bad = Callable[[Message, Message], Message | list[Message] | None]

@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from compared import assert_close_tensors, load_results, predict
-from mpfedcl.course import Observer, RunResult
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.network.flower import FlowerCourier, unpack
-from mpfedcl.network.server import serve, serve_again
-from mpfedcl.network.wire import Arrays
+from mpfedcl.network.flower.apps import FlowerCourier, unpack
+from mpfedcl.network.message import Arrays
+from mpfedcl.network.server.serve import serve, serve_again
+from mpfedcl.runs.run_loop import Observer, RunResult
 from small_runs import (
     Json,
     assert_same_results,

@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from mpfedcl.network.flower import client_app
+from mpfedcl.network.flower.apps import client_app
 
 Meddle = Callable[[str, Message, Message], Message | list[Message] | None]
 """(client, request, reply) -> what the server gets; None: nothing ever comes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from federations import save_pictures
 
-from mpfedcl.network.folder import make_federation
+from mpfedcl.network.setup.folders import make_federation
 from small_runs import Say, environment
 
 
@@ -124,7 +124,7 @@ def test_without_flower_a_sentence_says_what_to_install(
 
 def test_help_loads_neither_torch_nor_flower() -> None:
     code = (
-        "import sys\nfrom mpfedcl.cli import main\n"
+        "import sys\nfrom mpfedcl.cli.main import main\n"
         "try:\n    main(['federation', 'client', '--help'])\nexcept SystemExit:\n    pass\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'flwr', 'cryptography')))"
     )

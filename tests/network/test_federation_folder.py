@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.folder import ClientFolder, ServerFolder, make_federation
+from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from mpfedcl.network.keys import (
+from mpfedcl.network.setup.keys import (
     is_private,
     make_authority,
     make_node_key,

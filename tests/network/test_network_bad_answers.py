@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from loopback import Meddle
 
 from mpfedcl.errors import RunCutShort
-from mpfedcl.network.flower import unpack
+from mpfedcl.network.flower.apps import unpack
 from small_runs import Json, assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]

@@ -13,7 +13,7 @@ from federations import (
 )
 
 from mpfedcl import run
-from mpfedcl.data.federated import load_federated
+from mpfedcl.data.client_data import load_federated
 from small_runs import METHODS, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]

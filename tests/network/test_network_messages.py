@@ -11,7 +11,7 @@ from federations import Federation, double, folders, save_pictures
 from flwr.app import Message
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.flower import unpack
+from mpfedcl.network.flower.apps import unpack
 from small_runs import METHODS
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")
@@ -194,7 +194,7 @@ def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -
 def test_the_bytes_that_the_document_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, most: int
 ) -> None:
-    monkeypatch.setattr("mpfedcl.loading._HIDDEN", (512, 512, 256))
+    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
     experiment = Experiment(method=method, rounds=1, clients=2).replace(
         dataset__train_size=200, partition__kind="iid", prototypes__per_class=2
     )

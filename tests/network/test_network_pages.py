@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.network.folder import make_federation
+from mpfedcl.network.setup.folders import make_federation
 
 
 @pytest.fixture

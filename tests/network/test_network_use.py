@@ -7,7 +7,7 @@ import pytest
 from federations import Federation, double
 
 from mpfedcl import Predictor, run
-from mpfedcl.deployment.trained import load_trained
+from mpfedcl.deployment.trained_run import load_trained
 from small_runs import Say
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.folder import write_app
-from mpfedcl.network.run_config import OWN_KEYS, parse_run_config, setting_keys
+from mpfedcl.network.flower.run_config import OWN_KEYS, parse_run_config, setting_keys
+from mpfedcl.network.setup.folders import write_app
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,8 +64,8 @@ def test_both_apps_list_all_settings_and_nothing_else(tmp_path: Path) -> None:
     assert listed(ROOT / "pyproject.toml")["config"] == wanted
     assert listed(tmp_path / "pyproject.toml")["config"] == wanted
     components = {
-        "serverapp": "mpfedcl.network.flower:server_app",
-        "clientapp": "mpfedcl.network.flower:client_app",
+        "serverapp": "mpfedcl.network.flower.apps:server_app",
+        "clientapp": "mpfedcl.network.flower.apps:client_app",
     }
     assert listed(ROOT / "pyproject.toml")["components"] == components
     assert listed(tmp_path / "pyproject.toml")["components"] == components

@@ -8,8 +8,8 @@ from federations import Federation, double, stop_after
 from flwr.app import Context, Error, Message, RecordDict
 
 from mpfedcl.errors import InvalidInput, RunCutShort
-from mpfedcl.network.flower import server_app
-from mpfedcl.network.status import read_status, stop_file
+from mpfedcl.network.flower.apps import server_app
+from mpfedcl.network.server.status import read_status, stop_file
 from small_runs import assert_same_results, read_records
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")

@@ -8,7 +8,7 @@ from federations import Federation, double, is_training
 from flwr.app import Message
 
 from mpfedcl.errors import RunCutShort
-from mpfedcl.network.status import Status, read_status, stop_file
+from mpfedcl.network.server.status import Status, read_status, stop_file
 from small_runs import read_records
 
 

@@ -12,11 +12,11 @@ from markdown_it.token import Token
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.cli import parse
-from mpfedcl.course import Observer
+from mpfedcl.cli.main import parse
 from mpfedcl.methods import find_method
 from mpfedcl.report.markdown import plain
 from mpfedcl.report.tables import percent
+from mpfedcl.runs.run_loop import Observer
 from small_runs import Warnings, read_summary, save_pictures, small
 
 pytestmark = pytest.mark.whole

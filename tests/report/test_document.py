@@ -9,7 +9,7 @@ import torch
 from gathered import gather, texts
 
 from mpfedcl.methods import READINGS
-from mpfedcl.storage import pack_tensors
+from mpfedcl.tensors import pack_tensors
 from written_runs import accuracy_of, write_json, write_run
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpfedcl.cli import main
+from mpfedcl.cli.main import main
 from mpfedcl.methods import find_method
 from mpfedcl.report.run_content import RunRecords
-from mpfedcl.storage import pack_tensors
+from mpfedcl.tensors import pack_tensors
 from parsed_pages import document_in
 from written_runs import Json, write_run, write_tuning
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from sklearn.decomposition import PCA
 
 from mpfedcl import resume, run
-from mpfedcl.course import Observer
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.prototype_map import describe_map, project_to_plane
+from mpfedcl.runs.run_loop import Observer
 from small_runs import small
 
 Json = dict[str, object]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpfedcl.cli import parse
+from mpfedcl.cli.main import parse
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.reproduction import compare_command, file_command, run_command

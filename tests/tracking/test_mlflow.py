@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.course import Observer
 from mpfedcl.experiment import INDIFFERENT
+from mpfedcl.runs.run_loop import Observer
 from mpfedcl.tracking import find_trackers
 from mpfedcl.tracking.mlflow import _as_key
 from mpfedcl.tracking.scalars import client_scalars, name_scalars

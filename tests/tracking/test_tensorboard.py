@@ -12,7 +12,7 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.course import Observer
+from mpfedcl.runs.run_loop import Observer
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
 from small_runs import Warnings, read_records, save_pictures, small
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpfedcl import Experiment, InvalidInput, RunResult, Tracker, resume, run
-from mpfedcl.course import Observer
+from mpfedcl.runs.run_loop import Observer
 from mpfedcl.tracking import Record, find_trackers, read_failures
 from small_runs import (
     EXAMPLES,
@@ -187,7 +187,7 @@ def test_bad_trackers_are_refused_before_anything_runs(
 def test_a_missing_extra_is_named(name: str, images: Path, tmp_path: Path) -> None:
     program = (
         f"import sys; sys.modules[{name!r}] = None\n"
-        "from mpfedcl.cli import main; main(sys.argv[1:])"
+        "from mpfedcl.cli.main import main; main(sys.argv[1:])"
     )
     words = [*flags(images), "--track", name, "--out", str(tmp_path / "run")]
     ended = subprocess.run(
@@ -206,7 +206,7 @@ def test_a_missing_extra_is_named(name: str, images: Path, tmp_path: Path) -> No
 def test_help_imports_no_tracker() -> None:
     program = (
         "import contextlib, sys\n"
-        "from mpfedcl.cli import main\n"
+        "from mpfedcl.cli.main import main\n"
         "with contextlib.suppress(SystemExit): main(['run', '--help'])\n"
         "print({'torch', 'mlflow', 'tensorboard'} & sys.modules.keys(), file=sys.stderr)"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.cli import parse
+from mpfedcl.cli.main import parse
 from small_runs import Say
 
 

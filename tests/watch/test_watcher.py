@@ -14,7 +14,7 @@ import pytest
 from mpfedcl import run
 from mpfedcl.report.document import gather_document
 from mpfedcl.report.sources import find_sources
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.watch import growing_records, open_run, plain_files
 from mpfedcl.watch.watcher import Watcher
 from small_runs import read_summary, small

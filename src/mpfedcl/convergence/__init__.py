@@ -2,7 +2,7 @@
 
 from mpfedcl.convergence.bounds import BOUNDS, Bounds, Constants, find_bounds, judge
 from mpfedcl.convergence.diagnosis import Diagnosis, summarize_convergence
-from mpfedcl.convergence.measurement import Inspection, Measurement, RoundMeasurement
+from mpfedcl.rounds.measurement import Inspection, Measurement, RoundMeasurement
 
 __all__ = [
     "BOUNDS",

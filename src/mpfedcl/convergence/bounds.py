@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from mpfedcl.convergence.measurement import (
+from mpfedcl.rounds.measurement import (
     Measurement,
     RoundMeasurement,
     finite_or_none,

@@ -6,14 +6,14 @@ from statistics import fmean, median
 from typing import Any
 
 from mpfedcl.convergence.bounds import BOUNDS, Constants, find_bounds, judge
-from mpfedcl.convergence.measurement import (
+from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.rounds.measurement import (
     Inspection,
     Measurement,
     RoundMeasurement,
     finite_or_none,
     ratio,
 )
-from mpfedcl.experiment import FORMAT, Experiment
 
 NAME = "convergence"
 """The name of this diagnosis, in the settings and in the records."""

@@ -8,13 +8,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.catalogue import specification
-from mpfedcl.data.features import FeatureCache
-from mpfedcl.data.imageset import Listing
-from mpfedcl.data.resize import Images, choose_size
+from mpfedcl.data.image_set import Listing
 from mpfedcl.data.split import Indices
+from mpfedcl.encoders.encoder import Encoder
+from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.experiment import Experiment
-from mpfedcl.models.encoder import Encoder
+from mpfedcl.experiment.datasets import specification
+from mpfedcl.images import Images, choose_size
 
 InputMaker = Callable[[Listing, Indices, Experiment], Tensor]
 """Turns images of a listing, by number, into inputs [images, ...] in the experiment's precision."""

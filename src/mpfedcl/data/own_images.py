@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.catalogue import specification
-from mpfedcl.data.imageset import ListedDomain, Listing, Part
-from mpfedcl.data.pictures import PictureStore, is_picture
+from mpfedcl.data.image_files import PictureStore, is_picture
+from mpfedcl.data.image_set import ListedDomain, Listing, Part
 from mpfedcl.data.reader import (
     list_archives,
     list_entries,
@@ -17,7 +16,8 @@ from mpfedcl.data.reader import (
     open_image_set,
 )
 from mpfedcl.errors import InvalidInput
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.experiment.datasets import specification
+from mpfedcl.experiment.settings import DatasetSettings
 
 _LAYOUTS = (
     "FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*.png|jpg, FOLDER/<domain>.npz or FILE.npz"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.archive import Archive, open_archive
-from mpfedcl.data.catalogue import DatasetSpecification, specification
-from mpfedcl.data.imageset import (
+from mpfedcl.data.image_files import EXTENSIONS, PictureStore, is_picture
+from mpfedcl.data.image_set import (
     Domain,
     ImageSet,
     ImageStore,
@@ -19,11 +18,12 @@ from mpfedcl.data.imageset import (
     Listing,
     Part,
 )
-from mpfedcl.data.pictures import EXTENSIONS, PictureStore, is_picture
-from mpfedcl.data.resize import choose_size
+from mpfedcl.data.npz_archive import Archive, open_archive
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.datasets import DatasetSpecification, specification
+from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import identify_file
-from mpfedcl.settings import DatasetSettings
+from mpfedcl.images import choose_size
 
 _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.deployment.membership import Membership
-from mpfedcl.deployment.newcomer import Learned, Newcomer, Row
-from mpfedcl.deployment.trained import TrainedRun, load_trained, read_pool
+from mpfedcl.deployment.new_client import Learned, Newcomer, Row
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.runs import RunDirectory
-from mpfedcl.storage import digest
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.tensors import digest
 
 
 @dataclass(frozen=True)

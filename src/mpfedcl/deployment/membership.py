@@ -20,8 +20,8 @@ from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.runs import pack_pool
-from mpfedcl.storage import digest, pack_tensors
+from mpfedcl.runs.directory import pack_pool
+from mpfedcl.tensors import digest, pack_tensors
 
 Json = dict[str, Any]
 

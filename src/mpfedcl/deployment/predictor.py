@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mpfedcl.data.pictures import bring_picture, read_picture
-from mpfedcl.data.resize import Images
+from mpfedcl.data.image_files import bring_picture, read_picture
 from mpfedcl.deployment.calibration import RATES
-from mpfedcl.deployment.trained import TrainedRun, load_trained
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained
 from mpfedcl.errors import InvalidInput
-from mpfedcl.runs import RunDirectory
+from mpfedcl.images import Images
+from mpfedcl.runs.directory import RunDirectory
 
 _IMAGES_AT_ONCE = 256
 

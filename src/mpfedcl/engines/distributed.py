@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.inspection import mean_length
-from mpfedcl.exchange import Broadcast, LateReading, Update
-from mpfedcl.intake import Intake
+from mpfedcl.engines.objective_measurement import mean_length
+from mpfedcl.engines.process_group import Team
+from mpfedcl.messages import Broadcast, LateReading, Update
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import Counts, Readings, Table
-from mpfedcl.storage import pack_tensors
-from mpfedcl.team import Team
+from mpfedcl.rounds.evaluation import Counts, Readings, Table
+from mpfedcl.rounds.measurement import Inspection, Measurement
+from mpfedcl.rounds.update_collector import Intake
+from mpfedcl.tensors import pack_tensors
 
 
 def deal_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:

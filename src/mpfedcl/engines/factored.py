@@ -27,10 +27,10 @@ from torch.nn.functional import linear
 from mpfedcl.engines.factors import Factors, Start
 from mpfedcl.engines.linear_layers import Layer, LinearParameter
 from mpfedcl.engines.schedule import make_schedule
-from mpfedcl.engines.trained import Trained, TrainedStack
-from mpfedcl.engines.work import Work
-from mpfedcl.exchange import Share
+from mpfedcl.engines.trained_clients import Trained, TrainedStack
+from mpfedcl.engines.trainer import Work
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Share
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model, Tensors
 

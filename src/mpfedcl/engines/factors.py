@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mpfedcl.descent import Descent
 from mpfedcl.engines.linear_layers import Layer
+from mpfedcl.engines.optimizer import Descent
 from mpfedcl.engines.schedule import Schedule
 from mpfedcl.methods import Batch, Method
 from mpfedcl.models import Tensors

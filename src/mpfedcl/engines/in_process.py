@@ -7,20 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpfedcl.clock import Clock
-from mpfedcl.convergence.measurement import Inspection, Measurement
-from mpfedcl.data.federated import ClientData, FederatedData
-from mpfedcl.engines.choice import TrainerChoice
-from mpfedcl.engines.inspection import Inspector, mean_length
-from mpfedcl.engines.trained import Trained, ask, distinct
-from mpfedcl.engines.work import Work
-from mpfedcl.exchange import Broadcast, LateReading, Update
+from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines.objective_measurement import Inspector, mean_length
+from mpfedcl.engines.trained_clients import Trained, ask, distinct
+from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.experiment import Experiment
-from mpfedcl.intake import Intake
+from mpfedcl.messages import Broadcast, LateReading, Update
 from mpfedcl.methods import Method
 from mpfedcl.models import Model, Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.readings import (
+from mpfedcl.rng import seed_for
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.evaluation import (
     Answers,
     Counts,
     Examiner,
@@ -31,7 +30,8 @@ from mpfedcl.readings import (
     single,
     tabulate,
 )
-from mpfedcl.rng import seed_for
+from mpfedcl.rounds.measurement import Inspection, Measurement
+from mpfedcl.rounds.update_collector import Intake
 
 _CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""

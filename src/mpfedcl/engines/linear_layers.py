@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mpfedcl.engines.work import Work
+from mpfedcl.engines.trainer import Work
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model
 

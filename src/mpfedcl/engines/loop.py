@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from mpfedcl.descent import Descent
+from mpfedcl.engines.optimizer import Descent
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.engines.trained import Trained, TrainedAlone
-from mpfedcl.engines.work import Work
+from mpfedcl.engines.trained_clients import Trained, TrainedAlone
+from mpfedcl.engines.trainer import Work
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model, Tensors

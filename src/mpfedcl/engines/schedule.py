@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mpfedcl.data.federated import ClientData
+from mpfedcl.data.client_data import ClientData
 from mpfedcl.experiment import Experiment
 from mpfedcl.rng import generator
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mpfedcl.descent import Descent
+from mpfedcl.engines.optimizer import Descent
 from mpfedcl.engines.schedule import Schedule, make_schedule
-from mpfedcl.engines.trained import Trained, TrainedStack
-from mpfedcl.engines.work import Work
+from mpfedcl.engines.trained_clients import Trained, TrainedStack
+from mpfedcl.engines.trainer import Work
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model, Tensors

@@ -4,8 +4,8 @@ import importlib
 import pkgutil
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.importing import import_class
 from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server
+from mpfedcl.user_classes import import_class
 
 __all__ = [
     "READINGS",

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import (
     PrototypePool,

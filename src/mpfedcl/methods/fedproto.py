@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mpfedcl.exchange import Broadcast
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool

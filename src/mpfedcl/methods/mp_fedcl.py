@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.exchange import Broadcast
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.models import Tensors
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, contrastive_loss

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.data.catalogue import specification
+from mpfedcl.experiment.datasets import specification
 from mpfedcl.files import write_atomically
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.readings import TESTS
 from mpfedcl.report.card_numbers import Subject, describe_data, describe_readings
 from mpfedcl.report.markdown import escape, fence, plain, quote
 from mpfedcl.report.reproduction import run_command, without_places
 from mpfedcl.report.tables import READING_TITLES, percent
-from mpfedcl.runs import RunDirectory
+from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.runs.directory import RunDirectory
 
 _KINDS = {
     "averaged": "one averaged model",

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mpfedcl.commands.run import describe_data as describe_data_of
-from mpfedcl.commands.run import describe_partition
-from mpfedcl.data.catalogue import specification
+from mpfedcl.cli.commands.run import describe_data as describe_data_of
+from mpfedcl.cli.commands.run import describe_partition
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.datasets import specification
 from mpfedcl.methods import READINGS
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.markdown import enumerate_names, escape, fence

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from mpfedcl.commands.run import describe_partition
+from mpfedcl.cli.commands.run import describe_partition
 from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.report.group_content import (
     describe_group,

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpfedcl.clock import training_seconds
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.readings import TESTS
 from mpfedcl.report.numbers import (
     deviation,
     known,
@@ -18,7 +16,9 @@ from mpfedcl.report.numbers import (
 )
 from mpfedcl.report.run_content import Json, RunRecords, find_worst
 from mpfedcl.report.tables import READING_TITLES
-from mpfedcl.statistics import best_and_within
+from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.studies.statistics import best_and_within
 
 _TEST_TITLES = {"own": "own test", "union": "union test"}
 _LEGEND = (

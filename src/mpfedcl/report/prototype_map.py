@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpfedcl.data.federated import FederatedData, is_same_deal
-from mpfedcl.deployment.trained import read_model, read_pool
+from mpfedcl.data.client_data import FederatedData, is_same_deal
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.deployment.trained_run import read_model, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.loading import load_data_and_model
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.report.numbers import rounded, thin

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli import parse
+from mpfedcl.cli.main import parse
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import INDIFFERENT, Experiment
 from mpfedcl.methods import find_method, is_built_in

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.commands.run import describe_data
+from mpfedcl.cli.commands.run import describe_data
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
@@ -21,7 +21,7 @@ from mpfedcl.report.records import (
     read_content,
 )
 from mpfedcl.report.reproduction import file_command, run_command
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 
 _MOST_COUNTS = 60_000
 """Numbers of confusion matrices a run may bring; beyond it the worst clients' are kept."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.records import ComparisonFile, read_content
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpfedcl.methods import READINGS
-from mpfedcl.readings import TESTS
-from mpfedcl.statistics import interval_reach
+from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.studies.statistics import interval_reach
 
 READING_TITLES = {
     "personal_classifier": "personal, classifier",

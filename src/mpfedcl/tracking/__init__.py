@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.importing import import_class
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.tracking.base import Record, Tracker, note_failures, read_failures
+from mpfedcl.user_classes import import_class
 
 if TYPE_CHECKING:
-    from mpfedcl.course import Observer, RunResult
+    from mpfedcl.runs.run_loop import Observer, RunResult
 
 __all__ = ["Record", "Tracker", "attach", "find_trackers", "read_failures"]
 

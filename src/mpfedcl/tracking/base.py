@@ -10,7 +10,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
 
 if TYPE_CHECKING:
-    from mpfedcl.course import RunResult
+    from mpfedcl.runs.run_loop import RunResult
 
 Record = Mapping[str, Any]
 """A round, as a line of rounds.jsonl has it."""

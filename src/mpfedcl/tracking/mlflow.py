@@ -17,7 +17,7 @@ from mpfedcl.tracking.base import Record, Tracker, recall, remember
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
 
 if TYPE_CHECKING:
-    from mpfedcl.course import RunResult
+    from mpfedcl.runs.run_loop import RunResult
 
 _FILES = ("experiment.toml", "partition.json", "rounds.jsonl")
 _RESULTS = ("summary.json", "CARD.md", "model.safetensors", "pool.safetensors")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from mpfedcl.report.markdown import plain
 from mpfedcl.report.prototype_map import embed_samples
-from mpfedcl.runs import RunDirectory
+from mpfedcl.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from mpfedcl.course import RunResult
+    from mpfedcl.runs.run_loop import RunResult
 
 _COLUMNS = ["kind", "class", "client", "count"]
 

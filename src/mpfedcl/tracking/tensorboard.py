@@ -25,7 +25,7 @@ from mpfedcl.tracking.projection import list_points
 from mpfedcl.tracking.scalars import client_scalars, name_scalars
 
 if TYPE_CHECKING:
-    from mpfedcl.course import RunResult
+    from mpfedcl.runs.run_loop import RunResult
 
 
 class TensorBoardTracker(Tracker):

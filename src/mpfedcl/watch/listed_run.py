@@ -3,7 +3,7 @@
 import time
 from typing import Any, Literal
 
-from mpfedcl.commands.run import describe_partition
+from mpfedcl.cli.commands.run import describe_partition
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.numbers import known, mean, rounded, significant, thin

@@ -21,7 +21,7 @@ from mpfedcl.report.run_content import RunRecords, describe_run, describe_settin
 from mpfedcl.watch.folder import Place
 from mpfedcl.watch.growing_records import GrowingRecords
 from mpfedcl.watch.plain_files import Signature, read_plain, sign_file
-from mpfedcl.watch.trail_map import TrailMap
+from mpfedcl.watch.prototype_history_map import TrailMap
 
 Json = dict[str, Any]
 _MOST_POINTS = 400

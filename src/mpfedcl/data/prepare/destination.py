@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.files import hold_folder, sync_folder
 
 SCRATCH = ".preparing"

@@ -4,13 +4,13 @@ from pathlib import Path, PurePosixPath
 
 import numpy
 
-from mpfedcl.data.catalogue import specification
-from mpfedcl.data.imageset import Domain
-from mpfedcl.data.pictures import read_pictures
+from mpfedcl.data.image_files import read_pictures
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
-from mpfedcl.data.resize import Images, resize_images
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.datasets import specification
+from mpfedcl.images import Images, resize_images
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 CLASSES = specification("domainnet").class_names

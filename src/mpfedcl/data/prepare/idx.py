@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare.labels import check_labels
 from mpfedcl.data.prepare.source import Source
-from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images
 
 FILES = (
     "train-images-idx3-ubyte",

@@ -3,12 +3,12 @@
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare.labels import check_labels
 from mpfedcl.data.prepare.source import Source, find_both
-from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images
 
 SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
 SYNTH_FILES = ("synth_train_32x32.mat", "synth_test_32x32.mat")

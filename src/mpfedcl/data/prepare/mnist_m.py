@@ -2,13 +2,13 @@
 
 from pathlib import Path, PurePosixPath
 
-from mpfedcl.data.imageset import Domain
-from mpfedcl.data.pictures import read_pictures
+from mpfedcl.data.image_files import read_pictures
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare.labels import check_labels
 from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
-from mpfedcl.data.resize import Images, resize_images
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images, resize_images
 
 LABEL_FILES = ("mnist_m_train_labels.txt", "mnist_m_test_labels.txt")
 ARCHIVES = ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path, PurePosixPath
 
-from mpfedcl.data.pictures import is_picture, read_pictures
+from mpfedcl.data.image_files import is_picture, read_pictures
 from mpfedcl.data.prepare.destination import PictureFolders
 from mpfedcl.data.prepare.source import Source, list_folders
 from mpfedcl.errors import InvalidInput

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare import domainnet, idx, mat, mnist_m, office, usps
 from mpfedcl.data.prepare.destination import (
     PictureFolders,

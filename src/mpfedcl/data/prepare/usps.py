@@ -7,12 +7,12 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.data.imageset import Domain
+from mpfedcl.data.image_set import Domain
 from mpfedcl.data.prepare.labels import check_labels
 from mpfedcl.data.prepare.source import Source, find_both
-from mpfedcl.data.resize import Images
 from mpfedcl.data.split import Indices
 from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images
 
 LIBSVM_FILES = ("usps.bz2", "usps.t.bz2")
 HDF5_FILE = "usps.h5"

@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models.onnx_encoder import OnnxEncoder
 
 _PREFIX = "encoder/"
 

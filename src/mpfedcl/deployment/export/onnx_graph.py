@@ -15,11 +15,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from mpfedcl.data.preprocessing import NOTE
-from mpfedcl.data.resize import Images
-from mpfedcl.deployment.export.checking import Answer
-from mpfedcl.deployment.export.network import ExportedNetwork
+from mpfedcl.deployment.export.exported_network import ExportedNetwork
+from mpfedcl.deployment.export.verification import Answer
+from mpfedcl.encoders.preprocessing import NOTE
 from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images
 
 _LARGEST = 2**31 - 1
 """Bytes of a protobuf message: no ONNX file without files beside it can be larger."""

@@ -1,0 +1,1 @@
+"""What each command takes, as plain data; nothing here imports torch."""

@@ -1,0 +1,121 @@
+"""What the commands on finished runs take; no torch, as in `mpfedcl.cli.arguments.experiments`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+_TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+_Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+_Weights = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Ask a finished run about images: label, distance, margin, and whose prototype decided.
+
+    Images that cannot be read are named one by one, and the others are predicted all the same:
+    exit code 0 all done, 3 some could not be read, 2 nothing was predicted. Examples:
+    `mpfedcl predict runs/mine photo.jpg scans/ 'more/**/*.png'`,
+    `mpfedcl predict runs/mine digits.npz --client client-2 --json`,
+    `find . -name '*.png' | mpfedcl predict runs/mine -`.
+    """
+
+    run: _TrainedRun
+    """Folder of the run; it must have ended."""
+    images: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="IMAGES [IMAGES ...]", help_behavior_hint=""),
+    ]
+    """Files, folders (with all below them), patterns, npz archives (x_test, else x, else x_train),
+    or - for paths on standard input, one a line."""
+    client: _Client = None
+    """Predict with this client's personal model [default: the averaged model]."""
+    false_alarms: float = 0.05
+    """Flag as unknown what is farther away than all but this share of held-out images."""
+    weights: _Weights = None
+    """The encoder's weights, where they have moved since the run."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print a JSON object a line and image; those that cannot be read have an `error`."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a finished run's model as one file, for programs without mpfedcl.
+
+    The file is checked against PyTorch on real images, and is not written if it disagrees.
+    Examples: `mpfedcl export runs/mine`, `mpfedcl export runs/mine --quantize int8 --out m.onnx`,
+    `mpfedcl export runs/mine --client client-2 --reading classifier --format torch-export`.
+    """
+
+    run: _TrainedRun
+    """Folder of the run; it must have ended."""
+    format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
+    """onnx: images in, label, distance and scores out; torch-export: the same as a .pt2 program;
+    safetensors: the tensors alone."""
+    reading: Annotated[
+        Literal["prototype", "classifier"] | None,
+        tyro.conf.arg(metavar="{prototype,classifier}", help_behavior_hint=""),
+    ] = None
+    """What decides [default: prototype where the run has prototypes]."""
+    client: _Client = None
+    """This client's personal model [default: the averaged model]."""
+    encoder: Literal["include", "exclude"] = "include"
+    """exclude: the file takes the encoder's features instead of images."""
+    quantize: Annotated[
+        Literal["int8"] | None, tyro.conf.arg(metavar="int8", help_behavior_hint="")
+    ] = None
+    """Weights of 8 bits, about a quarter of the size (onnx); at most one point of accuracy less."""
+    false_alarms: float = 0.05
+    """The share of held-out images beyond the threshold for unknown that the metadata tell."""
+    check_images: int = 1000
+    """Images that the file is checked with."""
+    weights: _Weights = None
+    """The encoder's weights, where they have moved since the run."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Where the file goes [default: below exported/ in the run's folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the file's metadata as JSON and nothing else."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """Let a new client join a finished run: it takes the model and pool, and predicts at once.
+
+    Part of its images is held out and read before and after a little training. The run stays as it
+    is unless --add puts the client's prototypes into its pool; --leave takes them out again.
+    Without --data it lists who has joined. Examples:
+    `mpfedcl join runs/mine --data pictures --name clinic-7`,
+    `mpfedcl join runs/mine --data pictures --name clinic-7 --epochs 5 --add`,
+    `mpfedcl join runs/mine --leave clinic-7`.
+    """
+
+    run: _TrainedRun
+    """Folder of a finished run, of a method with prototypes and an averaged model."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
+    or FILE.npz; classes are the run's, some may be missing."""
+    name: _Client = None
+    """What the client is called; nobody else in the run may be."""
+    epochs: int = 1
+    """Passes over its training images, as in a client's round; 0 takes the model as it is."""
+    lr: _Number = None
+    """Learning rate [default: the run's first, train.lr]."""
+    test_fraction: Annotated[
+        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+    ] = None
+    """Share of the images of each class to hold out, where the data bring no test images of their
+    own [default: as the run dealt out its images]."""
+    add: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Put the client's prototypes into the run's pool, if the guard lets them pass."""
+    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """A client that has joined already does without its old prototypes; --add replaces them."""
+    leave: _Client = None
+    """Take a client that has joined out of the pool again; goes with nothing else."""
+    weights: _Weights = None
+    """The encoder's weights, where they have moved since the run."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""

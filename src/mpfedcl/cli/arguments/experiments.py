@@ -1,0 +1,292 @@
+"""What each command takes: the flags and their help, as plain data.
+
+Nothing here imports torch, so that help and bad input answer at once.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.pretraining import PretrainSettings
+
+_Settings = Annotated[Experiment, tyro.conf.arg(name="")]
+_File = Annotated[
+    Path | None,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
+]
+_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one experiment, or go on with one.
+
+    Settings come from the file if one is given, and flags win over it. Examples:
+    `mpfedcl run`, `mpfedcl run --method fedavg --partition.alpha 0.5 --out runs/mine`,
+    `mpfedcl run --resume runs/mine --rounds 120`.
+    """
+
+    file: _File = None
+    """A TOML file of settings, such as the experiment.toml of another run."""
+    out: _Folder = None
+    """Folder for the run [default: a new one below runs/]."""
+    resume: _Folder = None
+    """Go on with the run in this folder; only --rounds, --engine, --workers, --trail, --track
+    and --track-to may be given too."""
+    readings: Literal["headline", "all"] = "headline"
+    """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the summary as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Run several methods over several seeds and print mean(std) of the last round.
+
+    What is already there is not run again: the same command goes on after an interruption. Example:
+    `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
+    """
+
+    file: _File = None
+    """A TOML file of settings that all runs have in common."""
+    methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
+    """The methods, by name."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """The seeds; each fixes data split, initial weights, batches and clustering."""
+    out: _Folder = None
+    """Folder for the comparison [default: a new one below runs/]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
+    readings: Literal["headline", "all"] = "headline"
+    """all: every method by all four readings on both tests."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the comparison as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+_Paper = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+_Root = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class PaperList:
+    """List the paper's tables and figures, and which have been run."""
+
+    out: _Paper = Path("runs/paper")
+    """Folder of the results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PaperShow:
+    """Show what a table of the paper consists of, what it prints, and what came out here.
+
+    Example: `mpfedcl paper show label`.
+    """
+
+    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """Table or figure; `mpfedcl paper list` names them."""
+    out: _Paper = Path("runs/paper")
+    """Folder of the results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the result as JSON and nothing else."""
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """Run tables and figures of the paper: our numbers beside its own.
+
+    Tables share runs, and what is there is not run again: the same command goes on after an
+    interruption. Examples: `mpfedcl paper run all --quick`, `mpfedcl paper run label feature`.
+    """
+
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
+    """Tables and figures, or all; `mpfedcl paper list` names them."""
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """A few rounds and one seed: it shows that everything runs, the numbers mean nothing."""
+    seeds: tuple[int, ...] = ()
+    """The seeds [default: 0 1 2; with --quick 0]."""
+    tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
+    """paper: its settings; tuned: each method's own knobs chosen on validation data."""
+    out: _Paper = Path("runs/paper")
+    """Folder for runs and results."""
+    root: _Root = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    """Runs at the same time [default: 0, as many as there are cores]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the results as JSON and nothing else."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Choose each method's settings on validation images, by the same budget.
+
+    Every method is tried with as many settings of its own knobs, a grid search; hopeless ones are
+    given up early. Images are held out of the clients' training images: no test image is opened.
+    What is already there is not run again: the same command goes on after an interruption. Example:
+    `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
+    `mpfedcl run runs/tuning/best-fedavg.toml`.
+    """
+
+    file: _File = None
+    """A TOML file of settings that all runs have in common; its knobs' values are the defaults."""
+    methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
+    """The methods, by name."""
+    budget: int = 12
+    """Settings tried for each method."""
+    seeds: tuple[int, ...] = (0,)
+    """The seeds that each of them is tried with."""
+    validation: float = 0.2
+    """Share of each client's training images of each class that is held out to judge settings."""
+    tolerance: float = 1.0
+    """Settings within so many standard errors of the best count as equal; of equals the one with
+    the fewest changes is chosen."""
+    out: _Folder = None
+    """Folder for the search [default: a new one below runs/]."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the search as JSON and nothing else."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show all runs below a folder on a local web page, live; it only reads.
+
+    Examples: `mpfedcl watch`, `mpfedcl watch runs/paper --port 9000`.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_FOLDER]")] = Path(
+        "runs"
+    )
+    """Folder that holds runs, at any depth up to six."""
+    port: int = 8700
+    """Port; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen on; unless it is this machine's own, others can read your runs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one HTML file of what was run; it opens without a network.
+
+    Examples: `mpfedcl report runs/mine`, `mpfedcl report demo`,
+    `mpfedcl report runs/a runs/b --out both.html`.
+    """
+
+    folders: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")
+    ]
+    """Folders of runs, comparisons, searches or tables of the paper; one section each."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = None
+    """Where the page goes [default: report.html in the first folder]."""
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods, one line each."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class DataList:
+    """List the data sets and tell which are here."""
+
+    root: _Folder = None
+    """Data folder to look in [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class DataShow:
+    """Show how a data set is dealt out to clients, and draw it.
+
+    Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "mnist-sample"
+    """Data set."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
+    """Where the picture goes."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+    settings: _Settings = field(default_factory=Experiment)
+
+
+_Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+
+
+@dataclass(frozen=True)
+class DataFetch:
+    """Download the public originals of a data set and prepare them.
+
+    Interrupted, the same command goes on where it was. Examples: `mpfedcl data fetch mnist`,
+    `mpfedcl data fetch digit5 --root data`.
+    """
+
+    name: _Name
+    """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
+    root: _Folder = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Prepare domains anew that are there already."""
+
+
+@dataclass(frozen=True)
+class DataPrepare:
+    """Turn originals that you have downloaded into the layout of the data folder.
+
+    Example: `mpfedcl data prepare digit5 --source downloads`.
+    """
+
+    name: _Name
+    """Data set: mnist, digit5, office10 or domainnet."""
+    source: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder with the originals, as their publishers offer them."""
+    root: _Folder = None
+    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Prepare domains anew that are there already."""
+
+
+@dataclass(frozen=True)
+class DataCache:
+    """Show what the cache of encoded images holds, or empty it."""
+
+    clear: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Drop everything; features are computed anew when next needed."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Train a ResNet-18 encoder centrally on any images, for runs to freeze.
+
+    Example: `mpfedcl pretrain --dataset.name folder --dataset.root pictures --out my.safetensors`.
+    """
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
+    """Where the encoder goes; a checkpoint after each epoch is kept beside it."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on from the last whole epoch."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON."""
+    settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
+        default_factory=PretrainSettings
+    )

@@ -1,0 +1,57 @@
+"""`mpfedcl export`."""
+
+import json
+from contextlib import nullcontext
+from typing import Any
+
+from mpfedcl.cli.arguments.deployment import Export as ExportArguments
+from mpfedcl.cli.progress import messages, results
+from mpfedcl.deployment.export.exporter import Export, export_run
+from mpfedcl.deployment.predictor import Predictor
+from mpfedcl.errors import InvalidInput
+
+
+def export_command(asked: ExportArguments) -> int:
+    """Write the file, then say what was checked."""
+    if asked.check_images < 1:
+        raise InvalidInput(f"check_images is {asked.check_images}; it must be at least 1.")
+    predictor = Predictor.load(
+        asked.run, asked.client, false_alarms=asked.false_alarms, weights=asked.weights
+    )
+    wanted = Export(
+        asked.format,
+        asked.reading,
+        asked.encoder == "include",
+        asked.quantize is not None,
+        asked.check_images,
+    )
+    console = messages()
+    with console.status("exporting") if console.is_terminal else nullcontext():
+        done = export_run(predictor, wanted, asked.out)
+    if asked.json:
+        told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
+        print(json.dumps(told, indent=2))
+        return 0
+    note = done.note
+    shape = " x ".join(str(size) for size in note["input"]["shape"])
+    results().print(
+        f"{note['model']} model, by {note['reading']}: {note['input']['name']} {shape} "
+        f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
+        f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
+    )
+    if note["checked"] is not None:
+        results().print(_say_checked(note["checked"]))
+    results().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
+    return 0
+
+
+def _say_checked(checked: dict[str, Any]) -> str:
+    said = (
+        f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
+        f"{checked['labels_differ']} labels differ, scores by up to "
+        f"{checked['largest_difference']:.1e}"
+    )
+    if checked["accuracy"] is not None:
+        said += f"; right in {checked['accuracy']:.1f} %, PyTorch in "
+        said += f"{checked['accuracy_of_pytorch']:.1f} %"
+    return said

@@ -1,0 +1,172 @@
+"""`mpfedcl federation client`: keep one client in a federation, whatever ends its programs."""
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import tomli_w
+
+from mpfedcl.cli.arguments.federation import FederationClient
+from mpfedcl.cli.commands.federation import check_private, end_by_signals
+from mpfedcl.cli.progress import messages
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.network.flower.connection import check_line
+from mpfedcl.network.flower.programs import (
+    end,
+    environment,
+    program,
+    resident_command,
+    start,
+    supernode_command,
+)
+from mpfedcl.network.setup.folders import ClientFolder
+
+_LOOK_SECONDS = 0.5
+_AGAIN_SECONDS = 5.0
+"""Before a program that has ended is started again."""
+_REFUSED_SECONDS = 90.0
+"""A server believes for up to 60 seconds that a client which was killed is there, and refuses it
+under the same key for as long; who is refused for longer is not wanted."""
+_RESIDENT, _NODE = "the process of its data", "its Flower process"
+_REFUSAL = "Failed to activate SuperNode"
+_WELCOME = "SuperNode ID:"
+
+
+def federation_client_command(arguments: FederationClient) -> int:
+    """Run Flower's SuperNode for one client, and the process in which its data stay."""
+    client = ClientFolder.open(arguments.directory, arguments.name)
+    if (arguments.data is None) == (arguments.share is None):
+        raise InvalidInput("one of --data and --share must be given.")
+    if arguments.min_cluster_size < 1:
+        raise InvalidInput(
+            f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
+        )
+    if arguments.data is not None:
+        from mpfedcl.data.own_images import open_own_images
+
+        # Now, not in the first round: whoever starts a client is still looking.
+        open_own_images(arguments.data, None)
+    if not arguments.insecure:
+        check_private(client.key)
+    program("flower-supernode")
+    server = arguments.server or client.server
+    console = messages()
+    authority = None if arguments.insecure else client.authority
+    if why := check_line(server, authority):
+        console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
+    end_by_signals()
+    try:
+        # Not in the client's folder: the path of a socket must be short.
+        with tempfile.TemporaryDirectory(prefix="mpfedcl-") as place:
+            _Keeper(arguments, client, server, Path(place) / "site").keep()
+    except KeyboardInterrupt:
+        console.print(f"{client.name} has left.")
+    return 0
+
+
+class _Keeper:
+    """Keeps a client's two programs running, and says so when one had to be started again."""
+
+    def __init__(
+        self, arguments: FederationClient, client: ClientFolder, server: str, socket: Path
+    ) -> None:
+        self._client, self._server = client, server
+        self._is_insecure = arguments.insecure
+        self._log = client.root / "supernode.log"
+        self._config, self._socket = client.root / "node.toml", socket
+        values = {**_node_config(arguments, client), "resident": str(socket)}
+        write_atomically(self._config, tomli_w.dumps(values).encode())
+        self._refused_since: float | None = None
+        self._log_before = 0
+        self._console = messages()
+
+    def keep(self) -> None:
+        """Start both programs, and start them again whenever they end, until interrupted."""
+        begin = {_RESIDENT: self._start_resident, _NODE: self._start_node}
+        running: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for what in begin:
+                running[what] = begin[what]()
+            self._console.print(
+                f"{self._client.name} takes part at {self._server}; log: {self._log}. "
+                "Ctrl-C ends it."
+            )
+            while True:
+                time.sleep(_LOOK_SECONDS)
+                for what, process in list(running.items()):
+                    if process.poll() is not None:
+                        # Its children, if any are left.
+                        end(running.pop(what))
+                        self._explain(what, process.returncode)
+                        time.sleep(_AGAIN_SECONDS)
+                        running[what] = begin[what]()
+        finally:
+            for process in running.values():
+                end(process)
+
+    def _explain(self, what: str, code: int) -> None:
+        said = self._words()
+        if what == _NODE and _REFUSAL in said and _WELCOME not in said:
+            self._bear_refusal()
+            return
+        ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
+        self._console.print(
+            f"{self._client.name}: {what} {ended} and is started again; log: {self._log}."
+        )
+
+    def _bear_refusal(self) -> None:
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+            self._console.print(
+                f"The server does not let {self._client.name} in: for a minute after a client was "
+                f"killed it believes it to be there. Trying again for {_REFUSED_SECONDS:g} s."
+            )
+        elif now - self._refused_since > _REFUSED_SECONDS:
+            raise InvalidInput(
+                f"the server at {self._server} does not let {self._client.name} in: another "
+                "process with this key takes part, or the key is not among those of "
+                "mpfedcl federation init on the server."
+            )
+
+    def _words(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(self._log_before)
+            said = file.read().decode(errors="replace")
+        if _WELCOME in said:
+            self._refused_since = None
+        return said
+
+    def _start_resident(self) -> subprocess.Popen[bytes]:
+        return self._start(resident_command(self._config, self._socket))
+
+    def _start_node(self) -> subprocess.Popen[bytes]:
+        self._log_before = self._log.stat().st_size if self._log.is_file() else 0
+        command = supernode_command(
+            self._client, self._config, self._server, is_insecure=self._is_insecure
+        )
+        return self._start(command)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        variables = environment(self._client.flower_home, looks_often=True)
+        return start(command, variables, self._log)
+
+
+def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int]:
+    """Return what the client's own process is told; none of it is sent to the server."""
+    paths = {
+        "memory": client.memory,
+        "data": arguments.data,
+        "encoder-weights": arguments.encoder_weights,
+    }
+    values: dict[str, str | int] = {
+        "name": client.name,
+        "device": arguments.device,
+        "min-cluster-size": arguments.min_cluster_size,
+        "methods": " ".join(arguments.methods),
+        "encoder": arguments.encoder or "",
+        **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
+    }
+    return values if arguments.share is None else {**values, "share": arguments.share}

@@ -1,0 +1,112 @@
+"""`mpfedcl join`."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from mpfedcl.cli.arguments.deployment import Join
+from mpfedcl.cli.progress import messages, results
+from mpfedcl.deployment.join import Joined, join, leave, list_joined
+from mpfedcl.errors import InvalidInput
+from mpfedcl.report.tables import Grid, percent
+
+_READINGS = {
+    "classifier": "classifier",
+    "pool": "pool's prototypes",
+    "own": "own prototypes",
+    "both": "pool + own",
+}
+
+
+def join_command(arguments: Join) -> int:
+    """Let a client join or leave, or list who has joined."""
+    if arguments.leave is not None:
+        return _leave(arguments, arguments.leave)
+    if arguments.data is None:
+        return _list(arguments)
+    if arguments.name is None:
+        raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
+    console = messages()
+    joined = join(
+        arguments.run,
+        arguments.data,
+        arguments.name,
+        epochs=arguments.epochs,
+        lr=arguments.lr,
+        test_fraction=arguments.test_fraction,
+        weights=arguments.weights,
+        add=arguments.add,
+        replace=arguments.replace,
+        tell=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
+    )
+    rejected = joined.learned.rejected
+    if arguments.json:
+        told = {**joined.to_json(), "added": joined.was_added, "rejected": rejected}
+        print(json.dumps(told, indent=2))
+    else:
+        _show(arguments, joined)
+    if arguments.add and rejected is not None:
+        raise InvalidInput(f"{joined.client} was not added, for the guard rejects it: {rejected}.")
+    return 0
+
+
+def _show(arguments: Join, joined: Joined) -> None:
+    console = results()
+    epochs = f"{joined.epochs} epoch{'s' if joined.epochs > 1 else ''}"
+    rows = {"the run's model": joined.before}
+    if joined.epochs:
+        rows[f"after {epochs}, lr {joined.lr:g}"] = joined.after
+    Grid(
+        f"{joined.client} joins {arguments.run}: accuracy % on its own {joined.test_images:,} test "
+        "images",
+        ["model", *_READINGS.values()],
+        [[name, *(percent(row[each]) for each in _READINGS)] for name, row in rows.items()],
+    ).show(console)
+    if not joined.test_images:
+        console.print("There is no image to test on: too few of a class to hold any out.")
+    count = len(joined.learned.prototypes)
+    console.print(
+        f"learnt from {joined.train_images:,} images of {joined.classes_held} classes: "
+        f"{count} prototypes"
+    )
+    if joined.was_added:
+        console.print(
+            f"added to the pool; take them out with: mpfedcl join {arguments.run} "
+            f"--leave {joined.client}"
+        )
+    elif joined.learned.rejected is None:
+        console.print("The run is as it was; --add puts the prototypes into its pool.")
+
+
+def _leave(arguments: Join, name: str) -> int:
+    if replace(arguments, leave=None, json=False) != Join(arguments.run):
+        raise InvalidInput(f"leave is {name!r}; it must be given alone, with --json at most.")
+    pool = leave(arguments.run, name)
+    if arguments.json:
+        print(json.dumps({"left": name, "pool": list(pool.names), "prototypes": len(pool)}))
+    else:
+        results().print(
+            f"{name} has left; the pool holds {len(pool)} prototypes of {pool.num_clients} clients"
+        )
+    return 0
+
+
+def _list(arguments: Join) -> int:
+    if replace(arguments, json=False) != Join(arguments.run):
+        raise InvalidInput(
+            "data is missing; a client that joins needs --data FOLDER and --name NAME."
+        )
+    found = list_joined(arguments.run)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif not found:
+        results().print(f"Nobody has joined {arguments.run} since it was trained.")
+    else:
+        columns = ["client", "joined", "images", "epochs", "prototypes"]
+        Grid(f"joined {arguments.run}", columns, [_row(each) for each in found]).show(results())
+    return 0
+
+
+def _row(record: dict[str, Any]) -> list[str]:
+    names = ("client", "time", "train_images", "epochs", "prototypes")
+    return [str(record.get(name, "-")) for name in names]

@@ -1,0 +1,39 @@
+"""`mpfedcl watch`."""
+
+import ipaddress
+
+from mpfedcl.cli.arguments.experiments import Watch
+from mpfedcl.cli.progress import messages, results
+from mpfedcl.errors import InvalidInput
+
+
+def watch_command(arguments: Watch) -> int:
+    """Show the runs below a folder on a local web page, until Ctrl-C."""
+    folder = arguments.folder
+    if not folder.is_dir():
+        what = "it is a file" if folder.exists() else "it does not exist"
+        raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}; it must be a folder, and {what}.")
+    try:
+        from mpfedcl.watch.serving import bind, serve
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
+            raise
+        raise InvalidInput(
+            f"watch needs {missing}, which is not installed: pip install 'mpfedcl[watch]'."
+        ) from None
+    listener = bind(arguments.host, arguments.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if not ipaddress.ip_address(host).is_loopback:
+        messages().print(
+            f"Everybody who reaches {shown} can read these runs: there is no password and nothing "
+            "is encrypted."
+        )
+    with listener:
+        serve(
+            folder,
+            listener,
+            lambda: results().print(f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)"),
+        )
+    return 0

@@ -1,0 +1,266 @@
+"""The command line: parse, hand over, and turn what goes wrong into one sentence."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tyro
+
+from mpfedcl.cli.arguments.deployment import Export, Join, Predict
+from mpfedcl.cli.arguments.experiments import (
+    Compare,
+    DataCache,
+    DataFetch,
+    DataList,
+    DataPrepare,
+    DataShow,
+    Methods,
+    PaperList,
+    PaperRun,
+    PaperShow,
+    Pretrain,
+    Report,
+    Run,
+    Tune,
+    Watch,
+)
+from mpfedcl.cli.arguments.federation import (
+    FederationClient,
+    FederationInit,
+    FederationServer,
+    FederationStart,
+)
+from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.experiment import INDIFFERENT, Experiment
+
+_HELP = """\
+mpfedcl: federated learning for clients whose data differ
+
+  mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
+  mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
+  mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
+  mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
+  mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
+  mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
+  mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
+  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
+  mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
+  mpfedcl methods                                              the methods, one line each
+  mpfedcl data     list | show NAME                            data sets, and who holds what
+  mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
+  mpfedcl data     cache                                       encoded images that are kept
+  mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
+  mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
+  mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
+
+Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command takes, and who does it: a function of a module in `mpfedcl.cli.commands`."""
+
+    arguments: type[Any]
+    module: str
+    function: str
+
+
+_COMMANDS = {
+    "run": Command(Run, "run", "run_command"),
+    "compare": Command(Compare, "compare", "compare_command"),
+    "report": Command(Report, "report", "report_command"),
+    "watch": Command(Watch, "watch", "watch_command"),
+    "join": Command(Join, "join", "join_command"),
+    "tune": Command(Tune, "tune", "tune_command"),
+    "paper list": Command(PaperList, "paper", "paper_list_command"),
+    "paper show": Command(PaperShow, "paper", "paper_show_command"),
+    "paper run": Command(PaperRun, "paper", "paper_run_command"),
+    "predict": Command(Predict, "predict", "predict_command"),
+    "export": Command(Export, "export", "export_command"),
+    "methods": Command(Methods, "catalogues", "methods_command"),
+    "data list": Command(DataList, "catalogues", "data_list_command"),
+    "data show": Command(DataShow, "catalogues", "data_show_command"),
+    "data fetch": Command(DataFetch, "fetch", "data_fetch_command"),
+    "data prepare": Command(DataPrepare, "fetch", "data_prepare_command"),
+    "data cache": Command(DataCache, "cache", "data_cache_command"),
+    "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
+    "federation init": Command(FederationInit, "federation", "federation_init_command"),
+    "federation server": Command(FederationServer, "federation", "federation_server_command"),
+    "federation client": Command(
+        FederationClient, "federation_client", "federation_client_command"
+    ),
+    "federation start": Command(FederationStart, "federation_start", "federation_start_command"),
+}
+
+
+_GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
+"""First words of commands that have two."""
+
+_PLAIN_WORDS = {
+    r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
+        r"--\1 is \2; it must be a whole number"
+    ),
+    r"Error parsing --(\S+): no type matching .*FLOAT could be .* from \[('.*?')\].*": (
+        r"--\1 is \2; it must be a number"
+    ),
+    r"Error parsing --(\S+): invalid literal for int\(\) with base 10: ('.*')": (
+        r"--\1 is \2; it must be a whole number"
+    ),
+    r"Error parsing --(\S+): could not convert string to float: ('.*')": (
+        r"--\1 is \2; it must be a number"
+    ),
+    r"invalid choice ('.*') for argument '--(\S+)'. Expected one of \((.*)\)": (
+        r"--\2 is \1; it must be one of \3"
+    ),
+}
+"""What Python and tyro say of bad values, in the words of the other errors."""
+
+_RESUME_GOES_WITH = (
+    "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process.
+
+    0 done, 1 another process was lost, 2 bad input, 3 some images could not be read, 130
+    interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_dispatch(words))
+    except InvalidInput as error:
+        print(f"mpfedcl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except LostWorker as error:
+        # One process of a team speaks for all.
+        from mpfedcl.engines.process_group import is_follower
+
+        if not is_follower():
+            print(f"mpfedcl: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader has gone (`| head`). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        # Disk full, no permission, a read-only folder: the system's own words name the trouble.
+        where = f" {error.filename}" if error.filename else ""
+        why = error.strerror or error
+        print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("mpfedcl: stopped at once; what was done is kept.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help") or _is_bare_group(words):
+        print(_HELP, end="")
+        return 0
+    if words[0] == "--version":
+        print(version("mpfedcl"))
+        return 0
+    arguments = parse(words)
+    command = _COMMANDS[_find_command(words)[0]]
+    # Only now: what a command needs, torch above all, takes seconds to load.
+    module = import_module(f"mpfedcl.cli.commands.{command.module}")
+    code: int = getattr(module, command.function)(arguments)
+    return code
+
+
+def _is_bare_group(words: list[str]) -> bool:
+    return words[0] in _GROUPS and words[1:] in ([], ["-h"], ["--help"])
+
+
+def _find_command(words: list[str]) -> tuple[str, list[str]]:
+    """Return the command's name, of one word or two, and the words after it."""
+    length = 2 if words[0] in _GROUPS else 1
+    name = " ".join(words[:length])
+    if name not in _COMMANDS:
+        raise InvalidInput(f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}.")
+    return name, words[length:]
+
+
+def parse(words: list[str]) -> Any:
+    """Return a command's arguments: defaults, then the file's, then the flags'."""
+    name, rest = _find_command(words)
+    command, program = _COMMANDS[name].arguments, f"mpfedcl {name}"
+    parsed = _parse(command, rest, program)
+    if isinstance(parsed, Run) and parsed.resume is not None:
+        return _parse_resume(parsed, rest, program)
+    kept: Experiment | None = None
+    if isinstance(parsed, FederationStart) and parsed.resume is not None:
+        kept = _kept_experiment(parsed.resume)
+    elif isinstance(parsed, Run | Compare | Tune | FederationStart) and parsed.file is not None:
+        kept = Experiment.from_toml(parsed.file)
+    if kept is None:
+        return parsed
+    # Flags must win over the file, and only a parse tells which flags there are: parse anew with
+    # the file's settings as the defaults.
+    given = {"directory": parsed.directory} if isinstance(parsed, FederationStart) else {}
+    anew = _parse(command, rest, program, command(**given, settings=kept))
+    if isinstance(anew, FederationStart) and anew.resume is not None:
+        _refuse_changes(anew.settings, kept, ("rounds",), "resume goes with --rounds alone")
+    return anew
+
+
+def _parse_resume(first: Run, words: list[str], program: str) -> Run:
+    if first.file is not None or first.out is not None:
+        raise InvalidInput(f"{_RESUME_GOES_WITH}; a file or --out must not be given.")
+    assert first.resume is not None
+    kept = _kept_experiment(first.resume)
+    parsed: Run = _parse(Run, words, program, Run(settings=kept))
+    _refuse_changes(parsed.settings, kept, ("rounds", *INDIFFERENT), _RESUME_GOES_WITH)
+    return parsed
+
+
+def _kept_experiment(folder: Path) -> Experiment:
+    """Return the experiment of a run to go on with."""
+    path = folder / "experiment.toml"
+    if not path.is_file():
+        raise InvalidInput(f"resume is {str(folder)!r}; it must be a folder holding a run.")
+    return Experiment.from_toml(path, complete=True)
+
+
+def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], words: str) -> None:
+    if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
+        raise InvalidInput(f"{words}; other settings stay as they were.")
+
+
+def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given = {} if default is None else {"default": default}
+            return tyro.cli(command, prog=program, args=words, **given)
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise
+        sentence = _first_paragraph(said.getvalue())
+        raise InvalidInput(f"{sentence} (see {program} --help).") from None
+
+
+def _first_paragraph(box: str) -> str:
+    """Return what tyro says in the first part of its framed message, as one sentence."""
+    lines = []
+    for line in box.splitlines():
+        text = line.strip("│╭╮╰╯ ")
+        if line.startswith("╭"):
+            continue
+        if text.startswith("──") or line.startswith("╰"):
+            break
+        lines.append(text)
+    sentence = " ".join(" ".join(lines).split()).rstrip(".")
+    for python, plain in _PLAIN_WORDS.items():
+        sentence = re.sub(python, plain, sentence)
+    return sentence

@@ -1,0 +1,173 @@
+"""The clients' data: images of a set, dealt out and turned into tensors."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy
+import torch
+from torch import Tensor
+
+from mpfedcl.data.client_split import deal_images, split_newcomer
+from mpfedcl.data.image_set import Listing, Part
+from mpfedcl.data.inputs import InputMaker, pixel_inputs
+from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.split import Indices
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client: its training images, and which images of the union test set are its own."""
+
+    name: str
+    inputs: Tensor
+    """[images, features], standardized by the set's constants, or in 0 to 1."""
+    labels: Tensor
+    """[images], int64."""
+    test: Tensor
+    """[test images], int64: indices into the union test set; may be empty."""
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """All clients in order of name, and the union of their test images, each once."""
+
+    dataset: str
+    class_names: tuple[str, ...]
+    clients: tuple[ClientData, ...]
+    test_inputs: Tensor
+    test_labels: Tensor
+    partition: dict[str, Any]
+    """Who holds what, as `Deal.describe` tells it."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the set, whether or not a client holds them."""
+        return len(self.class_names)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers that stand for one image."""
+        # By shape: one client alone may have no image to be tested on.
+        return math.prod(self.test_inputs.shape[1:])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names in order."""
+        return tuple(client.name for client in self.clients)
+
+    def client(self, name: str) -> ClientData:
+        """Return a client by name."""
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, ClientData]:
+        return {client.name: client for client in self.clients}
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return the data of some clients, with the test images of all."""
+        return replace(self, clients=tuple(c for c in self.clients if c.name in names))
+
+    def alone(self, name: str, new_name: str | None = None) -> Self:
+        """Return one client's data with its own test images alone, under a new name if given."""
+        client = self.client(name)
+        own = replace(
+            client, name=new_name or name, test=torch.arange(len(client.test)).to(client.test)
+        )
+        return replace(
+            self,
+            clients=(own,),
+            test_inputs=self.test_inputs[client.test],
+            test_labels=self.test_labels[client.test],
+        )
+
+    def label_counts(self) -> Indices:
+        """Count the training images [clients, classes]."""
+        counts = [
+            torch.bincount(client.labels, minlength=self.num_classes).cpu().numpy()
+            for client in self.clients
+        ]
+        return numpy.stack(counts)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the data on a device."""
+        clients = tuple(
+            replace(
+                client,
+                inputs=client.inputs.to(device),
+                labels=client.labels.to(device),
+                test=client.test.to(device),
+            )
+            for client in self.clients
+        )
+        return replace(
+            self,
+            clients=clients,
+            test_inputs=self.test_inputs.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+
+def load_own(
+    experiment: Experiment, make_inputs: InputMaker | None = None, *, listing: Listing, name: str
+) -> FederatedData:
+    """Open the images of one client that has them to itself, and hold some of them out to test."""
+    train, test = split_newcomer(listing, name, experiment)
+    if not len(train.labels):
+        raise InvalidInput(
+            f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
+            "must be more of a class, or the test fraction must be smaller."
+        )
+    everything = Part.join([train, test])
+    inputs = (make_inputs or pixel_inputs)(listing, everything.rows, experiment)
+    inputs = inputs.flatten(start_dim=1)
+    labels, count = torch.from_numpy(everything.labels), len(train.labels)
+    own = torch.arange(len(test.labels))
+    client = ClientData(name, inputs[:count], labels[:count], own)
+    return FederatedData(
+        listing.name, listing.class_names, (client,), inputs[count:], labels[count:], {}
+    )
+
+
+def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None) -> FederatedData:
+    """Deal the data set of an experiment out to the clients, then open the images they need."""
+    experiment = experiment.resolved()
+    listing = open_image_set(experiment.dataset)
+    dealt = deal_images(listing, experiment)
+    make_inputs = make_inputs or pixel_inputs
+    inputs = make_inputs(listing, dealt.all_rows, experiment)
+    # On record, because flat pixels no longer tell what images they were.
+    shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
+    partition = {**dealt.describe(listing.class_names), "input_shape": shape}
+    clients = tuple(
+        ClientData(
+            name,
+            inputs[torch.from_numpy(dealt.place(part))],
+            torch.from_numpy(part.labels),
+            torch.from_numpy(dealt.own[name]),
+        )
+        for name, part in dealt.training.items()
+    )
+    return FederatedData(
+        listing.name,
+        listing.class_names,
+        clients,
+        inputs[torch.from_numpy(dealt.place(dealt.test))],
+        torch.from_numpy(dealt.test.labels),
+        {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
+    )
+
+
+def is_same_deal(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Tell whether two descriptions are of the same deal, up to rounding in the inputs."""
+    # Older runs have no shape on record.
+    before = {"input_shape": now.get("input_shape"), **before}
+    means, others = before.get("input_means", {}), now["input_means"]
+    return {**before, "input_means": None} == {**now, "input_means": None} and all(
+        math.isclose(means.get(name, value), value, rel_tol=1e-4, abs_tol=1e-6)
+        for name, value in others.items()
+    )

@@ -1,0 +1,1 @@
+"""Public data sets: where they are, and downloads that are checked and resumed."""

@@ -1,0 +1,177 @@
+"""Image files: checked, and decoded in parallel into one array."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy
+from PIL import ExifTags, Image, ImageOps
+
+from mpfedcl.data.split import Indices
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import identify_file
+from mpfedcl.images import Images, Size, choose_size, resize_picture
+from mpfedcl.waiting_bar import WaitingBar
+
+EXTENSIONS = (".png", ".jpg", ".jpeg")
+_FORMATS = ("PNG", "JPEG")
+_GREY_MODES = ("1", "L", "LA", "La")
+_DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_TURNED = (5, 6, 7, 8)
+"""EXIF orientations that swap height and width."""
+_MOST_FAULTS_NAMED = 3
+
+_Result = TypeVar("_Result")
+
+
+def is_picture(path: Path) -> bool:
+    """Say whether a path is an image file to read; hidden files are not."""
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+
+
+@dataclass(frozen=True)
+class PictureStore:
+    """Image files, decoded in parallel when they are asked for."""
+
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def identify(self, rows: Indices) -> list[str]:
+        """Return path, size and times of change of each file."""
+        return [identify_file(self.paths[row]) for row in rows]
+
+    def look(self) -> tuple[set[Size], bool]:
+        """Read the headers of all files."""
+        headers = _map_files(_read_header, self.paths, "Looking at images")
+        return {size for size, _ in headers}, any(is_colour for _, is_colour in headers)
+
+    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
+        """Decode files into one array; no more than images in their final size stays in memory."""
+        paths = [self.paths[row] for row in rows]
+        shape = (len(paths), *size, *((3,) if is_colour else ()))
+        images = numpy.empty(shape, dtype=numpy.uint8)
+        positions = {path: position for position, path in enumerate(paths)}
+
+        def decode(path: Path) -> None:
+            images[positions[path]] = _decode(path, size, is_colour)
+
+        _map_files(decode, paths, "Decoding images")
+        return images
+
+
+def read_pictures(paths: Sequence[Path], image_size: int | None) -> Images:
+    """Decode files into one array: RGB if any is, in the size that `choose_size` picks."""
+    store = PictureStore(paths)
+    sizes, is_colour = store.look()
+    return store.load(numpy.arange(len(paths)), choose_size(sizes, image_size), is_colour)
+
+
+def read_picture(path: Path, size: Size, is_colour: bool) -> Images:
+    """Decode one file: [height, width], or [height, width, 3] where `is_colour`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _decode(path, size, is_colour)
+        except Exception as error:
+            raise InvalidInput(_name_faults([f"{path} ({_explain(error, path)})"])) from None
+
+
+def bring_picture(picture: Image.Image, size: Size, is_colour: bool) -> Images:
+    """Return a picture upright, in one colour mode and size."""
+    flat = _flatten(ImageOps.exif_transpose(picture), "RGB" if is_colour else "L")
+    return numpy.asarray(resize_picture(flat, size))
+
+
+def _decode(path: Path, size: Size, is_colour: bool) -> Images:
+    with _open(path) as picture:
+        return bring_picture(picture, size, is_colour)
+
+
+def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
+    """Do the work on every file in threads; one sentence names the files that cannot be read."""
+
+    def attempt(path: Path) -> tuple[list[_Result], str | None]:
+        try:
+            return [work(path)], None
+        # Decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error, ...
+        except Exception as error:
+            return [], _explain(error, path)
+
+    results: list[_Result] = []
+    faults: list[str] = []
+    # Decoders warn of odd but harmless metadata; what matters is checked and raised.
+    with (
+        warnings.catch_warnings(),
+        ThreadPoolExecutor() as executor,
+        WaitingBar(title, len(paths)) as bar,
+    ):
+        warnings.simplefilter("ignore")
+        outcomes = executor.map(attempt, paths)
+        for path, (result, fault) in zip(paths, outcomes, strict=True):
+            bar.advance(1)
+            results.extend(result)
+            if fault is not None:
+                faults.append(f"{path} ({fault})")
+    if faults:
+        raise InvalidInput(_name_faults(faults))
+    return results
+
+
+def _explain(error: Exception, path: Path) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.replace(repr(str(path)), "").split()).rstrip(".")
+
+
+def _name_faults(faults: list[str]) -> str:
+    named = ", ".join(faults[:_MOST_FAULTS_NAMED])
+    allowed = f"images must be whole {' or '.join(_FORMATS)} files"
+    if len(faults) == 1:
+        return f"{named} cannot be read as an image; {allowed}, so mend or remove it."
+    more = ", ..." if len(faults) > _MOST_FAULTS_NAMED else ""
+    return (
+        f"{len(faults)} files cannot be read as images: {named}{more}; {allowed}, so mend or "
+        "remove them."
+    )
+
+
+def _open(path: Path) -> Image.Image:
+    picture = Image.open(path, formats=_FORMATS)
+    limit = Image.MAX_IMAGE_PIXELS
+    # Pillow only warns up to twice its limit; a warning must not pass 89 million pixels on.
+    if limit is not None and picture.width * picture.height > limit:
+        picture.close()
+        raise ValueError(
+            f"{picture.width} x {picture.height} pixels are more than the {limit:,} allowed"
+        )
+    return picture
+
+
+def _read_header(path: Path) -> tuple[Size, bool]:
+    """Return the size that the upright image will have, and whether it has colour."""
+    with _open(path) as picture:
+        turned = False
+        # Pillow would decode a whole PNG in search of an EXIF block at its end.
+        if picture.format != "PNG" or "exif" in picture.info:
+            turned = picture.getexif().get(ExifTags.Base.Orientation) in _TURNED
+        size = (picture.width, picture.height) if turned else (picture.height, picture.width)
+        return size, picture.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES)
+
+
+def _flatten(picture: Image.Image, mode: str) -> Image.Image:
+    """Return the picture as 8-bit grey ("L") or colour ("RGB"); transparent parts turn white."""
+    if picture.mode in _DEEP_GREY_MODES:
+        # Pillow would clip at 255; 16 bits scale to 8 by 65535 / 255.
+        deep = numpy.asarray(picture, dtype=numpy.float64)
+        scaled = numpy.clip(numpy.rint(deep / 257), 0, 255).astype(numpy.uint8)
+        return Image.fromarray(scaled).convert(mode)
+    if picture.mode.endswith(("A", "a")) or "transparency" in picture.info:
+        see_through = picture.convert("LA" if mode == "L" else "RGBA")
+        flat = Image.new(mode, picture.size, "white")
+        flat.paste(see_through.convert(mode), mask=see_through.getchannel("A"))
+        return flat
+    return picture.convert(mode)

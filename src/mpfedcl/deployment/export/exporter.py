@@ -1,0 +1,246 @@
+"""From a run to one file: traced, checked on real images, and only then written."""
+
+import io
+import json
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mpfedcl.deployment.export import onnx_graph
+from mpfedcl.deployment.export.exported_network import ExportedNetwork, Rule, input_size_of
+from mpfedcl.deployment.export.onnx_encoder import put_encoder_before
+from mpfedcl.deployment.export.verification import (
+    Answer,
+    Comparison,
+    RealImages,
+    compare,
+    find_real_images,
+    refuse_disagreement,
+)
+from mpfedcl.deployment.predictor import Predictor
+from mpfedcl.deployment.trained_run import TrainedRun
+from mpfedcl.encoders.encoder import ResNetEncoder
+from mpfedcl.encoders.onnx_encoder import OnnxEncoder
+from mpfedcl.encoders.preprocessing import NOTE
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT
+from mpfedcl.files import write_atomically
+from mpfedcl.tensors import pack_tensors
+
+Format = Literal["onnx", "safetensors", "torch-export"]
+SUFFIXES: dict[Format, str] = {
+    "onnx": ".onnx",
+    "safetensors": ".safetensors",
+    "torch-export": ".pt2",
+}
+_RESIZE = "Lanczos where the image has more pixels than this, bicubic where it has fewer"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is wanted of a run; `rule` None: by prototype where there are any, else classifier."""
+
+    format: Format = "onnx"
+    rule: Rule | None = None
+    with_encoder: bool = True
+    quantized: bool = False
+    check_images: int = 1000
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and what is told of it in its metadata."""
+
+    path: Path
+    num_bytes: int
+    note: dict[str, Any]
+
+
+def export_run(predictor: Predictor, wanted: Export, out: Path | None = None) -> Exported:
+    """Write a run's model as one file [default: into `exported` in the run's folder]."""
+    rule = _choose_rule(predictor, wanted.rule)
+    _refuse_what_cannot_be(predictor.trained, wanted)
+    note = _describe(predictor, wanted, rule)
+    if wanted.format == "safetensors":
+        content = _pack_tensors(predictor, wanted, rule, note)
+    else:
+        content = _pack_program(predictor, wanted, rule, note)
+    path = out or _default_path(predictor, wanted, rule)
+    if path.is_dir():
+        raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    return Exported(path, len(content), note)
+
+
+def _choose_rule(predictor: Predictor, asked: Rule | None) -> Rule:
+    if asked == "prototype" and not predictor.has_prototypes:
+        raise InvalidInput(
+            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
+            "prototypes; it must be 'classifier'."
+        )
+    return asked or ("prototype" if predictor.has_prototypes else "classifier")
+
+
+def _refuse_what_cannot_be(trained: TrainedRun, wanted: Export) -> None:
+    if wanted.quantized and wanted.format != "onnx":
+        raise InvalidInput(
+            f"quantize is 'int8'; it must be left out, because format is {wanted.format!r} and "
+            "only onnx has it."
+        )
+    if not wanted.with_encoder and trained.encoder is None:
+        raise InvalidInput("encoder is 'exclude'; it must be left out: this run has no encoder.")
+    if not wanted.with_encoder and trained.experiment.encoder.train:
+        raise InvalidInput(
+            "encoder is 'exclude'; it must be 'include', because the run has trained the encoder."
+        )
+    known = (ResNetEncoder, OnnxEncoder) if wanted.format == "onnx" else (ResNetEncoder,)
+    encoder = trained.encoder
+    if wanted.with_encoder and encoder is not None and not isinstance(encoder, known):
+        raise InvalidInput(
+            f"encoder is 'include', but the encoder {encoder.name} cannot be exported as "
+            f"{wanted.format}; it must be 'exclude'."
+        )
+
+
+def _pack_program(predictor: Predictor, wanted: Export, rule: Rule, note: dict[str, Any]) -> bytes:
+    trained, name = predictor.trained, note["input"]["name"]
+    encoder = trained.encoder
+    is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
+    from_features = is_joined or not wanted.with_encoder
+    network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
+    real = find_real_images(trained, wanted.check_images)
+    if wanted.quantized and real.training is None:
+        raise InvalidInput(
+            "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
+            f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
+        )
+    example = torch.zeros(2, input_size_of(trained))
+    if not from_features:
+        example = torch.zeros(2, *trained.form.shape, dtype=torch.uint8)
+    program = onnx_graph.trace(network, example)
+    if wanted.format == "torch-export":
+        found = _check(predictor, wanted, rule, real, _answer_by(program))
+        note["checked"] = _tell(found, real)
+        return _pack_torch(program, note)
+    graph = onnx_graph.make_graph(program, "features" if is_joined else name, list(note["outputs"]))
+    if is_joined:
+        assert isinstance(encoder, OnnxEncoder)
+        graph = put_encoder_before(graph, encoder, name)
+    if wanted.quantized:
+        assert real.training is not None
+        seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
+        graph = onnx_graph.quantize(graph, name, seen)
+    found = _check(predictor, wanted, rule, real, onnx_graph.open_graph(graph, name))
+    note["checked"] = _tell(found, real)
+    return onnx_graph.pack(graph, note)
+
+
+def _check(
+    predictor: Predictor, wanted: Export, rule: Rule, real: RealImages, answer: Answer
+) -> Comparison:
+    found = compare(
+        predictor.trained,
+        predictor.params,
+        rule,
+        real,
+        answer,
+        from_features=not wanted.with_encoder,
+    )
+    refuse_disagreement(found, real, is_quantized=wanted.quantized)
+    return found
+
+
+def _tell(found: Comparison, real: RealImages) -> dict[str, Any]:
+    return {"images": len(real.images), "from": real.origin, **asdict(found)}
+
+
+def _answer_by(program: torch.export.ExportedProgram) -> Answer:
+    module = program.module()
+
+    @torch.no_grad()
+    def answer(images: Any) -> list[Any]:
+        return [each.numpy() for each in module(torch.from_numpy(images))]
+
+    return answer
+
+
+def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> bytes:
+    # Examples would be written as a pickle.
+    program.example_inputs = None
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={NOTE: json.dumps(note, allow_nan=False)})
+    return buffer.getvalue()
+
+
+def _pack_tensors(predictor: Predictor, wanted: Export, rule: Rule, note: dict[str, Any]) -> bytes:
+    tensors = dict(predictor.params)
+    encoder = predictor.trained.encoder
+    if wanted.with_encoder and isinstance(encoder, ResNetEncoder):
+        # What the run itself has trained comes last and wins.
+        tensors = {f"encoder.{n}": v for n, v in encoder.tensors.items()} | tensors
+    if rule == "prototype":
+        pool = predictor.trained.reference
+        assert pool is not None
+        tensors |= {
+            "prototypes.vectors": pool.vectors,
+            "prototypes.labels": pool.labels,
+            "prototypes.counts": pool.counts,
+        }
+    return pack_tensors(tensors, note=(NOTE, json.dumps(note, allow_nan=False)))
+
+
+def _describe(predictor: Predictor, wanted: Export, rule: Rule) -> dict[str, Any]:
+    """Return all that a program needs to know to use the file."""
+    trained, limit = predictor.trained, predictor.threshold
+    outputs = {"label": "number of the class, from 0"}
+    if rule == "prototype":
+        outputs["distance"] = "to the nearest prototype"
+        outputs["scores"] = "of each class: minus the distance to its nearest prototype"
+    else:
+        outputs["scores"] = "of each class: the softmax"
+    return {
+        "format": FORMAT,
+        "version": version("mpfedcl"),
+        "method": trained.experiment.method,
+        "dataset": trained.experiment.dataset.name,
+        "model": predictor.client or "averaged",
+        "reading": rule,
+        "classes": list(trained.class_names),
+        "input": _describe_input(trained, wanted),
+        "outputs": outputs,
+        "unknown": asdict(limit) if limit is not None and rule == "prototype" else None,
+        "quantized": "int8" if wanted.quantized else None,
+        "checked": None,
+    }
+
+
+def _describe_input(trained: TrainedRun, wanted: Export) -> dict[str, Any]:
+    form, encoder = trained.form, trained.encoder
+    described: dict[str, Any] = {
+        "name": "images",
+        "type": "uint8",
+        "shape": ["batch", *form.shape],
+        "height": form.height,
+        "width": form.width,
+        "colour": "RGB" if form.is_colour else "grey",
+        "resize": _RESIZE,
+        "scaling": "none: bytes 0 to 255, the rest is inside",
+    }
+    if encoder is not None and not wanted.with_encoder:
+        size = encoder.feature_size
+        described |= {"name": "features", "type": "float32", "shape": ["batch", size]}
+        described |= {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint}
+        described["scaling"] = encoder.preprocessing.to_json()
+    return described
+
+
+def _default_path(predictor: Predictor, wanted: Export, rule: Rule) -> Path:
+    parts = [predictor.client or "averaged", rule]
+    parts += [] if wanted.with_encoder else ["head"]
+    parts += ["int8"] if wanted.quantized else []
+    name = "-".join(parts) + SUFFIXES[wanted.format]
+    return predictor.trained.path / "exported" / name

@@ -1,0 +1,160 @@
+"""Does an exported file say what PyTorch says? Asked on real images, before it is written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from mpfedcl.data.client_split import deal_images
+from mpfedcl.data.image_set import Part
+from mpfedcl.data.reader import open_image_set
+from mpfedcl.deployment.export.exported_network import Rule
+from mpfedcl.deployment.trained_run import TrainedRun
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.images import Images
+from mpfedcl.models import Tensors
+from mpfedcl.waiting_bar import WaitingBar
+
+Answer = Callable[[NDArray[Any]], list[NDArray[Any]]]
+"""The exported network: images or features of a batch to label, distance (by prototype), scores."""
+
+_TIE = 1e-5
+"""Two classes closer than this may change places, in parts of the distance where that is over 1."""
+_ROUNDING = 1e-4
+_MOST_POINTS_LOST = 1.0
+_IMAGES_TO_RANGE = 200
+_IMAGES_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class RealImages:
+    """Images to check with: the run's own test images, else the digits inside the package."""
+
+    images: Images
+    labels: NDArray[numpy.int64] | None
+    """None where the images are not of the run's classes."""
+    training: Images | None
+    """Some training images of the run, from which int8 takes its ranges."""
+    origin: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a file answered beside PyTorch."""
+
+    labels_differ: int
+    largest_difference: float
+    """Between scores."""
+    accuracy: float | None
+    accuracy_of_pytorch: float | None
+
+
+def find_real_images(trained: TrainedRun, most: int) -> RealImages:
+    """Return up to so many images in the model's form."""
+    experiment, form = trained.experiment, trained.form
+    try:
+        listing = open_image_set(experiment.dataset)
+        dealt = deal_images(listing, experiment)
+        if listing.class_names != trained.class_names:
+            raise InvalidInput("the classes are others now.")
+        test = _thin(dealt.test, most)
+        images = listing.store.load(test.rows, form.size, form.is_colour)
+        seen = _thin(Part.join(list(dealt.training.values())), _IMAGES_TO_RANGE)
+        training = listing.store.load(seen.rows, form.size, form.is_colour)
+        return RealImages(images, test.labels, training, f"test images of {listing.name}")
+    except InvalidInput:
+        listing = open_image_set(DatasetSettings())
+        (domain,) = listing.domains
+        assert domain.test is not None
+        rows = _thin(domain.test, most).rows
+        digits = listing.store.load(rows, (28, 28), is_colour=False)
+        origin = f"test images of {listing.name}, because the run's own are not here"
+        return RealImages(form.bring(digits), None, None, origin)
+
+
+def compare(
+    trained: TrainedRun,
+    params: Tensors,
+    rule: Rule,
+    real: RealImages,
+    answer: Answer,
+    *,
+    from_features: bool,
+) -> Comparison:
+    """Ask both about each image."""
+    differ, largest, right, right_by_pytorch = 0, 0.0, 0, 0
+    with WaitingBar("Checking", len(real.images)) as bar:
+        for first in range(0, len(real.images), _IMAGES_AT_ONCE):
+            images = real.images[first : first + _IMAGES_AT_ONCE]
+            features = trained.inputs(images).float().numpy() if from_features else images
+            label, *_, scores = answer(features)
+            expected, expected_scores = _ask_pytorch(trained, params, rule, images)
+            differ += int(((label != expected) & ~_is_tie(expected_scores)).sum())
+            known = numpy.isfinite(expected_scores)
+            if not numpy.array_equal(known, numpy.isfinite(scores)):
+                largest = numpy.inf
+            gaps = numpy.abs(scores - expected_scores, where=known, out=numpy.zeros_like(scores))
+            size = max(1.0, float(numpy.abs(expected_scores[known]).max(initial=0.0)))
+            largest = max(largest, float(gaps.max(initial=0.0)) / size)
+            if real.labels is not None:
+                truth = real.labels[first : first + _IMAGES_AT_ONCE]
+                right += int((label == truth).sum())
+                right_by_pytorch += int((expected == truth).sum())
+            bar.advance(len(images))
+    share = None if real.labels is None else 100 / len(real.labels)
+    return Comparison(
+        differ,
+        largest,
+        None if share is None else share * right,
+        None if share is None else share * right_by_pytorch,
+    )
+
+
+def refuse_disagreement(found: Comparison, real: RealImages, *, is_quantized: bool) -> None:
+    """Refuse a file that says something else than PyTorch; int8 may lose a point of accuracy."""
+    about = f"on {len(real.images):,} {real.origin}"
+    if is_quantized:
+        assert found.accuracy is not None
+        assert found.accuracy_of_pytorch is not None
+        if found.accuracy_of_pytorch - found.accuracy > _MOST_POINTS_LOST:
+            raise InvalidInput(
+                f"quantize is 'int8', and the file would be right in {found.accuracy:.1f} % "
+                f"instead of {found.accuracy_of_pytorch:.1f} % {about}; it must be left out, and "
+                "nothing was written."
+            )
+    elif found.labels_differ or not found.largest_difference <= _ROUNDING:
+        raise InvalidInput(
+            f"RUN is {'' if found.labels_differ else 'nearly '}another model once exported: "
+            f"{found.labels_differ} labels differ from PyTorch's, scores by up to "
+            f"{found.largest_difference:.1e}, {about}; it must agree, and nothing was written."
+        )
+
+
+def _ask_pytorch(
+    trained: TrainedRun, params: Tensors, rule: Rule, images: Images
+) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
+    embeddings, logits = trained.apply(params, images)
+    if rule == "classifier":
+        return logits.argmax(dim=1).numpy(), torch.softmax(logits, dim=1).double().numpy()
+    assert trained.reference is not None
+    label, _ = trained.reference.nearest(embeddings)
+    return label.numpy(), -trained.reference.distances_by_class(embeddings).double().numpy()
+
+
+def _is_tie(scores: NDArray[numpy.float64]) -> NDArray[numpy.bool_]:
+    if scores.shape[1] < 2:
+        return numpy.zeros(len(scores), dtype=bool)
+    second, best = numpy.sort(scores, axis=1)[:, -2:].T
+    tied: NDArray[numpy.bool_] = best - second < _TIE * numpy.maximum(1, numpy.abs(best))
+    return tied
+
+
+def _thin(part: Part, most: int) -> Part:
+    """Draw evenly, and so about as many of each class."""
+    if len(part.labels) <= most:
+        return part
+    return part.take(numpy.linspace(0, len(part.labels) - 1, most).round().astype(numpy.int64))

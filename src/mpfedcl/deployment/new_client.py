@@ -1,0 +1,167 @@
+"""A client that was not there while a federation learnt: its images, its training, its readings."""
+
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mpfedcl.data.client_data import load_own
+from mpfedcl.data.image_set import Listing
+from mpfedcl.data.inputs import byte_inputs, feature_inputs
+from mpfedcl.data.own_images import open_own_images
+from mpfedcl.data.split import Indices
+from mpfedcl.deployment.trained_run import TrainedRun
+from mpfedcl.engines import InProcessEngine
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods import Method
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rng import seed_for
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.evaluation import Answers, Examiner, percent_right, single
+from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.update_collector import Intake
+
+Row = dict[str, float | None]
+"""Percent right on the client's test images, by what predicts; None where there is no answer."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a client has after its training, or at once where it did not train."""
+
+    params: Tensors
+    update: Update
+    """What it would send to a server."""
+    rejected: str | None
+    """Why a server would not take it, or None."""
+
+    @property
+    def prototypes(self) -> Prototypes:
+        """Its own prototypes."""
+        return self.update.rows
+
+
+class Newcomer:
+    """A new client of a finished run; the run's own files are only read."""
+
+    def __init__(
+        self, trained: TrainedRun, source: Path, name: str, *, test_fraction: float | None = None
+    ) -> None:
+        self.name = name
+        self._trained = trained
+        self._experiment = trained.experiment
+        if test_fraction is not None:
+            # Whoever says how much to hold out wants the rest to be used.
+            self._experiment = self._experiment.replace(
+                dataset__test_fraction=test_fraction,
+                dataset__per_class=None,
+                dataset__test_per_class=None,
+                dataset__train_size=None,
+            )
+        listing = open_own_images(source, trained.class_names)
+        self.data = load_own(self._experiment, self._make_inputs, listing=listing, name=name)
+        self.client = self.data.clients[0]
+
+    @property
+    def num_classes_held(self) -> int:
+        """Classes that it has training images of."""
+        return int((torch.bincount(self.client.labels) > 0).sum())
+
+    def limited_to(self, chosen: Tensor) -> Self:
+        """Return the same client with some of its training images, and all its test images."""
+        client = replace(
+            self.client, inputs=self.client.inputs[chosen], labels=self.client.labels[chosen]
+        )
+        limited = copy(self)
+        limited.data, limited.client = replace(self.data, clients=(client,)), client
+        return limited
+
+    def learn(
+        self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
+    ) -> Learned:
+        """Train from a model and a pool as a client does in a round, then make prototypes.
+
+        The learning rate stays as it is given, the run's first one unless told. Without epochs the
+        model is taken as it is.
+        """
+        # A round's learning rate has decayed to next to nothing by the end of a run.
+        changes = {"train__lr": lr or self._experiment.train.lr, "train__lr_decay": 1.0}
+        experiment = self._experiment.replace(**changes, train__epochs=max(1, epochs))
+        method = type(self._trained.method)(experiment, self.data.num_classes)
+        server = method.init_server(params)
+        # The same keys as in the round after the run's last: nothing of the run is drawn again.
+        broadcast = Broadcast(experiment.rounds + 1, params, server.extra, method.reference(pool))
+        train = self._train if epochs else self._stay
+        learned, update = train(experiment, method, broadcast)
+        sizes = {self.name: len(self.client.labels)}
+        dimension = self._trained.model.embedding_size
+        intake = Intake(Guard.of(method, params, sizes, dimension=dimension), broadcast, sizes)
+        intake.take(update)
+        return Learned(learned, update, intake.rejected.get(self.name))
+
+    def read(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Row:
+        """Return what is right on the test images, by classifier and by nearest prototype.
+
+        `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
+        """
+        pools = {"pool": pool, "own": self._gather(own), "both": pool.joined_by(self.name, own)}
+        row: Row = dict.fromkeys(("classifier", *pools))
+        if len(self.data.test_labels):
+            for name, each in pools.items():
+                answers = self._ask(params, each)
+                row["classifier"] = self._percent(answers.classifier)
+                row[name] = self._percent(answers.prototype) if len(each) else None
+        return row
+
+    def _gather(self, prototypes: Prototypes) -> PrototypePool:
+        return PrototypePool.gather(
+            {self.name: prototypes},
+            num_classes=self.data.num_classes,
+            num_prototypes=self._trained.method.num_prototypes,
+        )
+
+    def _train(
+        self, experiment: Experiment, method: Method, broadcast: Broadcast
+    ) -> tuple[Tensors, Update]:
+        model, params = self._trained.model, broadcast.params
+        engine = InProcessEngine(experiment, method, model, self.data, params, Clock())
+        (update,) = engine.train(broadcast, [self.name], keep=[self.name])
+        ((_, learned),) = engine.personal_models(params)
+        return learned, update
+
+    @torch.no_grad()
+    def _stay(
+        self, experiment: Experiment, method: Method, broadcast: Broadcast
+    ) -> tuple[Tensors, Update]:
+        """Make prototypes with the model as it came."""
+        embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
+        seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
+        (rows,) = method.summarize([method.project(embeddings)], [self.client.labels], [seed])
+        sums = method.template(broadcast.params)
+        return broadcast.params, Update(self.name, len(self.client.labels), sums, rows, 0.0)
+
+    def _ask(self, params: Tensors, pool: PrototypePool) -> Answers:
+        method, model = self._trained.method, self._trained.model
+        examiner = Examiner(
+            self.data.test_inputs, self.data.test_labels, method.project, method.reference(pool)
+        )
+        (answers,) = examiner.ask(lambda inputs: single(model.apply(params, inputs)))
+        return answers
+
+    def _percent(self, said: Tensor | None) -> float | None:
+        return percent_right(None if said is None else said == self.data.test_labels)
+
+    def _make_inputs(self, listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+        encoder, form = self._trained.encoder, self._trained.form
+        if encoder is not None:
+            trains = experiment.encoder.train
+            make = byte_inputs(encoder) if trains else feature_inputs(encoder)
+            return make(listing, rows, experiment)
+        _, is_colour = listing.store.look()
+        images = listing.store.load(rows, form.size, is_colour)
+        return self._trained.inputs(form.bring(images))

@@ -1,0 +1,226 @@
+"""A finished run, opened for use on this machine: the data it was trained on need not be here.
+
+    trained = load_trained(Path("runs/mine"))
+    params = trained.parameters()            # the averaged model, or parameters("client-2")
+    images = trained.form.bring(images)      # bytes in the size and colour that the model takes
+    embeddings, logits = trained.apply(params, images)     # embeddings where prototypes live
+    label, distance = trained.reference.nearest(embeddings)
+
+What a run's files leave open is found as a run finds it: a method of one's own is imported, an
+encoder's weights are looked for, and must be those that the run was trained behind.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mpfedcl.data.inputs import scale_pixels
+from mpfedcl.data.loading import find_encoder_of, make_model
+from mpfedcl.deployment.image_form import ImageForm
+from mpfedcl.deployment.membership import personal_models_of
+from mpfedcl.encoders.encoder import Encoder
+from mpfedcl.engines.hardware import cap_threads
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.images import Images
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Model, Tensors
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rng import generator
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.tensors import load_tensors
+
+_MOST_NAMES_LISTED = 12
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a finished run has left, ready to be applied to images."""
+
+    path: Path
+    experiment: Experiment
+    method: Method
+    class_names: tuple[str, ...]
+    partition: dict[str, Any]
+    """Who held what, as partition.json has it."""
+    form: ImageForm
+    """The form in which the model, or the encoder before it, takes images."""
+    encoder: Encoder | None
+    """What images pass first; where `experiment.encoder.train`, it is inside the model instead."""
+    model: Model
+    pool: PrototypePool | None
+    """All clients' prototypes; None for a method that shares none."""
+
+    @cached_property
+    def reference(self) -> PrototypePool | None:
+        """The prototypes that embeddings are compared with: the pool as the method reads it."""
+        return None if self.pool is None else self.method.reference(self.pool)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that have left a personal model, in order of name."""
+        return tuple(sorted(self._personal_models))
+
+    @cached_property
+    def _personal_models(self) -> dict[str, Path]:
+        files = (self.path / "models").glob("*.safetensors")
+        own = {file.name.removesuffix(".safetensors"): file for file in files}
+        return own | personal_models_of(self.path, self.pool)
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is an averaged model."""
+        return (self.path / "model.safetensors").is_file()
+
+    def parameters(self, client: str | None = None) -> Tensors:
+        """Return the averaged model's parameters, or those of a client's personal model."""
+        if client is None and not self.has_average:
+            raise InvalidInput(
+                f"client is not given, and this run of {self.experiment.method} has no averaged "
+                f"model; it must be {self._name_clients()}."
+            )
+        if client is not None and client not in self.clients:
+            raise InvalidInput(f"client is {client!r}; it must be {self._name_clients()}.")
+        averaged = self.path / "model.safetensors"
+        file = averaged if client is None else self._personal_models[client]
+        return read_model(file, self.model)
+
+    def inputs(self, images: Images) -> Tensor:
+        """Return the model's inputs for images in this run's form (see `ImageForm.bring`)."""
+        dtype = getattr(torch, self.experiment.dtype)
+        if self.encoder is None:
+            return scale_pixels(images, self.experiment).flatten(start_dim=1)
+        if self.experiment.encoder.train:
+            return torch.from_numpy(self.encoder.preprocessing.arrange(images))
+        # The caller shows how far it is.
+        features = self.encoder.encode(images, on_progress=lambda _: None)
+        return torch.from_numpy(features).to(dtype)
+
+    @torch.no_grad()
+    def apply(self, params: Tensors, images: Images) -> tuple[Tensor, Tensor]:
+        """Return projected embeddings [B, d], as prototypes are, and logits [B, C]."""
+        embeddings, logits = self.model.apply(params, self.inputs(images))
+        return self.method.project(embeddings), logits
+
+    def _name_clients(self) -> str:
+        if not self.clients:
+            return "left out, because no personal model was kept (--no-personal-models)"
+        names = ", ".join(self.clients[:_MOST_NAMES_LISTED])
+        more = len(self.clients) - _MOST_NAMES_LISTED
+        return f"one of {names} and {more} more" if more > 0 else f"one of {names}"
+
+
+def load_trained(path: Path | str, *, weights: Path | None = None) -> TrainedRun:
+    """Open a finished run; `weights` names the encoder's file where it has moved since."""
+    cap_threads()
+    path = Path(path)
+    directory = RunDirectory(path)
+    if not directory.holds_run():
+        raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
+    experiment = directory.read_experiment().replace(device="cpu")
+    if directory.read_summary() is None:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, a run that has not ended; go on with it by "
+            f"mpfedcl run --resume {path}."
+        )
+    partition = directory.read_json("partition.json") or {}
+    classes = partition.get("classes")
+    if not isinstance(classes, list) or not classes:
+        raise InvalidInput(f"{path / 'partition.json'} must name the classes of the run.")
+    if weights is not None:
+        experiment = experiment.replace(encoder__weights=weights)
+    encoder = _find_encoder(experiment, partition)
+    form = _form_of_pixels(path, partition) if encoder is None else _form_of(encoder)
+    input_size = encoder.feature_size if encoder else torch.Size(form.shape).numel()
+    method = find_method(experiment.method)(experiment, len(classes))
+    model = make_model(
+        encoder, input_size, len(classes), trains_encoder=bool(experiment.encoder.train)
+    )
+    file = path / "pool.safetensors"
+    pool = read_pool(file, len(classes), method.num_prototypes) if file.is_file() else None
+    if pool is not None and pool.dimension != model.embedding_size:
+        raise InvalidInput(
+            f"{file} has vectors of {pool.dimension} numbers; the model's have "
+            f"{model.embedding_size}, so it must be the file that the run wrote."
+        )
+    names = tuple(str(name) for name in classes)
+    return TrainedRun(path, experiment, method, names, partition, form, encoder, model, pool)
+
+
+def read_model(path: Path, model: Model) -> Tensors:
+    """Read parameters that a run has left; they must be this model's, and numbers."""
+    params = load_tensors(path)
+    like = model.init(generator(0, "shapes"), torch.float32)
+    if {n: v.shape for n, v in params.items()} != {n: v.shape for n, v in like.items()}:
+        raise InvalidInput(
+            f"{path} does not fit the experiment; it must be the file that the run wrote."
+        )
+    if not all(bool(value.isfinite().all()) for value in params.values()):
+        raise InvalidInput(f"{path} holds numbers that are not finite; its training has failed.")
+    return params
+
+
+def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -> PrototypePool:
+    """Read the pool that a run has left."""
+    tensors = load_tensors(path)
+    try:
+        with safe_open(path, "pt") as file:
+            names = json.loads((file.metadata() or {})["names"])
+        return PrototypePool(
+            vectors=tensors["vectors"],
+            labels=tensors["labels"],
+            counts=tensors["counts"],
+            owners=tensors["owners"],
+            names=tuple(names),
+            num_classes=num_classes,
+            num_prototypes=num_prototypes,
+        )
+    except (KeyError, ValueError, TypeError, SafetensorError) as error:
+        raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
+
+
+def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
+    settings = experiment.encoder
+    if settings.name in (None, "none"):
+        if settings.weights is not None:
+            raise InvalidInput(
+                f"weights is {str(settings.weights)!r}; it must be left out, because this run has "
+                "no encoder."
+            )
+        return None
+    encoder = find_encoder_of(experiment, _CPU)
+    if partition.get("encoder") != encoder.fingerprint:
+        raise InvalidInput(
+            f"the encoder found is {encoder.name}, but the run was trained behind another one; "
+            "weights must name the file of then (SHA-256 over weights and preprocessing "
+            f"{str(partition.get('encoder'))[:12]})."
+        )
+    return encoder
+
+
+def _form_of(encoder: Encoder) -> ImageForm:
+    size = encoder.preprocessing.image_size
+    return ImageForm(size, size, is_colour=True)
+
+
+def _form_of_pixels(path: Path, partition: dict[str, Any]) -> ImageForm:
+    """Return the form on record; a run from before there was one has square images."""
+    if form := ImageForm.from_shape(partition.get("input_shape")):
+        return form
+    files = [path / "model.safetensors", *sorted((path / "models").glob("*.safetensors"))]
+    for file in files:
+        if file.is_file() and "hidden.0.weight" in (tensors := load_tensors(file)):
+            if form := ImageForm.guess(tensors["hidden.0.weight"].shape[-1]):
+                return form
+            break
+    raise InvalidInput(
+        f"{path / 'partition.json'} does not tell the size of the images (input_shape), and it "
+        "cannot be guessed; it must say [height, width] or [height, width, 3]."
+    )

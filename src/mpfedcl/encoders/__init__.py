@@ -1,0 +1,1 @@
+"""Frozen encoders: weights, preprocessing, and the cache of their features."""

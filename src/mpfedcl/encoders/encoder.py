@@ -1,0 +1,173 @@
+"""Frozen encoders: images in, features out, and a fingerprint that tells one from another."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from mpfedcl.encoders.preprocessing import Preprocessing
+from mpfedcl.encoders.weights import find_weights, load_weights
+from mpfedcl.errors import InvalidInput
+from mpfedcl.images import Images
+from mpfedcl.models.base import Tensors
+from mpfedcl.models.resnet import ResNet18
+from mpfedcl.rng import generator
+from mpfedcl.waiting_bar import WaitingBar
+
+IMAGES_AT_ONCE = 128
+"""A batch that keeps the processor busy and needs little memory (about 100 MB at 64 px)."""
+KINDS = "none, resnet18, random-resnet18, onnx:FILE or torchvision:NAME"
+_VERSION = 1
+"""Raised whenever features of the same weights would come out differently."""
+
+Features = NDArray[numpy.float32]
+"""[images, feature_size]."""
+Advance = Callable[[int], None]
+"""Told how many more images are done."""
+
+
+class Encoder(Protocol):
+    """A frozen network; equal fingerprints mean equal features for equal images."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers that stand for an image."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over kind, weights and preprocessing, in hexadecimal."""
+        ...
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to an image first."""
+        ...
+
+    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+        """Return the features of images in any size; a bar shows unless `on_progress` is given."""
+        ...
+
+
+class ResNetEncoder:
+    """ResNet-18 with fixed weights and running statistics."""
+
+    feature_size = ResNet18.feature_size
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Tensors,
+        preprocessing: Preprocessing,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.name = name
+        self.preprocessing = preprocessing
+        self.tensors = tensors
+        """Parameters and running statistics in float32, for `TrainableEncoder` to start from."""
+        self.fingerprint = fingerprint_of("resnet18", tensors, preprocessing)
+        self._device = torch.device(device)
+        self._network = ResNet18()
+
+    @torch.inference_mode()
+    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+        """Return the features [images, 512]."""
+        params = {name: value.to(self._device) for name, value in self.tensors.items()}
+
+        def encode_batch(batch: Images) -> Features:
+            # A batch of one takes other kernels, whose last bits differ: an image's features must
+            # not depend on how many others were missing from the cache.
+            whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
+            pixels = torch.from_numpy(whole).to(self._device)
+            inputs = self.preprocessing.standardize(pixels, torch.float32)
+            return self._network.apply(params, inputs)[: len(batch)].cpu().numpy()
+
+        batches = split_batches(images, self.preprocessing, IMAGES_AT_ONCE)
+        return join_features(encode_batch, batches, len(images), self, on_progress)
+
+
+def find_encoder(
+    name: str,
+    weights: Path | None,
+    *data_folders: Path,
+    device: torch.device | str = "cpu",
+) -> Encoder:
+    """Return the encoder that the settings name.
+
+    `random-resnet18` is the same network on every call; `random-resnet18:7` is another one.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "resnet18" and not rest:
+        found = load_weights(find_weights(weights, *data_folders))
+        shown = f"resnet18 {found.path.name}"
+        return ResNetEncoder(shown, found.tensors, found.preprocessing, device)
+    if kind == "torchvision" and rest:
+        from mpfedcl.encoders.torchvision_encoder import load_torchvision_encoder
+
+        return load_torchvision_encoder(rest, weights, device)
+    if weights is not None:
+        raise InvalidInput(
+            f"encoder.weights is {str(weights)!r}, but encoder.name {name!r} takes none; it must "
+            "be left out, or encoder.name must be resnet18."
+        )
+    if kind == "onnx" and rest:
+        from mpfedcl.encoders.onnx_encoder import OnnxEncoder
+
+        return OnnxEncoder(Path(rest).expanduser())
+    if kind == "random-resnet18" and (not rest or rest.isdecimal()):
+        tensors = ResNet18().init(generator(int(rest or 0), "random-resnet18"), torch.float32)
+        return ResNetEncoder(name, tensors, Preprocessing(), device)
+    raise InvalidInput(f"encoder.name is {name!r}; it must be {KINDS}.")
+
+
+def fingerprint_of(kind: str, tensors: Tensors, preprocessing: Preprocessing) -> str:
+    """Return the SHA-256 over everything that decides what the features are."""
+    sha = hashlib.sha256(describe_kind(kind, preprocessing))
+    for name, value in sorted(tensors.items()):
+        sha.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
+        sha.update(value.detach().cpu().contiguous().numpy().data)
+    return sha.hexdigest()
+
+
+def describe_kind(kind: str, preprocessing: Preprocessing) -> bytes:
+    """Return what a fingerprint begins with."""
+    return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
+
+
+def split_batches(images: Images, preprocessing: Preprocessing, size: int) -> Iterator[Images]:
+    """Yield the images as bytes [batch, 3, size, size], so that few are in memory at once."""
+    for first in range(0, len(images), size):
+        yield preprocessing.arrange(images[first : first + size])
+
+
+def join_features(
+    encode_batch: Callable[[Images], Features],
+    batches: Iterator[Images],
+    total: int,
+    encoder: Encoder,
+    on_progress: Advance | None,
+) -> Features:
+    """Encode batch by batch, with a bar where the caller shows none; refuse broken numbers."""
+    features = numpy.empty((total, encoder.feature_size), dtype=numpy.float32)
+    done = 0
+    with WaitingBar("Encoding images", total) as bar:
+        for batch in batches:
+            features[done : done + len(batch)] = encode_batch(batch)
+            done += len(batch)
+            (on_progress or bar.advance)(len(batch))
+    if not numpy.isfinite(features).all():
+        raise InvalidInput(
+            f"the encoder {encoder.name} gives features that are not finite numbers; its weights "
+            "must be sound, and its preprocessing the one it was trained with."
+        )
+    return features

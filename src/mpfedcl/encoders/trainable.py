@@ -1,0 +1,71 @@
+"""An encoder and the head on it as one model, for those who train both (`--encoder.train`)."""
+
+import torch
+from torch import Tensor
+
+from mpfedcl.encoders.encoder import Encoder, ResNetEncoder
+from mpfedcl.encoders.preprocessing import Preprocessing
+from mpfedcl.errors import InvalidInput
+from mpfedcl.models.base import Tensors
+from mpfedcl.models.mlp import Mlp
+from mpfedcl.models.resnet import ResNet18, is_statistic
+
+EMBEDDING_SIZE = 256
+_PREFIX = "encoder."
+_IMAGES_AT_ONCE = 256
+"""Images that pass together where no gradient is asked for: the whole test set would not fit."""
+
+
+def make_trainable(encoder: Encoder, num_classes: int) -> "TrainableEncoder":
+    """Return the model that starts from an encoder's weights; it must be a ResNet-18."""
+    if not isinstance(encoder, ResNetEncoder):
+        raise InvalidInput(
+            f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "
+            "encoder.name must be resnet18 or random-resnet18."
+        )
+    return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes)
+
+
+class TrainableEncoder:
+    """ResNet-18 and the head 512-256-C; every client trains all of it.
+
+    Inputs are pixels in 0 to 255, as bytes or as numbers, either [B, 3, size, size] or flattened
+    (see `Preprocessing.arrange`); the model standardizes them itself. Parameters are `encoder.*`,
+    `hidden.0.*` and `classifier.*`.
+
+    The running statistics of batch normalisation are constants of this object and no parameters:
+    they stay what they were in the weights file, so they never travel, get no gradient, and a
+    client with few, skewed images cannot spoil them. The affine weights and biases are trained.
+    """
+
+    embedding_size = EMBEDDING_SIZE
+
+    def __init__(self, weights: Tensors, preprocessing: Preprocessing, num_classes: int) -> None:
+        self._network = ResNet18()
+        self._head = Mlp((self._network.feature_size, EMBEDDING_SIZE), num_classes)
+        self._preprocessing = preprocessing
+        self._weights = {n: v for n, v in weights.items() if not is_statistic(n)}
+        self._statistics = {n: v for n, v in weights.items() if is_statistic(n)}
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        """Return the weights that were given for the encoder, and a head drawn anew."""
+        encoder = {f"{_PREFIX}{n}": v.to(dtype, copy=True) for n, v in self._weights.items()}
+        return {**encoder, **self._head.init(generator, dtype)}
+
+    def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings and logits."""
+        # A gradient needs all activations anyway, and training batches are small.
+        if torch.is_grad_enabled() or len(inputs) <= _IMAGES_AT_ONCE:
+            return self._head.apply(params, self._encode(params, inputs))
+        parts = [self._encode(params, part) for part in torch.split(inputs, _IMAGES_AT_ONCE)]
+        return self._head.apply(params, torch.cat(parts))
+
+    def _encode(self, params: Tensors, inputs: Tensor) -> Tensor:
+        size = self._preprocessing.image_size
+        own = {n.removeprefix(_PREFIX): v for n, v in params.items() if n.startswith(_PREFIX)}
+        like = own["conv1.weight"]
+        constants = {n: v.to(like.device, like.dtype) for n, v in self._statistics.items()}
+        pixels = inputs.reshape(-1, 3, size, size)
+        return self._network.apply(
+            {**own, **constants}, self._preprocessing.standardize(pixels, like.dtype)
+        )

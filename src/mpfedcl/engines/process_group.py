@@ -1,0 +1,279 @@
+"""The processes that run one experiment together, on one machine or on many.
+
+A thin layer over torch.distributed: bytes from the leader to all, bytes from all to all, tensors
+summed. What travels as bytes is JSON or safetensors, never a pickle.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from mpfedcl.errors import LostWorker
+from mpfedcl.models import Tensors
+
+_PLACE = "MPFEDCL_TEAM"
+"""port:rank:size, for processes that this package starts itself."""
+_TIMEOUT = timedelta(hours=6)
+"""How long one process waits for another before it takes it for lost. One that has ended is noticed
+at once; this is for a network that has fallen silent, and must outlast any evaluation."""
+_Result = TypeVar("_Result")
+_under_way: list[threading.Thread] = []
+"""The last call to others, which may still be waiting when this process is interrupted."""
+
+
+class Team:
+    """This process's place among those that work together; number 0 leads and records."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def share(self, content: bytes = b"") -> bytes:
+        """Return the leader's bytes in every process."""
+        return _guarded(lambda: self._broadcast(content, 0))
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """Return every process's bytes in every process, in order of rank."""
+        return _guarded(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
+
+    def collect(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the parts of all processes to the leader, one at a time; others yield nothing."""
+        if self.leads:
+            yield from parts
+            for rank in range(1, self.size):
+                while part := _guarded(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
+                    yield part
+        else:
+            for part in parts:
+                _guarded(lambda part=part: self._send(part))  # type: ignore[misc]
+            _guarded(lambda: self._send(b""))
+
+    def sum(self, tensors: Tensors) -> Tensors:
+        """Return the sums over all processes, the same bits in each."""
+        if not tensors:
+            return {}
+        flat = torch.cat([value.flatten() for value in tensors.values()]).cpu()
+        _guarded(lambda: dist.all_reduce(flat))
+        parts = torch.split(flat, [value.numel() for value in tensors.values()])
+        pairs = zip(tensors.items(), parts, strict=True)
+        return {name: part.view_as(value).to(value.device) for (name, value), part in pairs}
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        self.gather(b"")
+
+    def _broadcast(self, content: bytes, source: int) -> bytes:
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, source)
+        if not int(size):
+            return b""
+        buffer = _as_tensor(content) if self.rank == source else _empty(int(size))
+        dist.broadcast(buffer, source)
+        return content if self.rank == source else buffer.numpy().tobytes()
+
+    def _send(self, content: bytes) -> None:
+        dist.send(torch.tensor([len(content)]), 0)
+        if content:
+            dist.send(_as_tensor(content), 0)
+
+    def _receive(self, rank: int) -> bytes:
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)
+        buffer = _empty(int(size))
+        if int(size):
+            dist.recv(buffer, rank)
+        return buffer.numpy().tobytes()
+
+
+@contextmanager
+def team_of(num_workers: int) -> Iterator[Team | None]:
+    """Join the team that this process was started in, or start one; None for a process alone."""
+    if _PLACE in os.environ:
+        port, rank, size = (int(part) for part in os.environ[_PLACE].split(":"))
+        store = TCPStore("127.0.0.1", port, size, False, _TIMEOUT)
+        store.set(f"here/{rank}", "yes")
+        with _joined(rank, size, store) as team:
+            yield team
+    elif is_under_torchrun():
+        with _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as team:
+            yield team
+    elif num_workers > 1:
+        with _open_store(num_workers) as store, _started(num_workers, store.port) as workers:
+            _await(workers, store)
+            with _joined(0, num_workers, store) as team:
+                yield team
+    else:
+        yield None
+
+
+def is_under_torchrun() -> bool:
+    """Tell whether torchrun has started this process together with others."""
+    # All of them: schedulers and containers leave one or the other behind.
+    size = os.environ.get("WORLD_SIZE", "")
+    named = all(name in os.environ for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    return named and size.isdecimal() and int(size) > 1
+
+
+def is_follower() -> bool:
+    """Tell whether this process was started to work for another that leads."""
+    return _PLACE in os.environ or (is_under_torchrun() and os.environ["RANK"] != "0")
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone: it holds the other end of stdin.
+
+    And not by an interrupt: the leader alone decides what that means.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        # Not through sys.stdin, whose lock this thread would hold when the interpreter ends.
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
+    # Over the loopback device unless told otherwise: a host's own name need not lead to it.
+    if store is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if dist.is_initialized():
+        # Left by a run that was interrupted in the midst of an exchange.
+        dist.destroy_process_group()
+    place: dict[str, Any] = (
+        {} if store is None else {"store": store, "rank": rank, "world_size": size}
+    )
+    _guarded(lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place))
+    try:
+        yield Team(rank, size)
+    except KeyboardInterrupt:
+        # An exchange may be under way, and cannot be taken down while it is.
+        raise
+    except BaseException:
+        _leave()
+        raise
+    _leave()
+
+
+def _leave() -> None:
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _open_store(size: int) -> Iterator[TCPStore]:
+    """Open the place where the processes of this machine meet; nobody else can reach it."""
+    # By default a store listens on every network that the machine has.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        yield TCPStore(
+            "127.0.0.1",
+            port,
+            size,
+            True,
+            _TIMEOUT,
+            wait_for_workers=False,
+            # The store closes what it is given.
+            master_listen_fd=os.dup(server.fileno()),
+            use_libuv=True,
+        )
+
+
+def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
+    """Wait until all have come; one that has ended never will."""
+    expected = [f"here/{rank}" for rank in range(1, len(workers) + 1)]
+    while not store.check(expected):
+        for worker in workers:
+            if worker.poll() is not None:
+                raise LostWorker(f"it ended with code {worker.returncode} before it began")
+        time.sleep(0.02)
+
+
+@contextmanager
+def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the other processes of a team on this machine; end those that are left."""
+    # The leader's modules, from the same places; "" is the folder it was started in.
+    places = [str(Path(path).absolute()) for path in sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "mpfedcl.runs.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment | {_PLACE: f"{port}:{rank}:{size}"},
+            # A terminal's Ctrl-C is for the leader, which decides what it means.
+            process_group=0,
+        )
+        for rank in range(1, size)
+    ]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(timeout=0.2)
+            if worker.poll() is None:
+                worker.kill()
+        for worker in workers:
+            worker.wait()
+            assert worker.stdin is not None
+            worker.stdin.close()
+        # Nobody is left to wait for. A call that outlived the interpreter would bring it down.
+        for thread in _under_way:
+            thread.join(timeout=10)
+
+
+def _guarded(call: Callable[[], _Result]) -> _Result:
+    """Call torch.distributed; whatever goes wrong there means that somebody is gone."""
+    outcome: Future[_Result] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # In a thread: a call that waits for others keeps its own thread from hearing any signal.
+    thread = threading.Thread(target=work, daemon=True)
+    _under_way[:] = [thread]
+    thread.start()
+    try:
+        return outcome.result()
+    except (RuntimeError, ConnectionError) as error:
+        # What the library says first is the reason; what comes before and after is its own affair.
+        reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()
+        raise LostWorker(reason[0] if reason else repr(error)) from None
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    # A bytearray, because torch wants memory that may be written to.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _empty(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)

@@ -1,0 +1,97 @@
+"""Which trainer a client gets: by what was measured (docs/performance.md)."""
+
+from collections.abc import Sequence
+
+from mpfedcl.engines.factored import FactoredTrainer
+from mpfedcl.engines.linear_layers import Layer, find_layers
+from mpfedcl.engines.loop import LoopTrainer
+from mpfedcl.engines.stacked import StackedTrainer
+from mpfedcl.engines.trained_clients import Trained
+from mpfedcl.engines.trainer import Trainer, Work
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Model
+
+_MOST_ROWS = 512
+"""Samples times epochs up to which rows are cheaper than weights, in good company."""
+_ROWS_A_CLIENT = 80
+"""The same for few clients: so many rows for each client that is trained at the same time."""
+_SMALL_MODEL = 200_000
+"""Parameters up to which a stack of models is faster than one after the other."""
+_FEWEST_STACKED = 4
+
+
+def most_rows(num_clients: int) -> int:
+    """Return up to how many rows a client is trained as rows, among so many clients."""
+    return min(_MOST_ROWS, _ROWS_A_CLIENT * num_clients)
+
+
+class TrainerChoice:
+    """Sorts clients by the trainer that is fastest for them, unless one is forced."""
+
+    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
+        self._experiment = experiment
+        self._method = method
+        self._model = model
+        self._loop = LoopTrainer(experiment, method, model)
+        self._stacked = StackedTrainer(experiment, method, model)
+        self._loops = experiment.engine == "loop"
+        self._layers: tuple[Layer, ...] | None = None
+        self._looked = False
+
+    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+        """Train the clients, each by its trainer.
+
+        A method may turn out to be more than a trainer can run, in any round: clients are then
+        trained the plainer way from there on. No trainer changes anything before it returns.
+        """
+        while True:
+            try:
+                sorts = self._sort(works, received)
+                return [
+                    trained
+                    for trainer, some in sorts
+                    if some
+                    for trained in trainer.train(some, round_number, received)
+                ]
+            except Exception:
+                if not self._retreat():
+                    raise
+
+    def _retreat(self) -> bool:
+        """Give up the most demanding trainer; False where only the loop is left."""
+        if self._layers is not None:
+            self._layers = None
+        elif self._experiment.engine == "auto" and not self._loops:
+            self._loops = True
+        else:
+            return False
+        return True
+
+    def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:
+        if self._loops:
+            return [(self._loop, list(works))]
+        layers = self._find_layers(works[0], received)
+        limit = 0
+        if layers is not None:
+            limit = _MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(works))
+        few = [work for work in works if self._num_rows(work) <= limit]
+        factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
+        many = [work for work in works if self._num_rows(work) > limit]
+        plain: Trainer = self._stacked
+        if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
+            plain = self._loop
+        return [(factored, few), (plain, many)]
+
+    def _find_layers(self, work: Work, received: object) -> tuple[Layer, ...] | None:
+        if not self._looked:
+            self._layers = find_layers(self._method, self._model, work, received)
+            self._looked = True
+        return self._layers
+
+    def _num_rows(self, work: Work) -> int:
+        return self._experiment.train.epochs * len(work.client.labels)
+
+    def _is_worth_stacking(self, works: Sequence[Work]) -> bool:
+        size = sum(value.numel() for value in works[0].start.values()) if works else 0
+        return len(works) >= _FEWEST_STACKED and size <= _SMALL_MODEL

@@ -1,0 +1,32 @@
+"""The settings of `mpfedcl pretrain`; no torch, so that the command line answers at once."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mpfedcl.experiment.settings import DatasetSettings, Settings
+
+
+class PretrainSettings(Settings):
+    """How an encoder is trained centrally."""
+
+    dataset: DatasetSettings = DatasetSettings()
+    """The images; all domains are trained on together, in `image_size`."""
+    epochs: Annotated[int, Field(ge=1)] = 20
+    """Passes over the images."""
+    batch_size: Annotated[int, Field(ge=2)] = 64
+    """Images a step, about: batches are made equally large."""
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    """Largest learning rate; it rises at the start and falls to 0 as a cosine."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Fixes initial weights, the images held out, batches and augmentation."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 64
+    """Images are brought to this many pixels a side, then and whenever the encoder is used."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the images that only measures accuracy, where a set has no test images."""
+    flip: bool = True
+    """Mirror half of the images at random; not for digits or letters."""
+    half: bool = True
+    """Write the weights in float16: half the bytes, nearly the same features."""
+    device: str = "cpu"
+    """Where tensors live: cpu, cuda, cuda:1, mps."""

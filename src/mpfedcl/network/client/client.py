@@ -1,0 +1,211 @@
+"""A client's own machine: its data, what it keeps between rounds, and how it answers."""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from mpfedcl.data.client_data import FederatedData, load_own
+from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.own_images import open_own_images
+from mpfedcl.engines.hardware import cap_threads, find_device
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.models import Model
+from mpfedcl.network.client.state import SiteMemory
+from mpfedcl.network.client.trainer import Desk
+from mpfedcl.network.message import FORMAT, Kind, Parcel
+from mpfedcl.network.packing import (
+    Introduction,
+    check_name,
+    pack_reading,
+    pack_update,
+    unpack_broadcast,
+)
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a client's operator decides; nothing of it is sent to the server but the name."""
+
+    name: str
+    memory: Path
+    """Folder for what is kept between rounds."""
+    data: Path | None = None
+    """Folder with the client's own images; with a share, the data folder."""
+    share: int | None = None
+    """To try a federation out: this part of the experiment's data set instead of own images."""
+    encoder: str | None = None
+    """An encoder of its own, such as onnx:PATH, instead of the one that the server names."""
+    encoder_weights: Path | None = None
+    min_cluster_size: int = 1
+    """A prototype that stands for fewer images never leaves, whatever the experiment says."""
+    device: str = "cpu"
+    methods: tuple[str, ...] = ()
+    """Methods of the form package.module:Class that a server may ask this client to import."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Read the node configuration that a client was started with."""
+        share = values.get("share", values.get("partition-id"))
+        # Flower's own way to number clients, so that its habits work here too.
+        name = str(values.get("name", "" if share is None else f"client-{share}"))
+        check_name(name)
+        if share is None and "data" not in values:
+            raise InvalidInput("data is not set; a client needs a folder with its images.")
+        numbers = {"share": share, "min-cluster-size": values.get("min-cluster-size", 1)}
+        for key, number in numbers.items():
+            if number is not None and not str(number).isdecimal():
+                raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
+        paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
+        return cls(
+            name=name,
+            memory=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
+            data=paths["data"],
+            share=None if share is None else int(share),
+            encoder=str(values["encoder"]) if values.get("encoder") else None,
+            encoder_weights=paths["encoder-weights"],
+            min_cluster_size=int(numbers["min-cluster-size"]),
+            device=str(values.get("device", "cpu")),
+            methods=tuple(str(values.get("methods", "")).split()),
+        )
+
+
+class Refusal(InvalidInput):
+    """What a client tells the server in place of an answer: no place on its machine is in it."""
+
+
+class Site:
+    """Answers what a server asks. It sends what `parcels.py` has words for, and nothing else."""
+
+    def __init__(self, settings: SiteSettings) -> None:
+        self._settings = settings
+        self._loaded: tuple[Experiment, FederatedData, Model] | None = None
+        """What the last message needed: within a run it is the same every time."""
+
+    def answer(self, kind: Kind, parcel: Parcel) -> Parcel:
+        """Return the answer to a request."""
+        try:
+            return self._answer(kind, parcel)
+        except Refusal:
+            raise
+        except InvalidInput as error:
+            # It may name files, and the names of files may name people.
+            print(error, file=sys.stderr, flush=True)
+            raise Refusal("it cannot use its data or its encoder; its own log says why.") from None
+
+    def _answer(self, kind: Kind, parcel: Parcel) -> Parcel:
+        if parcel.value("format", int) > FORMAT:
+            raise Refusal("the server speaks a newer language; this client must be updated.")
+        cap_threads()
+        experiment = self._adopt(parcel.value("experiment", str))
+        device = find_device(self._settings.device)
+        if kind == "hello":
+            # A run begins: images may have come since the one before.
+            self._loaded = None
+        if self._loaded is None or self._loaded[0] != experiment:
+            self._loaded = (experiment, *self._load(experiment, device))
+        _, data, model = self._loaded
+        if kind == "hello":
+            return self._introduce(data)
+        method = find_method(experiment.method)(experiment, data.num_classes)
+        broadcast = unpack_broadcast(parcel, data.num_classes, method.num_prototypes).to(device)
+        desk = Desk(experiment, method, model, data, device)
+        memory = SiteMemory(self._settings.memory, parcel.value("run", str))
+        after = parcel.value("settled", int)
+        settled = memory.load(after, device)
+        late = None
+        if parcel.value("read", bool):
+            is_personal = after == broadcast.round - 1
+            late = desk.read(broadcast, settled, is_personal, parcel.value("confuse", bool))
+        if kind == "close":
+            return Parcel({} if late is None else {"late": pack_reading(late)})
+        update, kept = desk.train(broadcast, settled)
+        if not math.isfinite(update.loss):
+            raise Refusal(f"its loss is {update.loss}; it must be finite.")
+        memory.save(broadcast.round, kept, after=after)
+        return pack_update(replace(update, late=late))
+
+    def _adopt(self, document: str) -> Experiment:
+        """Take over the server's experiment, but no path and no code that it names."""
+        settings = self._settings
+        try:
+            experiment = Experiment.parse_toml(document, Path("the server's experiment"))
+        except InvalidInput as error:
+            raise Refusal(str(error)) from None
+        if not is_built_in(experiment.method) and experiment.method not in settings.methods:
+            raise Refusal(
+                f"method is {experiment.method!r}; this client imports none but those it was "
+                "started with (--methods)."
+            )
+        name = settings.encoder or experiment.encoder.name
+        if (
+            settings.encoder is None
+            and name
+            and ":" in name
+            and not name.startswith("torchvision:")
+        ):
+            raise Refusal(
+                f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
+            )
+        return experiment.replace(
+            dataset__root=settings.data,
+            encoder__name=name,
+            encoder__weights=settings.encoder_weights,
+            prototypes__min_cluster_size=max(
+                settings.min_cluster_size, experiment.prototypes.min_cluster_size
+            ),
+            device=settings.device,
+            workers=1,
+            engine="auto",
+        )
+
+    def _load(self, experiment: Experiment, device: torch.device) -> tuple[FederatedData, Model]:
+        settings = self._settings
+        if settings.share is not None:
+            data, model = load_data_and_model(experiment, device)
+            if not 0 <= settings.share < len(data.names):
+                raise Refusal(
+                    f"share is {settings.share}; the experiment deals its images out to "
+                    f"{len(data.names)} clients, so it must be from 0 to {len(data.names) - 1}."
+                )
+            return data.alone(data.names[settings.share], settings.name), model
+        assert settings.data is not None
+        self._check_classes(experiment.dataset.classes)
+        listing = open_own_images(settings.data, experiment.dataset.classes)
+        own = experiment.replace(
+            # All that is here is used: caps are a benchmark's.
+            **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),
+            dataset__train_size=None,
+        )
+        load = partial(load_own, listing=listing, name=settings.name)
+        return load_data_and_model(own, device, load)
+
+    def _check_classes(self, known: tuple[str, ...]) -> None:
+        """Name the class that the others do not have; the reader would name the folder too."""
+        assert self._settings.data is not None
+        listing = open_own_images(self._settings.data, None)
+        odd = sorted(set(listing.class_names) - set(known))
+        if known and odd and isinstance(listing.store, PictureStore):
+            raise Refusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
+
+    def _introduce(self, data: FederatedData) -> Parcel:
+        return Introduction(
+            name=self._settings.name,
+            classes=data.class_names,
+            train=tuple(data.label_counts()[0].tolist()),
+            test=len(data.test_labels),
+            input_size=data.input_size,
+            encoder=str(data.partition.get("encoder", "")),
+        ).pack()
+
+
+def _path(value: Any) -> Path | None:
+    return Path(str(value)).expanduser() if value else None

@@ -1,0 +1,73 @@
+"""What a client keeps on its own disk between rounds, so that it may be killed at any moment."""
+
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.models import Tensors
+from mpfedcl.network.message import ParcelError
+from mpfedcl.tensors import load_tensors, pack_tensors
+
+_RUNS_KEPT = 8
+"""A run that so many others have come after is not gone on with; the disk is not endless."""
+
+
+class SiteMemory:
+    """A folder of one run, with a file for each round that the server may still ask for.
+
+    The client does not know whether the server took an update; with the next request it is told
+    which of its rounds was the last that counted, and goes on from there. A file says in its name
+    which round it began from: round-000007-after-000004.safetensors.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        if not re.fullmatch("[0-9a-f]{32}", run):
+            raise ParcelError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
+        self._all = folder
+        self._folder = folder / run
+
+    def load(self, round_number: int, device: torch.device) -> Tensors:
+        """Return what was kept after a round; nothing for round 0, or where it is gone."""
+        path = self._find(round_number)
+        if path is None:
+            return {}
+        try:
+            return {name: value.to(device) for name, value in load_tensors(path).items()}
+        except InvalidInput:
+            # Damaged: as if the disk were new. The client begins afresh, and the run goes on.
+            return {}
+
+    def save(self, round_number: int, kept: Tensors, *, after: int) -> None:
+        """Keep what a round has left that began from round `after`.
+
+        Beside it stay that round, which counts until the server says otherwise, and the one that
+        it began from in turn: a server that has lost its newest checkpoint goes back one.
+        """
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True)
+            self._forget_old_runs()
+        self._folder.chmod(0o700)
+        path = self._folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
+        write_atomically(path, pack_tensors(kept))
+        settled = self._find(after)
+        before = self._find(_began_from(settled)) if settled else None
+        for each in self._folder.glob("round-*"):
+            if each not in (path, settled, before):
+                each.unlink(missing_ok=True)
+
+    def _find(self, round_number: int) -> Path | None:
+        return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
+
+    def _forget_old_runs(self) -> None:
+        runs = [each for each in self._all.iterdir() if re.fullmatch("[0-9a-f]{32}", each.name)]
+        runs.sort(key=lambda each: each.stat().st_mtime_ns)
+        for each in runs[:-_RUNS_KEPT]:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _began_from(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])

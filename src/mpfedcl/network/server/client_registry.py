@@ -1,0 +1,223 @@
+"""Who belongs to a federation over a network: nodes come, say who they are, go and come back."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.message import FORMAT, Parcel, ParcelError
+from mpfedcl.network.packing import Introduction, pack_experiment
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.transport import Answer, Courier
+
+POLL_SECONDS = 0.5
+"""Between two looks at what has come: far below what starting a client's process takes."""
+_MOST_REFUSED = 50
+"""Clients of which it is remembered why they may not take part: strangers have many names."""
+
+Form = tuple[int, str]
+"""What all clients must have in common: the numbers that stand for an image, and the encoder."""
+
+
+class Roster:
+    """The clients that are known, by name, and the nodes at which they were last seen."""
+
+    def __init__(
+        self, experiment: Experiment, courier: Courier, status: Status, form: Form | None = None
+    ) -> None:
+        self.members: dict[str, Introduction] = {}
+        self.refused: dict[str, str] = {}
+        """Why a client may not take part, by the name it gave or its node's."""
+        self.form = form
+        """Known from the start where a run is gone on with; else what most clients have."""
+        self._courier = courier
+        self._status = status
+        self._nodes: dict[int, str] = {}
+        """Clients by node."""
+        self._asked: dict[str, int] = {}
+        """Nodes that have been asked who they are, by message."""
+        self._seen: set[int] = set()
+        self._turned_away: dict[int, str] = {}
+        """Under which name each node that may not take part stands in `refused`."""
+        self.adopt(experiment)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Training samples by client, in order of name."""
+        return {name: self.members[name].num_samples for name in sorted(self.members)}
+
+    def adopt(self, experiment: Experiment) -> None:
+        """Greet and judge by this experiment from now on."""
+        self._experiment = experiment
+        self._greeting = Parcel({"format": FORMAT, "experiment": pack_experiment(experiment)})
+
+    def gather(self) -> None:
+        """Wait until as many clients as expected have come, at most as long as patience lasts."""
+        wanted = self._experiment.clients or self._experiment.min_clients
+        self._wait_for(wanted, "waiting for clients")
+        if self.form is None and self.members:
+            self.form = _most_common(self.members)
+            for node, name in list(self._nodes.items()):
+                if reason := self._judge_form(self.members[name]):
+                    del self.members[name]
+                    self._turn_away(node, name, reason)
+        if len(self.members) < self._experiment.min_clients:
+            raise RunCutShort(self._say_too_few("were there"))
+
+    def look(self) -> dict[str, int]:
+        """Return where each known client is now, and greet nodes that are new or were refused.
+
+        Too few are waited for as long as patience lasts; then the run is cut short.
+        """
+        # Whatever was wrong with them may have been mended; once a round is not too often to ask.
+        self._seen -= self._turned_away.keys() - set(self._asked.values())
+        here = self._look_once()
+        needed = min(self._experiment.min_clients, len(self.members))
+        if len(here) < needed:
+            here = self._wait_for(needed, "waiting for clients to come back")
+        if len(here) < needed:
+            raise RunCutShort(self._say_too_few("are left"))
+        return here
+
+    def ask_again(self, names: Collection[str]) -> None:
+        """Let clients introduce themselves anew: what they said may not be true any more."""
+        self._seen -= {node for node, name in self._nodes.items() if name in names}
+
+    def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
+        end = time.monotonic() + self._experiment.network.patience
+        here = self._look_once()
+        while len(here) < wanted and time.monotonic() < end:
+            self._status.say(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
+            self._status.check()
+            time.sleep(POLL_SECONDS)
+            here = self._look_once()
+        return here
+
+    def _look_once(self) -> dict[str, int]:
+        present = self._courier.present()
+        strangers = [node for node in present if node not in self._seen]
+        if strangers:
+            settings = self._experiment.network
+            # A run may begin without those who load their images for long; they come in later.
+            seconds = max(settings.patience, settings.round_timeout)
+            greetings = dict.fromkeys(strangers, self._greeting)
+            sent = self._courier.send("hello", greetings, seconds)
+            self._asked |= {message: node for node, message in sent.items()}
+            self._seen |= set(sent)
+        for answer in self._courier.collect(list(self._asked)) if self._asked else []:
+            self._admit(answer, present)
+        # A node that went away before it said who it is will be asked again if it comes back.
+        waiting = set(self._asked.values())
+        self._seen &= {*present, *self._nodes, *waiting}
+        return {name: node for node, name in self._nodes.items() if node in present}
+
+    def _admit(self, answer: Answer, present: Mapping[int, str]) -> None:
+        node = self._asked.pop(answer.message, None)
+        if node is None:
+            return
+        registered = present.get(node, "")
+        who = registered or self._nodes.get(node) or f"node {node}"
+        if answer.parcel is None:
+            self._refuse(node, who, answer.reason)
+            if answer.trouble == "gone":
+                self._seen.discard(node)
+            return
+        try:
+            member = Introduction.unpack(answer.parcel)
+        except ParcelError as error:
+            self._turn_away(node, who, str(error))
+            return
+        if reason := self._judge(member, registered, node, present):
+            self._turn_away(node, registered or member.name, reason)
+            return
+        self._forgive(node)
+        # The same client at a new node: it is where it was last heard of.
+        self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
+        self._nodes[node] = member.name
+        self.members[member.name] = member
+
+    def _turn_away(self, node: int, who: str, reason: str) -> None:
+        self._refuse(node, who, reason)
+        self._nodes.pop(node, None)
+
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        self._forgive(node)
+        self._turned_away[node], self.refused[who] = who, reason
+        for oldest in list(self._turned_away)[:-_MOST_REFUSED]:
+            self._forgive(oldest)
+
+    def _forgive(self, node: int) -> None:
+        self.refused.pop(self._turned_away.pop(node, ""), None)
+
+    def _judge(
+        self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
+    ) -> str | None:
+        """Return why a client may not take part, or None."""
+        if registered and member.name != registered:
+            return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
+        elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
+        if any(each in present for each in elsewhere):
+            return "another client of that name is connected"
+        most = self._experiment.network.max_images
+        if member.num_samples > most:
+            return f"it says that it has {member.num_samples} images; network.max_images is {most}"
+        known = self._experiment.dataset.classes
+        if known and not set(member.classes) <= set(known):
+            odd = sorted(set(member.classes) - set(known))
+            return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
+        return self._judge_form(member)
+
+    def _judge_form(self, member: Introduction) -> str | None:
+        if self.form is None or member.form == self.form:
+            return None
+        input_size, _ = self.form
+        if member.input_size != input_size:
+            return (
+                f"its inputs have {member.input_size} numbers, the others' {input_size}: "
+                "images must be of one size, or go through the same encoder"
+            )
+        return "its encoder is not the others'"
+
+    def _say_too_few(self, words: str) -> str:
+        reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
+        return (
+            f"min_clients is {self._experiment.min_clients}; fewer {words} after "
+            f"{self._experiment.network.patience:g} s of waiting.{reasons}"
+        )
+
+
+def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]) -> Experiment:
+    """Return the experiment with the classes of all its clients, where it did not name them."""
+    if experiment.dataset.classes:
+        return experiment
+    classes = sorted({name for member in members.values() for name in member.classes})
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"the clients know the class {', '.join(classes)} alone; there must be two or more."
+        )
+    for member in members.values():
+        count = len(member.classes)
+        if _are_numbers(member.classes) and list(member.classes) != classes[:count]:
+            raise InvalidInput(
+                f"{member.name} has classes by number, {_shorten(member.classes)}, which are not "
+                f"the first of all clients' classes, {_shorten(classes)}: dataset.classes must "
+                "name the classes in order."
+            )
+    return experiment.replace(dataset__classes=classes)
+
+
+def _are_numbers(classes: Collection[str]) -> bool:
+    """Tell whether classes may be the labels of an npz file, which stand for places."""
+    return all(name.isdecimal() for name in classes)
+
+
+def _most_common(members: Mapping[str, Introduction]) -> Form:
+    """Return what most clients have; one that is set up wrongly must not shut the others out."""
+    counts = Counter(members[name].form for name in sorted(members))
+    return counts.most_common(1)[0][0]
+
+
+def _shorten(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:12])
+    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"

@@ -1,0 +1,1 @@
+"""What `mpfedcl federation init` makes: folders, keys, and instructions for each machine."""

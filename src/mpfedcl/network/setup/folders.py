@@ -1,0 +1,248 @@
+"""The folder of a federation: who belongs to it, certificates, keys, and a page for each machine.
+
+DIR/federation.toml                    address and clients
+DIR/README.md                          what to do on which machine
+DIR/server/                            certificate and key, the clients' public keys, Flower's app
+DIR/clients/<name>/                    what that client's machine needs, and nothing else
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import tomli_w
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.network.flower.run_config import OWN_KEYS, setting_keys
+from mpfedcl.network.setup import instructions
+
+FORMAT = 1
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """The server's side of a federation folder."""
+
+    root: Path
+    host: str
+    """As clients reach the server: a name or an address."""
+    port: int
+    clients: tuple[str, ...]
+
+    @classmethod
+    def open(cls, root: Path) -> Self:
+        """Read the folder of a federation."""
+        values = _read(root / "federation.toml", "a federation made by mpfedcl federation init")
+        try:
+            return cls(root, str(values["host"]), int(values["port"]), tuple(values["clients"]))
+        except (KeyError, TypeError, ValueError):
+            raise InvalidInput(
+                f"{root / 'federation.toml'} must have host, port and clients."
+            ) from None
+
+    @property
+    def server(self) -> Path:
+        """What the server's machine needs."""
+        return self.root / "server"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that clients check the server's by."""
+        return self.server / "ca.pem"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app that is run."""
+        return self.server / "app"
+
+    @property
+    def flower_home(self) -> Path:
+        """Flower's own folder, instead of one in the user's home."""
+        return self.server / "flower"
+
+    @property
+    def status(self) -> Path:
+        """Where a running federation says what it is doing."""
+        return self.server / "status.json"
+
+    def public_key(self, client: str) -> Path:
+        """Return a client's public key."""
+        return self.server / "clients" / f"{client}.pub"
+
+
+@dataclass(frozen=True)
+class ClientFolder:
+    """A client's side: on its own machine this folder is all there is."""
+
+    root: Path
+    name: str
+    server: str
+    """host:port"""
+
+    @classmethod
+    def open(cls, path: Path, name: str | None) -> Self:
+        """Find a client's folder: this one, or the one of that name in a federation's folder."""
+        root = path
+        if not (path / "client.toml").is_file() and name is not None:
+            root = path / "clients" / name
+        if not (root / "client.toml").is_file():
+            known = sorted(each.name for each in (path / "clients").glob("*") if each.is_dir())
+            if known:
+                raise InvalidInput(f"name is {name!r}; it must be one of {', '.join(known)}.")
+            raise InvalidInput(
+                f"{path} is no client's folder; it must be DIR/clients/NAME as mpfedcl federation "
+                "init made it, or DIR with --name NAME."
+            )
+        values = _read(root / "client.toml", "a client's folder")
+        found = str(values.get("name", ""))
+        if name is not None and name != found:
+            raise InvalidInput(f"name is {name!r}; this is the folder of {found!r}.")
+        return cls(root, found, str(values.get("server", "")))
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that the server's is checked by."""
+        return self.root / "ca.pem"
+
+    @property
+    def key(self) -> Path:
+        """The client's private key."""
+        return self.root / "node.key"
+
+    @property
+    def memory(self) -> Path:
+        """What the client keeps between rounds."""
+        return self.root / "memory"
+
+    @property
+    def flower_home(self) -> Path:
+        """Flower's own folder, instead of one in the user's home."""
+        return self.root / "flower"
+
+
+def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
+    """Make a federation's folder, or add clients to one; keys that are there are never touched."""
+    # Only here: whoever starts a client needs none of it.
+    from mpfedcl.network.setup.keys import make_authority, make_server_certificate
+
+    existing = ServerFolder.open(root) if (root / "federation.toml").is_file() else None
+    if root.exists() and not root.is_dir():
+        raise InvalidInput(f"{root} is a file; it must be a new folder, or a federation's.")
+    # What is only half made is made whole.
+    parts = {"server", "clients", "README.md"}
+    if existing is None and root.exists() and {each.name for each in root.iterdir()} - parts:
+        raise InvalidInput(f"{root} is not empty; it must be a new folder, or a federation's.")
+    _check_host(host)
+    if existing is not None and host not in (None, existing.host):
+        raise InvalidInput(
+            f"host is {host!r}; this federation's server is {existing.host!r}, and its certificate "
+            "says so: make a new federation, or leave it out."
+        )
+    known = existing.clients if existing else ()
+    for name in names:
+        _check_client_name(name)
+    clients = tuple(sorted({*known, *names}))
+    folder = existing or ServerFolder(root, host or LOOPBACK[1], port, clients)
+    folder = ServerFolder(root, folder.host, folder.port, clients)
+    for part in (folder.server / "clients", folder.app, folder.flower_home, root / "clients"):
+        part.mkdir(parents=True, exist_ok=True)
+    # Databases and logs are made in it later: closed from the beginning.
+    folder.server.chmod(0o700)
+    if not folder.authority.is_file():
+        make_authority(folder.authority, folder.server / "ca.key")
+    if not (folder.server / "server.pem").is_file():
+        hosts = list(dict.fromkeys([folder.host, *LOOPBACK]))
+        make_server_certificate(
+            folder.server / "server.pem",
+            folder.server / "server.key",
+            folder.authority,
+            folder.server / "ca.key",
+            hosts,
+        )
+    for name in clients:
+        # Once handed out and taken away from here, its key is nobody else's to make.
+        if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
+            _make_client(folder, name)
+    write_app(folder.app)
+    write_atomically(root / "README.md", instructions.for_everybody(folder).encode())
+    write_atomically(folder.server / "mpfedcl-server.service", instructions.server_unit().encode())
+    write_atomically(folder.server / "nginx.conf", instructions.proxy_site(folder).encode())
+    # Last: a folder without it is not a federation, and the same command makes it whole.
+    values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
+    write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())
+    return folder
+
+
+def write_app(folder: Path) -> None:
+    """Write the Flower app: it names what is installed on every machine, and carries no code."""
+    keys = dict.fromkeys([*OWN_KEYS, *setting_keys()], "")
+    flower = {
+        "publisher": "mpfedcl",
+        "components": {
+            "serverapp": "mpfedcl.network.flower.apps:server_app",
+            "clientapp": "mpfedcl.network.flower.apps:client_app",
+        },
+        "config": keys,
+    }
+    content = {
+        "project": {
+            "name": "mpfedcl-app",
+            "version": "1.0.0",
+            "description": "mpfedcl over Flower",
+            "license": "Apache-2.0",
+            "dependencies": ["mpfedcl[flower]"],
+        },
+        "tool": {"flwr": {"app": flower}},
+    }
+    write_atomically(folder / "pyproject.toml", tomli_w.dumps(content).encode())
+
+
+def _make_client(folder: ServerFolder, name: str) -> None:
+    from mpfedcl.network.setup.keys import make_node_key
+
+    place = folder.root / "clients" / name
+    place.mkdir(exist_ok=True)
+    place.chmod(0o700)
+    client = ClientFolder(place, name, f"{folder.host}:{folder.port}")
+    if not (client.key.is_file() and folder.public_key(name).is_file()):
+        make_node_key(client.key, folder.public_key(name))
+    write_atomically(client.authority, folder.authority.read_bytes())
+    write_atomically(place / "README.md", instructions.for_client(client).encode())
+    write_atomically(place / "mpfedcl-client.service", instructions.client_unit(client).encode())
+    values = {"format": FORMAT, "name": name, "server": client.server}
+    write_atomically(place / "client.toml", tomli_w.dumps(values).encode())
+
+
+def _check_client_name(name: str) -> None:
+    """A client's name is a folder, a line in a table and a word in a command."""
+    plain = name.replace("-", "a").replace("_", "a").replace(".", "a")
+    if not (plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= 64):
+        raise InvalidInput(
+            f"names has {name!r}; a client's name must be of letters, digits, '-', '_' and '.', "
+            "begin with a letter or digit, and have at most 64 characters."
+        )
+
+
+def _check_host(host: str | None) -> None:
+    """A server's name stands in its certificate, and before a colon and a port."""
+    plain = (host or "a").replace("-", "a").replace(".", "a")
+    if not (plain.isalnum() and plain.isascii() and len(plain) <= 253) or host == "":
+        raise InvalidInput(
+            f"host is {host!r}; it must be a host name or an IPv4 address, without port."
+        )
+
+
+def _read(path: Path, what: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist; the folder must be {what}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}.") from None
+    if values.get("format") != FORMAT:
+        raise InvalidInput(f"{path} has format {values.get('format')!r}; it must be {FORMAT}.")
+    return values

@@ -1,6 +1,0 @@
-"""Every table and figure of the paper as data: settings, cells, and the numbers it prints."""
-
-from mpfedcl.paper.item import Cell, Item, Published
-from mpfedcl.paper.items import ITEM_IDS, find_items
-
-__all__ = ["ITEM_IDS", "Cell", "Item", "Published", "find_items"]

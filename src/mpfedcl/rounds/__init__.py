@@ -1,0 +1,1 @@
+"""One round without files or processes: guard, aggregation, evaluation, the loop itself."""

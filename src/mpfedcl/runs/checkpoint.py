@@ -1,0 +1,127 @@
+"""Checkpoints: the whole state after a round, hashed, with the one before it kept.
+
+A checkpoint is two files: the tensors, and a small JSON manifest that is written last, with a hash
+over both. Without a manifest, or with one that does not match, a checkpoint does not count.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+
+from mpfedcl.experiment import FORMAT
+from mpfedcl.rounds.round_loop import FederationState
+from mpfedcl.files import write_atomically
+from mpfedcl.methods import Server
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.tensors import digest, pack_tensors
+
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a federation and of its clients after a round, and that round's record."""
+
+    state: FederationState
+    clients: Tensors
+    record: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; keep the one before it and drop the others."""
+    folder.mkdir(exist_ok=True)
+    manifest, content = _pack(checkpoint)
+    stem = f"round-{checkpoint.state.round:06d}"
+    write_atomically(folder / f"{stem}.safetensors", content)
+    signed = {"sha256": _sign(manifest, content), **manifest}
+    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
+    _drop_others(folder, stem)
+
+
+def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
+    """Return a checkpoint as one piece, for another process."""
+    manifest, content = _pack(checkpoint)
+    return json.dumps(manifest).encode() + b"\n" + content
+
+
+def checkpoint_from_bytes(content: bytes) -> Checkpoint:
+    """Return what `checkpoint_to_bytes` was given."""
+    manifest, _, tensors = content.partition(b"\n")
+    return _unpack(load(tensors), json.loads(manifest))
+
+
+def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
+    state = checkpoint.state
+    content = pack_tensors(
+        {
+            **{f"params/{name}": value for name, value in state.server.params.items()},
+            **{f"extra/{name}": value for name, value in state.server.extra.items()},
+            **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
+            **{
+                f"{part}/{name}": getattr(prototypes, part)
+                for name, (_, prototypes) in state.rows.items()
+                for part in ("vectors", "labels", "counts")
+            },
+        }
+    )
+    manifest = {
+        "format": FORMAT,
+        "round": state.round,
+        "received": {name: received for name, (received, _) in state.rows.items()},
+        "record": checkpoint.record,
+    }
+    return manifest, content
+
+
+def _drop_others(folder: Path, newest: str) -> None:
+    """Remove all but the newest and the one before: older ones, orphans, and damaged later ones."""
+    # A later one is left from before a return to an earlier round: were it kept, it would outlive
+    # the rounds that are being run anew and count as the newest.
+    stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
+    kept = stems[-_KEPT:]
+    # Manifests go first: tensors without one do not count, the reverse would be damage.
+    for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
+        if path.stem not in kept:
+            path.unlink()
+
+
+def _sign(manifest: dict[str, Any], content: bytes) -> str:
+    return digest(json.dumps(manifest).encode() + content)
+
+
+def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest sound checkpoint, and what is wrong with newer ones."""
+    problems: list[str] = []
+    for path in sorted(folder.glob("round-*.json"), reverse=True):
+        try:
+            manifest = json.loads(path.read_bytes())
+            content = path.with_suffix(".safetensors").read_bytes()
+            if manifest.pop("sha256") != _sign(manifest, content):
+                raise ValueError("its hash does not match")
+            return _unpack(load(content), manifest), problems
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(f"{path.with_suffix('').name} is damaged ({error})")
+    return None, problems
+
+
+def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
+    def below(prefix: str) -> Tensors:
+        start = prefix + "/"
+        return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
+
+    rows = {
+        name: (
+            received,
+            Prototypes(
+                tensors[f"vectors/{name}"], tensors[f"labels/{name}"], tensors[f"counts/{name}"]
+            ),
+        )
+        for name, received in manifest["received"].items()
+    }
+    server = Server(below("params"), below("extra"))
+    state = FederationState(manifest["round"], server, rows)
+    return Checkpoint(state, below("clients"), manifest["record"])

@@ -1,0 +1,262 @@
+"""The run directory: all that a run leaves behind, in plain files."""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.files import write_atomically
+from mpfedcl.methods import Reading
+from mpfedcl.models import Tensors
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.evaluation import Counts
+from mpfedcl.tensors import pack_tensors
+
+
+class RunDirectory:
+    """One run's folder. Open it with `create` or `resume`; it is locked until closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment) -> Self:
+        """Make the folder of a new run; one that holds anything else is refused."""
+        if path.exists() and not path.is_dir():
+            raise InvalidInput(f"out is {str(path)!r}; it must be a folder, and this is a file.")
+        path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path)
+        if not directory.holds_run() and any(not e.name.startswith(".") for e in path.iterdir()):
+            raise InvalidInput(f"out is {str(path)!r}; it must be a new or an empty folder.")
+        directory._acquire()
+        try:
+            if directory.holds_run():
+                raise InvalidInput(
+                    f"out is {str(path)!r}; it already holds a run: give another folder, or go on "
+                    f"with it by --resume {path}."
+                )
+            directory.write_experiment(experiment)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    @classmethod
+    def resume(cls, path: Path, named: str = "resume") -> Self:
+        """Open the folder of a run to go on with it; `named` is what the user gave it as."""
+        directory = cls(path)
+        if not directory.holds_run():
+            raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
+        directory._acquire(named)
+        return directory
+
+    def holds_run(self) -> bool:
+        """Tell whether a run was started here."""
+        return (self.path / "experiment.toml").is_file()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Experiment and records
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoint"
+
+    def read_experiment(self) -> Experiment:
+        """Return the experiment of this run."""
+        return Experiment.from_toml(self.path / "experiment.toml", complete=True)
+
+    def write_experiment(self, experiment: Experiment) -> None:
+        """Write the complete experiment."""
+        write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
+
+    def read_records(self) -> list[dict[str, Any]]:
+        """Return the records of whole lines; a line cut off by a crash or damaged is left out."""
+        records = []
+        path = self.path / "rounds.jsonl"
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return records
+
+    def count_records(self) -> int:
+        """Return how many lines the records have, unread: for whoever looks twice a second."""
+        path = self.path / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def append_record(self, record: dict[str, Any]) -> None:
+        """Add a round's record."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            # The checkpoint is on disk by now and holds this record alone, not those before it.
+            os.fsync(file.fileno())
+
+    def rewind_records(self, last: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Make the records end with the checkpoint's own; later rounds will be run again."""
+        keep = last["round"] if last else 0
+        records = [record for record in self.read_records() if record["round"] <= keep]
+        if last and (not records or records[-1]["round"] < keep):
+            records.append(last)
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        write_atomically(self.path / "rounds.jsonl", lines.encode())
+        return records
+
+    # What a finished run leaves
+
+    def write_models(
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        personal: Iterable[tuple[str, Tensors]],
+    ) -> None:
+        """Write the averaged model, the pool and the personal models, as far as there are any."""
+        for name, content in (
+            ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
+            ("pool.safetensors", None if pool is None else pack_pool(pool)),
+        ):
+            if content is not None:
+                write_atomically(self.path / name, content)
+        models = self.path / "models"
+        if models.exists():
+            shutil.rmtree(models)
+        models.mkdir()
+        for name, params in personal:
+            write_atomically(models / f"{name}.safetensors", pack_tensors(params))
+
+    def write_confusion(
+        self,
+        confusion: Mapping[str, Counts],
+        *,
+        round_number: int,
+        reading: Reading,
+        class_names: Sequence[str],
+    ) -> None:
+        """Write which class was taken for which: for each client [C][C] counts, rows = truth.
+
+        Images that no prototype answers for stand under `unanswered`, by true class, of the
+        clients that have any.
+        """
+        silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
+        content = {
+            "format": FORMAT,
+            "round": round_number,
+            "reading": reading,
+            "classes": list(class_names),
+            "clients": {name: [row[:-1] for row in each] for name, each in confusion.items()},
+            "unanswered": {name: each for name, each in silent.items() if any(each)},
+        }
+        # On one line: a number a line would make it three times as long.
+        text = json.dumps(content, allow_nan=False) + "\n"
+        write_atomically(self.path / "confusion.json", text.encode())
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file for people and programs."""
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / name, text.encode())
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return what `write_json` wrote, or None where there is no such file."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+        return content
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Return the summary of a finished run, else None."""
+        return self.read_json("summary.json")
+
+    def remove_summary(self) -> None:
+        """Take back the mark of a finished run, and what else sums it up, before it goes on."""
+        for name in ("summary.json", "convergence.json", "CARD.md"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _acquire(self, named: str = "out") -> None:
+        """Lock the folder; the system lets go when the process ends, however it ends."""
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InvalidInput(
+                f"{named} is {str(self.path)!r}; another process is writing this run: wait for it, "
+                "or give another folder."
+            ) from None
+        self._lock = handle
+
+
+def summarize_run(
+    experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary of a finished run, drawn from its records alone."""
+    last = records[-1]
+    return {
+        "format": FORMAT,
+        "method": experiment.method,
+        "dataset": experiment.dataset.name,
+        "seed": experiment.seed,
+        "rounds": last["round"],
+        "reading": reading,
+        "accuracy": last["accuracy"]["own"][reading],
+        "accuracy_per_client": last["accuracy_per_client"],
+        "readings": last["accuracy"],
+        "loss": last["loss"],
+        "bytes": _total(record["bytes"] for record in records),
+        "seconds": _total(record["seconds"] for record in records),
+        "parameters_sent": last["sent"]["parameters"],
+        "prototype_floats_sent": last["sent"]["prototype_floats"],
+        "rejected": sum(len(record["clients"]["rejected"]) for record in records),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return {name: round(value, 6) for name, value in totals.items()}
+
+
+def pack_pool(pool: PrototypePool) -> bytes:
+    """Return a pool as pool.safetensors has it."""
+    tensors = {
+        "vectors": pool.vectors,
+        "labels": pool.labels,
+        "counts": pool.counts,
+        "owners": pool.owners,
+    }
+    return pack_tensors(tensors, note=("names", json.dumps(pool.names)))

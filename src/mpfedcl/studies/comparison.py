@@ -1,0 +1,131 @@
+"""Several methods over several seeds: the same experiment, run by run, in one folder."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.files import write_atomically
+from mpfedcl.methods import READINGS, find_method
+from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.jobs import Plan, run_plans
+from mpfedcl.studies.statistics import LEVEL, best_and_within, find_best, paired_difference
+from mpfedcl.tracking import find_trackers
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a comparison, in the order of methods, then seeds."""
+
+    path: Path
+    plans: Sequence[Plan]
+
+    @classmethod
+    def prepare(
+        cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
+    ) -> "Comparison":
+        """Lay a comparison out in a folder, or take one up that was interrupted."""
+        for name, values in (("methods", methods), ("seeds", seeds)):
+            if not values or len(set(values)) < len(values):
+                raise InvalidInput(
+                    f"{name} is {list(values)}; it must name at least one, and each once."
+                )
+        # What is missing is said before any run is begun.
+        find_trackers(base.track)
+        plans = []
+        for method in methods:
+            defaults = find_method(method).defaults
+            for seed in seeds:
+                experiment = base.replace(method=method, seed=seed).resolved(defaults)
+                # The whole name: two modules may each have a class Mine.
+                folder = f"{method.replace(':', '.')}-seed{seed}"
+                plans.append(Plan(experiment, path / folder))
+        for plan in plans:
+            directory = RunDirectory(plan.path)
+            here = {name: plan.experiment.setting(name) for name in INDIFFERENT}
+            if (
+                directory.holds_run()
+                and directory.read_experiment().replace(**here) != plan.experiment
+            ):
+                raise InvalidInput(
+                    f"out is {str(path)!r}; {plan.path.name} in it holds a run with other "
+                    "settings: give another folder, or the settings it was begun with."
+                )
+        return cls(path, plans)
+
+    def rounds_done(self) -> int:
+        """Return how many rounds are on record in all runs together."""
+        return sum(plan.rounds_done() for plan in self.plans)
+
+    def run(self, jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+        """Run what is not complete, `jobs` at a time; tell whether everything is now complete."""
+        return run_plans(self.plans, jobs, should_stop, on_wait)
+
+    def collect(self) -> dict[str, Any]:
+        """Return all readings by method, test and reading, a number a seed."""
+        methods: dict[str, Any] = {}
+        for plan in self.plans:
+            summary = plan.summary()
+            assert summary is not None
+            entry = methods.setdefault(
+                plan.method,
+                {
+                    "reading": summary["reading"],
+                    "accuracy": [],
+                    "readings": {test: {r: [] for r in READINGS} for test in TESTS},
+                    "accuracy_per_client": {name: [] for name in summary["accuracy_per_client"]},
+                    "bytes": [],
+                    "seconds": [],
+                    "runs": [],
+                },
+            )
+            entry["accuracy"].append(summary["accuracy"])
+            for client, accuracy in summary["accuracy_per_client"].items():
+                entry["accuracy_per_client"][client].append(accuracy)
+            for test in TESTS:
+                for reading in READINGS:
+                    entry["readings"][test][reading].append(summary["readings"][test][reading])
+            entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
+            entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
+            entry["runs"].append(plan.path.name)
+        # In the order given, which is also the order of the numbers above.
+        seeds = list(dict.fromkeys(plan.experiment.seed for plan in self.plans))
+        return {
+            "rounds": self.plans[0].experiment.rounds,
+            "seeds": seeds,
+            "methods": methods,
+            "differences": {"level": LEVEL, **{test: _compare(methods, test) for test in TESTS}},
+        }
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Write the collected readings beside the runs."""
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / "comparison.json", text.encode())
+
+
+def _compare(methods: dict[str, Any], test: str) -> dict[str, Any]:
+    """Compare the methods' own readings on a test, each with the best and with the first."""
+    values = {name: entry["readings"][test][entry["reading"]] for name, entry in methods.items()}
+    best, first = find_best(values), next(iter(values))
+    return {
+        "marks": best_and_within(values),
+        "best": best,
+        "to_best": _differences(values, best),
+        "first": first,
+        "to_first": _differences(values, first),
+    }
+
+
+def _differences(values: dict[str, Any], other: str | None) -> dict[str, Any]:
+    """Return each method's paired difference to another, None where they share no seed."""
+    found = {
+        name: None if other is None else paired_difference(numbers, values[other])
+        for name, numbers in values.items()
+        if name != other
+    }
+    return {name: None if each is None else each.to_json() for name, each in found.items()}

@@ -1,0 +1,259 @@
+"""Run what tables need, and write them: nothing twice, and nothing lost when it is stopped."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.data.reader import data_folder
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.files import write_atomically
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.jobs import Plan, run_plans
+from mpfedcl.studies.paper.item import Finished, Item, Track
+from mpfedcl.studies.paper.results import collect
+from mpfedcl.studies.paper.store import FREE, Store, resolve
+from mpfedcl.studies.tuning import Search, load_tuning, run_searches
+
+_QUICK_ROUNDS = 3
+_BUDGET, _QUICK_BUDGET = 12, 2
+TUNING_SEEDS = (100, 101, 102)
+"""Other draws of the data than those that are reported.
+
+One draw of a small set holds out a hundred images, too few to tell settings apart.
+"""
+_VALIDATION = 0.2
+_TUNED = ("label", "feature")
+"""Items that have both tracks."""
+
+
+@dataclass(frozen=True)
+class PaperRuns:
+    """The runs of some items in a folder."""
+
+    folder: Path
+    items: Sequence[Item]
+    seeds: Sequence[int]
+    root: Path | None = None
+    quick: bool = False
+    _read: dict[tuple[Path, int], Finished] = field(default_factory=dict)
+    _complete: set[Path] = field(default_factory=set)
+
+    @cached_property
+    def store(self) -> Store:
+        """Where the runs are."""
+        return Store(self.folder / "runs")
+
+    def plans(self, track: Track) -> list[Plan]:
+        """Return the runs of a track, each once; those of the tuned track once they are tuned."""
+        wanted = [
+            self._with_seed(track, experiment, seed)
+            for item in self.items
+            for its_track, experiment in item.experiments()
+            if its_track == track
+            # Pictures show one run.
+            for seed in (self.seeds if item.cells or item.curves else self.seeds[:1])
+        ]
+        return [Plan(experiment, path) for experiment, path in self.store.longest(wanted)]
+
+    def bases(self) -> list[Experiment]:
+        """Return the experiments that are to be tuned, each once."""
+        found = [
+            base for item in self.items for track, base in item.experiments() if track == "tuned"
+        ]
+        return list({base.to_toml(): base for base in found}.values())
+
+    def tuning_folder(self, base: Experiment) -> Path:
+        """Return where the search for one experiment is."""
+        return self.folder / "tuning" / self.store.folder(resolve(self._shortened(base), 0)).name
+
+    def searches(self) -> list[Search]:
+        """Return the searches that are not complete, one an experiment to be tuned."""
+        found = []
+        for base in self.bases():
+            search = self._search(base)
+            if load_tuning(search.path) is None:
+                found.append(search)
+            else:
+                # Weights that a kill has left behind after the result was written.
+                search.clear()
+        return found
+
+    def tune(
+        self,
+        searches: Sequence[Search],
+        jobs: int,
+        should_stop: Callable[[], bool],
+        on_wait: Callable[[], None],
+    ) -> bool:
+        """Go on with searches; tell whether all are complete now."""
+        if not run_searches(searches, jobs, should_stop, on_wait):
+            return False
+        for search in searches:
+            search.conclude().write(search.path)
+            search.clear()
+        return True
+
+    def _search(self, base: Experiment) -> Search:
+        base = self._shortened(base)
+        return Search.prepare(
+            base.replace(dataset__root=self.root),
+            base.method,
+            self.tuning_folder(base),
+            _QUICK_BUDGET if self.quick else _BUDGET,
+            TUNING_SEEDS[:1] if self.quick else TUNING_SEEDS,
+            validation=_VALIDATION,
+        )
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        jobs: int,
+        should_stop: Callable[[], bool],
+        on_wait: Callable[[], None],
+    ) -> bool:
+        """Run what is missing; tell whether everything is there now."""
+        todo = [plan for plan in plans if not self.store.is_finished(plan.experiment)]
+        self._check(plans)
+        # The longest first, so that the last one does not run alone for long.
+        todo.sort(key=lambda plan: -plan.experiment.rounds)
+        if not run_plans(todo, jobs, should_stop, on_wait):
+            return False
+        for plan in todo:
+            if not self.store.is_finished(plan.experiment):
+                raise InvalidInput(
+                    f"{plan.path} is complete but its records are damaged; it must be removed, and "
+                    "the same command run again."
+                )
+        return True
+
+    def rounds_done(self, plans: Iterable[Plan]) -> int:
+        """Return how many rounds of some runs are on record."""
+        total = 0
+        for plan in plans:
+            # A thousand runs are looked at twice a second: those that are complete only once.
+            if plan.path not in self._complete:
+                done = min(RunDirectory(plan.path).count_records(), plan.experiment.rounds)
+                if done < plan.experiment.rounds:
+                    total += done
+                    continue
+                self._complete.add(plan.path)
+            total += plan.experiment.rounds
+        return total
+
+    def has_track(self, item: Item, track: Track) -> bool:
+        """Tell whether all runs of an item's track are there."""
+        only = replace(self, items=[item])
+        if track == "tuned" and any(
+            load_tuning(self.tuning_folder(base)) is None for base in only.bases()
+        ):
+            return False
+        return all(self.store.is_finished(plan.experiment) for plan in only.plans(track))
+
+    def claim(self) -> None:
+        """Refuse to mix results of different data in one folder."""
+        data = str(data_folder(DatasetSettings(root=self.root))[0].resolve())
+        path = self.folder / "data.json"
+        if path.is_file():
+            known = json.loads(path.read_bytes()).get("folder")
+            if known != data:
+                raise InvalidInput(
+                    f"out is {str(self.folder)!r}; its runs are on the data in {known}, not in "
+                    f"{data}: give another folder, or that data."
+                )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"folder": data}).encode())
+
+    def _check(self, plans: Iterable[Plan]) -> None:
+        """Refuse runs made by other settings, such as defaults that have changed since."""
+        for plan in plans:
+            directory = RunDirectory(plan.path)
+            if not directory.holds_run():
+                continue
+            if directory.read_experiment().replace(**FREE) != plan.experiment.replace(**FREE):
+                raise InvalidInput(
+                    f"{plan.path} holds a run with other settings; it must be removed, or another "
+                    "folder given by --out."
+                )
+
+    def conclude(self, item: Item) -> dict[str, Any]:
+        """Write an item's result.json from its finished runs, and return it."""
+        result = collect(item, self.seeds, self.finished, self._command(item))
+        result["chosen"] = self._chosen(item)
+        result["quick"] = self.quick
+        result["seconds"] = round(self._seconds(item), 1)
+        place = self.folder / "tables" / item.id
+        place.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomically(place / "result.json", text.encode())
+        return result
+
+    def _chosen(self, item: Item) -> list[dict[str, Any]]:
+        """Return the settings that each method of the tuned track was given, set by set."""
+        # A search serves many cells.
+        cells = {each.experiment.to_toml(): each for each in item.cells if each.track == "tuned"}
+        return [
+            {
+                "row": cell.row,
+                "set": cell.panel or item.columns[cell.column],
+                "changes": tuning.changes,
+                "score": tuning.score,
+                "default_score": tuning.default_score,
+                "standard_error": tuning.standard_error,
+            }
+            for cell in cells.values()
+            if (tuning := load_tuning(self.tuning_folder(cell.experiment))) is not None
+        ]
+
+    def finished(self, track: Track, experiment: Experiment, seed: int) -> Finished:
+        """Return a run that must be there."""
+        complete = self._with_seed(track, experiment, seed)
+        key = (self.store.folder(complete), complete.rounds)
+        if key not in self._read:
+            run = self.store.finished(complete)
+            assert run is not None
+            self._read[key] = run
+        return self._read[key]
+
+    def _with_seed(self, track: Track, experiment: Experiment, seed: int) -> Experiment:
+        experiment = self._shortened(experiment)
+        if track == "tuned":
+            tuning = load_tuning(self.tuning_folder(experiment))
+            assert tuning is not None
+            experiment = experiment.replace(**tuning.knobs)
+        return self.complete(experiment, seed)
+
+    def complete(self, experiment: Experiment, seed: int) -> Experiment:
+        """Return an experiment as it is run here with a seed."""
+        experiment = self._shortened(experiment)
+        return resolve(experiment.replace(dataset__root=self.root), seed)
+
+    def _command(self, item: Item) -> str:
+        """Return the words that make an item as it is here."""
+        usual = (0,) if self.quick else (0, 1, 2)
+        seeds = "" if tuple(self.seeds) == usual else f" --seeds {' '.join(map(str, self.seeds))}"
+        tracks = {track for track, _ in item.experiments()}
+        both = {"paper", "tuned"}
+        chosen = "" if item.id not in _TUNED or tracks == both else f" --tracks {min(tracks)}"
+        return f"mpfedcl paper run {item.id}{' --quick' if self.quick else ''}{seeds}{chosen}"
+
+    def _shortened(self, experiment: Experiment) -> Experiment:
+        if not self.quick:
+            return experiment
+        return experiment.replace(rounds=min(_QUICK_ROUNDS, experiment.rounds))
+
+    def _seconds(self, item: Item) -> float:
+        """Return the computing time of the runs and searches that an item rests on."""
+        only = replace(self, items=[item])
+        searches = [load_tuning(self.tuning_folder(base)) for base in only.bases()]
+        total = sum(each.seconds for each in searches if each is not None)
+        for track in ("paper", "tuned"):
+            for plan in only.plans(track):
+                run = self.store.finished(plan.experiment)
+                assert run is not None
+                total += sum(sum(record["seconds"].values()) for record in run.records)
+        return total

@@ -1,0 +1,81 @@
+"""The paper's data sets, and which stand in for those that are not here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mpfedcl.data.reader import is_here, open_image_set
+from mpfedcl.experiment.settings import DatasetSettings
+
+_PAPER = ("mnist", "digit5", "office10", "domainnet")
+_STAND_INS = {"mnist": "mnist-sample", "domainnet": "sixdomain"}
+"""Shown under their own names, never beside the paper's numbers."""
+_DOMAINS = {"digit5": 5, "office10": 4, "domainnet": 6, "sixdomain": 6}
+_TITLES = {
+    "mnist": "MNIST",
+    "mnist-sample": "MNIST sample",
+    "digit5": "Digit-5",
+    "office10": "Office-10",
+    "domainnet": "DomainNet",
+    "sixdomain": "sixdomain",
+}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The data sets at hand."""
+
+    root: Path | None = None
+
+    @cached_property
+    def all(self) -> Mapping[str, str]:
+        """The paper's data sets that can be run, and the set that each is run on."""
+        chosen = {}
+        for name in _PAPER:
+            options = [name, *([_STAND_INS[name]] if name in _STAND_INS else [])]
+            found = [each for each in options if self._is_whole(each)]
+            if found:
+                chosen[name] = found[0]
+        return chosen
+
+    def _is_whole(self, name: str) -> bool:
+        """Tell whether a set is here with all its domains; the paper's averages are over all."""
+        return is_here(name, self.root) and len(self.domains(name)) >= _DOMAINS.get(name, 1)
+
+    @property
+    def missing(self) -> list[str]:
+        """The paper's data sets that are not run themselves, with what is done instead."""
+        return [
+            f"{_TITLES[name]} is not in the data folder as a whole; "
+            + (
+                f"{self.title(self.all[name])} stands in."
+                if name in self.all
+                else "it is left out."
+            )
+            for name in _PAPER
+            if self.all.get(name) != name
+        ]
+
+    @property
+    def by_domain(self) -> Mapping[str, str]:
+        """Those that have domains."""
+        return {name: ours for name, ours in self.all.items() if name != "mnist"}
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Titles of the sets that are run."""
+        return {ours: _TITLES[ours] for ours in self.all.values()}
+
+    def title(self, ours: str) -> str:
+        """Return how a set is called in tables."""
+        return _TITLES[ours]
+
+    def pick(self, *names: str) -> list[str]:
+        """Return what some of the paper's sets are run on, as far as they can be."""
+        return [self.all[name] for name in names if name in self.all]
+
+    def domains(self, ours: str) -> list[str]:
+        """Return a set's domains, which are its clients under feature skew."""
+        listing = open_image_set(DatasetSettings(name=ours, root=self.root))
+        return [domain.name for domain in listing.domains]

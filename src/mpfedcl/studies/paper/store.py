@@ -1,0 +1,81 @@
+"""Runs that tables share: one folder a run, found by its settings.
+
+A run of 130 rounds is a run of 60 rounds that went on: the learning rate does not depend on the
+number of rounds. So tables that ask for different lengths share one run, each up to its round.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.methods import find_method
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.paper.item import Finished
+
+FREE = {**INDIFFERENT, "rounds": 1, "dataset__root": None, "device": "cpu"}
+"""Settings that make no difference to the rounds that two runs have in common, given that the data
+are the same (`PaperRuns` sees to that)."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of runs."""
+
+    path: Path
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Return where the run of a resolved experiment is, or will be."""
+        plain = experiment.replace(**FREE)
+        text = json.dumps(_differences(plain), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        named = f"{plain.method}-{plain.dataset.name}-{plain.partition.kind}-seed{plain.seed}"
+        return self.path / f"{named}-{digest}"
+
+    def longest(self, experiments: Iterable[Experiment]) -> list[tuple[Experiment, Path]]:
+        """Return each run once, as long as the longest that asks for it."""
+        found: dict[Path, Experiment] = {}
+        for experiment in experiments:
+            place = self.folder(experiment)
+            if place not in found or found[place].rounds < experiment.rounds:
+                found[place] = experiment
+        return [(experiment, place) for place, experiment in found.items()]
+
+    def is_finished(self, experiment: Experiment) -> bool:
+        """Tell whether a run has got as far as an experiment asks."""
+        return self.finished(experiment) is not None
+
+    def finished(self, experiment: Experiment) -> Finished | None:
+        """Return a run up to the experiment's last round; None where it is not there yet."""
+        records = RunDirectory(self.folder(experiment)).read_records()
+        records = [record for record in records if record["round"] <= experiment.rounds]
+        # A damaged line is left out in reading; cells count on a record a round.
+        if [record["round"] for record in records] != list(range(1, experiment.rounds + 1)):
+            return None
+        if not records[-1]["accuracy"]:
+            return None
+        return Finished(records, find_method(experiment.method).reading)
+
+
+def resolve(experiment: Experiment, seed: int) -> Experiment:
+    """Return an experiment with its seed and with what was left open filled in."""
+    return experiment.replace(seed=seed).resolved(find_method(experiment.method).defaults)
+
+
+def _differences(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that are not the defaults; a setting added later changes no name."""
+    ours = json.loads(experiment.model_dump_json())
+    defaults = json.loads(Experiment().model_dump_json())
+    found: dict[str, Any] = {}
+    for name, value in ours.items():
+        if isinstance(value, dict):
+            usual = defaults[name]
+            changed = {key: each for key, each in value.items() if each != usual.get(key)}
+            if changed:
+                found[name] = changed
+        elif value != defaults[name]:
+            found[name] = value
+    return found

@@ -1,0 +1,295 @@
+"""The search for one method's settings: what is run next, and what came of it.
+
+Everything is read from the runs' records, so a search that was killed goes on from them.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.files import write_atomically
+from mpfedcl.methods import find_method
+from mpfedcl.rng import numpy_generator
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.jobs import Crew, Plan
+from mpfedcl.studies.tuning.grid import Knobs, KnobValues, draw_settings, lay_out_grid
+from mpfedcl.studies.tuning.halving import Rung, choose, keep_best, plan_rungs, standard_error
+from mpfedcl.studies.tuning.tuning import Trial, Tuning, present_values
+
+BUDGET = 12
+VALIDATION = 0.2
+TOLERANCE = 1.0
+
+_HERE = {"engine": "auto", "workers": 1}
+"""Settings that make no difference to results: a search may go on with others."""
+
+
+def tune(
+    base: Experiment,
+    method: str,
+    out: Path | str,
+    *,
+    budget: int = BUDGET,
+    seeds: Sequence[int] = (0,),
+    validation: float = VALIDATION,
+    tolerance: float = TOLERANCE,
+    jobs: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Tuning | None:
+    """Choose a method's settings, or go on doing so; return None where it was stopped.
+
+    What `base` says of the method's knobs are the defaults, which are always tried.
+    """
+    search = Search.prepare(
+        base, method, Path(out), budget, seeds, validation=validation, tolerance=tolerance
+    )
+    if not run_searches([search], jobs, should_stop, on_wait):
+        return None
+    tuning = search.conclude()
+    tuning.write(search.path)
+    search.clear()
+    return tuning
+
+
+def run_searches(
+    searches: Sequence["Search"],
+    jobs: int,
+    should_stop: Callable[[], bool],
+    on_wait: Callable[[], None],
+) -> bool:
+    """Run searches side by side, rung by rung; tell whether all are complete."""
+    for search in searches:
+        search.write()
+    with Crew(jobs) as crew:
+        while due := [plan for search in searches for plan in search.due()]:
+            if not crew.run(due, should_stop, on_wait):
+                return False
+    return True
+
+
+@dataclass(frozen=True)
+class Search:
+    """The settings to try for one method, and the folder of their runs."""
+
+    base: Experiment
+    """The experiment as it is run in the end; its own seed plays no part."""
+    path: Path
+    grid: Knobs
+    settings: Sequence[KnobValues]
+    """The settings tried, the defaults first."""
+    budget: int
+    seeds: Sequence[int]
+    validation: float
+    tolerance: float
+
+    @classmethod
+    def prepare(
+        cls,
+        base: Experiment,
+        method: str,
+        path: Path,
+        budget: int = BUDGET,
+        seeds: Sequence[int] = (0,),
+        *,
+        validation: float = VALIDATION,
+        tolerance: float = TOLERANCE,
+    ) -> Self:
+        """Draw the settings to try, and find out whether the folder can be used."""
+        _check(budget, seeds, validation, tolerance)
+        found = find_method(method)
+        base = base.replace(method=method, partition__validation=0.0)
+        grid, defaults = lay_out_grid(found.knobs, base.resolved(found.defaults), budget)
+        generator = numpy_generator(seeds[0], "tuning", method)
+        settings = draw_settings(grid, defaults, budget, generator)
+        search = cls(base, path, grid, settings, budget, tuple(seeds), validation, tolerance)
+        for number in range(len(settings)):
+            search.plan(number, search.seeds[0], base.rounds)
+        search._refuse_others()
+        return search
+
+    @cached_property
+    def rungs(self) -> tuple[Rung, ...]:
+        """How many settings are run how far."""
+        return plan_rungs(self.base.rounds, len(self.settings))
+
+    @property
+    def most_rounds(self) -> int:
+        """The rounds of all runs together, if the defaults are never among the best."""
+        total, before = 0, 0
+        for rung in self.rungs:
+            running = min(rung.settings + 1, len(self.settings))
+            total += running * (rung.rounds - before) * len(self.seeds)
+            before = rung.rounds
+        return total
+
+    def rounds_done(self) -> int:
+        """Return how many rounds are on record."""
+        # Counted, not read: this is asked twice a second, of hundreds of runs.
+        return sum(each.read_bytes().count(b"\n") for each in self.path.glob("*/rounds.jsonl"))
+
+    def plan(self, number: int, seed: int, rounds: int) -> Plan:
+        """Return the run of one of the settings with one seed."""
+        defaults = find_method(self.base.method).defaults
+        experiment = self.base.replace(
+            seed=seed,
+            rounds=rounds,
+            partition__validation=self.validation,
+            # Rungs are read, and nothing else is asked for.
+            evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
+            personal_models=False,
+            trail=False,
+            **present_values(self.settings[number]),
+        )
+        return Plan(experiment.resolved(defaults), self.path / self._folder(number, seed))
+
+    def due(self) -> list[Plan]:
+        """Return the runs of the first rung that is not complete; none where all are."""
+        return self._climb()[2]
+
+    def conclude(self) -> Tuning:
+        """Return what a complete search found."""
+        scores, stopped, _ = self._climb()
+        last = self.rungs[-1].rounds
+        changes = [self._changes(number) for number in range(len(self.settings))]
+        final = {number: each[last] for number, each in enumerate(scores) if last in each}
+        known = [score for score in final.values() if score is not None]
+        error = self._standard_error(max(known)) if known else None
+        chosen, within = choose(final, [len(e) for e in changes], self.tolerance * (error or 0))
+        records = [
+            record
+            for number in range(len(self.settings))
+            for seed in self.seeds
+            for record in self._records(number, seed)
+        ]
+        return Tuning(
+            method=self.base.method,
+            reading=find_method(self.base.method).reading,
+            base=self.base,
+            knobs_searched=self.grid,
+            budget=self.budget,
+            seeds=list(self.seeds),
+            validation=self.validation,
+            tolerance=self.tolerance,
+            rungs=list(self.rungs),
+            trials=[
+                Trial(
+                    number,
+                    self.settings[number],
+                    changes[number],
+                    scores[number],
+                    stopped.get(number),
+                    [self._folder(number, seed) for seed in self.seeds],
+                )
+                for number in range(len(self.settings))
+            ],
+            chosen=chosen,
+            within=within,
+            standard_error=error,
+            rounds_run=len(records),
+            seconds=round(sum(sum(record["seconds"].values()) for record in records), 3),
+        )
+
+    def write(self) -> None:
+        """Write down what is searched, so that the folder is not taken for another search."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self._description(), indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / "search.json", text.encode())
+
+    def clear(self) -> None:
+        """Drop the weights of all runs of a complete search; what is read of them is on record."""
+        for path in self.path.glob("trial-*"):
+            shutil.rmtree(RunDirectory(path).checkpoints, ignore_errors=True)
+            for file in path.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
+
+    def _climb(self) -> tuple[list[dict[int, float | None]], dict[int, int], list[Plan]]:
+        """Return the scores so far, after which round settings were given up, and what is due."""
+        scores: list[dict[int, float | None]] = [{} for _ in self.settings]
+        stopped: dict[int, int] = {}
+        running = list(range(len(self.settings)))
+        for rung, following in zip(self.rungs, [*self.rungs[1:], None], strict=True):
+            plans = [self.plan(n, seed, rung.rounds) for n in running for seed in self.seeds]
+            due = [plan for plan in plans if not plan.is_done()]
+            if due:
+                return scores, stopped, due
+            for number in running:
+                scores[number][rung.rounds] = self._score(number, rung.rounds)
+            if following is not None:
+                at_rung = {number: scores[number][rung.rounds] for number in running}
+                kept = keep_best(at_rung, following.settings)
+                stopped |= {number: rung.rounds for number in running if number not in kept}
+                running = kept
+        return scores, stopped, []
+
+    def _score(self, number: int, round_number: int) -> float | None:
+        """Return the mean over seeds of the method's own reading after a round."""
+        reading = find_method(self.base.method).reading
+        found = [
+            record["accuracy"]["own"][reading]
+            for seed in self.seeds
+            for record in self._records(number, seed)
+            if record["round"] == round_number
+        ]
+        return None if None in found else fmean(found)
+
+    def _records(self, number: int, seed: int) -> list[dict[str, Any]]:
+        return RunDirectory(self.path / self._folder(number, seed)).read_records()
+
+    def _standard_error(self, score: float) -> float:
+        experiment = self.plan(0, self.seeds[0], self.base.rounds).experiment
+        sizes = []
+        for seed in self.seeds:
+            content = RunDirectory(self.path / self._folder(0, seed)).read_json("partition.json")
+            assert content is not None
+            sizes.append([client["test"] for client in content["clients"].values()])
+        return standard_error(score, sizes, shared=experiment.partition.test == "shared")
+
+    def _changes(self, number: int) -> KnobValues:
+        defaults = self.settings[0]
+        values = self.settings[number]
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+    def _folder(self, number: int, seed: int) -> str:
+        width = len(str(len(self.settings) - 1))
+        return f"trial-{number:0{width}}-seed{seed}"
+
+    def _description(self) -> dict[str, Any]:
+        base = self.base.replace(seed=0, **_HERE)
+        return {
+            "format": FORMAT,
+            "base": json.loads(base.model_dump_json()),
+            "validation": self.validation,
+            "seeds": list(self.seeds),
+            "settings": [dict(each) for each in self.settings],
+        }
+
+    def _refuse_others(self) -> None:
+        """Refuse a folder that holds the runs of another search."""
+        if not any(self.path.glob("*/experiment.toml")):
+            return
+        found = RunDirectory(self.path).read_json("search.json")
+        if found != json.loads(json.dumps(self._description())):
+            raise InvalidInput(
+                f"out is {str(self.path)!r}; it holds a search with other settings: give another "
+                "folder, or the settings it was begun with."
+            )
+
+
+def _check(budget: int, seeds: Sequence[int], validation: float, tolerance: float) -> None:
+    if budget < 1:
+        raise InvalidInput(f"budget is {budget}; it must be at least 1.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InvalidInput(f"seeds is {list(seeds)}; it must name at least one, and each once.")
+    if not 0 < validation < 1:
+        raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
+    if not 0 <= tolerance < math.inf:
+        raise InvalidInput(f"tolerance is {tolerance:g}; it must be 0 or more.")

@@ -1,0 +1,315 @@
+"""Experiments as data: TOML there and back, defaults, and a sentence for each kind of mistake."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mpfedcl import Experiment, InvalidInput
+from mpfedcl.cli.arguments.experiments import Run
+from mpfedcl.cli.main import parse
+from mpfedcl.experiment import FORMAT
+from mpfedcl.experiment.settings import DatasetSettings, PartitionSettings
+
+NOWHERE = Path("nowhere.toml")
+
+
+def positive(limit: float = 1e9) -> st.SearchStrategy[float]:
+    return st.floats(1e-12, limit)
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+experiments = st.fixed_dictionaries(
+    {},
+    optional={
+        "method": names,
+        "rounds": st.integers(1, 10**9),
+        "clients": st.none() | st.integers(1, 10**9),
+        "fraction": st.floats(1e-9, 1),
+        "min_clients": st.integers(1, 100),
+        "share_model": st.booleans(),
+        "seed": st.integers(0, 2**63 - 1),
+        "dtype": st.sampled_from(["float32", "float64"]),
+        "evaluate_every": st.integers(1, 1000),
+        "dataset__name": names,
+        "dataset__root": st.none() | st.sampled_from([Path("/a b/ü"), Path("x\\y"), Path('"q"')]),
+        "dataset__train_size": st.none() | st.integers(1, 10**6),
+        "dataset__test_fraction": st.floats(0.001, 0.999),
+        "dataset__domains": st.lists(names, max_size=3).map(tuple),
+        "partition__kind": st.sampled_from(["label", "feature", "iid", "classes", "quantity"]),
+        "partition__alpha": positive(1e6),
+        "partition__balanced": st.booleans(),
+        "partition__min_size": st.none() | st.integers(1, 100),
+        "partition__test": st.sampled_from([None, "shared", "matched"]),
+        "train__lr": positive(),
+        "train__lr_decay": st.floats(1e-9, 1),
+        "train__momentum": st.floats(0, 0.999),
+        "train__batch_size": st.integers(1, 10**6),
+        "prototypes__per_class": st.none() | st.integers(1, 100),
+        "prototypes__padding": st.sampled_from([None, "all", "fill"]),
+        "prototypes__init": st.sampled_from(["k-means++", "random"]),
+        "contrast__form": st.sampled_from(["slots", "pooled", "literal"]),
+        "contrast__temperature": positive(),
+        "contrast__weight": st.floats(0, 1e9),
+        "fedprox__mu": st.floats(0, 1e9),
+        "dbscan__eps": st.none() | positive(),
+        "guard__max_norm": positive(1e300),
+        "options": st.dictionaries(names, st.text(st.characters(codec="utf-8"), max_size=12)),
+    },
+)
+
+
+@given(experiments)
+@settings(max_examples=150, deadline=None)
+def test_toml_there_and_back(changes: dict[str, Any]) -> None:
+    experiment = Experiment().replace(**changes)
+    document = experiment.to_toml()
+    assert Experiment.parse_toml(document, NOWHERE) == experiment
+    assert tomllib.loads(document)["format"] == FORMAT
+    assert Experiment.parse_toml(document, NOWHERE).to_toml() == document
+
+
+def test_a_file_there_and_back(tmp_path: Path) -> None:
+    experiment = Experiment(method="fedavg").replace(partition__alpha=0.3).resolved()
+    (tmp_path / "x.toml").write_text(experiment.to_toml())
+    assert Experiment.from_toml(tmp_path / "x.toml") == experiment
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    assert Experiment.parse_toml("", NOWHERE) == Experiment()
+    assert Experiment.parse_toml("format = 1\n[train]\nlr = 0.5", NOWHERE).train.lr == 0.5
+
+
+def test_the_paper_s_defaults() -> None:
+    experiment = Experiment().resolved()
+    assert (experiment.method, experiment.rounds, experiment.clients) == ("mp-fedcl", 60, 5)
+    train = experiment.train
+    assert (train.epochs, train.batch_size, train.lr, train.lr_decay, train.momentum) == (
+        1,
+        32,
+        0.01,
+        0.95,
+        0.5,
+    )
+    # Rounds count from 1, and the first one has the whole rate.
+    assert [train.learning_rate(number) for number in (1, 2, 3)] == pytest.approx(
+        [0.01, 0.0095, 0.009025]
+    )
+    partition = experiment.partition
+    assert (partition.kind, partition.alpha, partition.balanced) == ("label", 0.05, True)
+    assert (partition.min_size, partition.test) == (10, "shared")
+    prototypes = experiment.prototypes
+    assert (prototypes.per_class, prototypes.padding, prototypes.normalize) == (2, "all", True)
+    assert (prototypes.min_cluster_size, prototypes.pool_ttl) == (1, 1)
+    contrast = experiment.contrast
+    assert (contrast.form, contrast.temperature, contrast.weight) == ("slots", 0.07, 1.0)
+    assert (experiment.fedprox.mu, experiment.fedproto.weight) == (0.01, 1.0)
+    assert experiment.dbscan.min_samples == 3
+    assert experiment.dataset.name == "mnist-sample"
+
+
+# What was left open is filled in
+
+
+def test_the_data_set_fills_in_what_is_left_open() -> None:
+    mnist = Experiment(dataset=DatasetSettings(name="mnist")).resolved()
+    assert mnist.dataset.train_size == 2000
+    folder = Experiment(dataset=DatasetSettings(name="folder")).resolved()
+    assert (folder.prototypes.per_class, folder.partition.test) == (4, "matched")
+    assert (folder.partition.min_size, folder.dataset.train_size) == (1, None)
+
+
+def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None:
+    defaults = {"prototypes__padding": "fill", "prototypes__per_class": 7, "rounds": 9}
+    experiment = Experiment().resolved(defaults)
+    assert (experiment.prototypes.padding, experiment.prototypes.per_class) == ("fill", 7)
+    assert experiment.rounds == 60  # It has a default of its own, so it was not left open.
+    given_by_user = Experiment().replace(prototypes__padding="all", prototypes__per_class=3)
+    assert given_by_user.resolved(defaults) == given_by_user.resolved()
+
+
+def test_a_domain_a_client() -> None:
+    experiment = Experiment().replace(partition__kind="feature").resolved()
+    assert experiment.clients is None
+    assert experiment.partition.test == "matched"
+
+
+def test_to_fill_in_twice_changes_nothing() -> None:
+    experiment = Experiment().resolved({"prototypes__padding": "fill"})
+    assert experiment.resolved() == experiment
+
+
+def test_an_unknown_data_set_cannot_be_filled_in() -> None:
+    with pytest.raises(InvalidInput, match=r"dataset\.name is 'nope'; it must be one of"):
+        Experiment(dataset=DatasetSettings(name="nope")).resolved()
+
+
+# Changes
+
+
+def test_replace_reaches_into_sections_and_checks() -> None:
+    experiment = Experiment().replace(rounds=3, partition__alpha=0.5, partition__kind="iid")
+    assert (experiment.rounds, experiment.partition.alpha) == (3, 0.5)
+    assert experiment.setting("partition__kind") == "iid"
+    assert experiment.setting("rounds") == 3
+    assert Experiment().partition.alpha == 0.05
+    with pytest.raises(InvalidInput, match=r"partition\.alpha is -1"):
+        experiment.replace(partition__alpha=-1)
+
+
+def test_an_experiment_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Experiment().rounds = 3  # type: ignore[misc]
+
+
+# One sentence for each kind of mistake
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rounds": 0}, "rounds is 0; it must be greater than or equal to 1."),
+        ({"rounds": "many"}, "rounds is 'many'; it must be a valid integer"),
+        ({"rounds": 2.5}, "rounds is 2.5; it must be a valid integer"),
+        ({"fraction": 0}, "fraction is 0; it must be greater than 0."),
+        ({"fraction": 1.5}, "fraction is 1.5; it must be less than or equal to 1."),
+        ({"dtype": "int8"}, "dtype is 'int8'; it must be 'float32' or 'float64'."),
+        ({"share_model": "perhaps"}, "share_model is 'perhaps'; it must be a valid boolean"),
+        ({"partition__alpha": float("nan")}, "partition.alpha is nan; it must be finite."),
+        ({"partition__alpha": float("inf")}, "partition.alpha is inf; it must be finite."),
+        ({"partition__alpha": None}, "partition.alpha is None; it must be a valid number."),
+        ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'label', 'feature',"),
+        ({"dataset__domains": "a"}, "dataset.domains is 'a'; it must be a valid tuple."),
+        ({"prototypes__per_class": 0}, "prototypes.per_class is 0; it must be greater than"),
+        ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),
+        ({"train__speed": 1}, "train.speed is not a setting; [train] has epochs, batch_size,"),
+    ],
+)
+def test_a_sentence_for_each_mistake(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Experiment().replace(**changes)
+    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_section_on_its_own_says_where_it_belongs() -> None:
+    with pytest.raises(InvalidInput, match=r"partition\.alpha is 0; it must be greater than 0"):
+        PartitionSettings(alpha=0)
+
+
+# Flags
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('method = "local"\nrounds = 7\n[train]\nlr = 0.5\nmomentum = 0.0\n')
+    parsed = parse(["run", str(file), "--rounds", "3", "--train.momentum", "0.9"])
+    assert isinstance(parsed, Run)
+    used = parsed.settings
+    assert (used.method, used.rounds, used.train.lr, used.train.momentum) == ("local", 3, 0.5, 0.9)
+    # Even where a flag says what the default is.
+    parsed = parse(["run", str(file), "--rounds", "60", "--method", "mp-fedcl"])
+    assert isinstance(parsed, Run)
+    assert (parsed.settings.rounds, parsed.settings.method) == (60, "mp-fedcl")
+
+
+def test_flags_and_python_make_the_same_experiment() -> None:
+    parsed = parse(
+        [
+            "run",
+            "--method",
+            "fedprox",
+            "--fedprox.mu",
+            "0.5",
+            "--partition.kind",
+            "iid",
+            "--no-share-model",
+            "--prototypes.no-normalize",
+            "--dataset.domains",
+            "a",
+            "b",
+            "--clients",
+            "4",
+            "--dbscan.eps",
+            "0.5",
+            "--prototypes.per-class",
+            "3",
+            "--options",
+            "beta",
+            "0.5",
+        ]
+    )
+    assert isinstance(parsed, Run)
+    assert parsed.settings == Experiment().replace(
+        method="fedprox",
+        fedprox__mu=0.5,
+        partition__kind="iid",
+        share_model=False,
+        prototypes__normalize=False,
+        dataset__domains=("a", "b"),
+        clients=4,
+        dbscan__eps=0.5,
+        prototypes__per_class=3,
+        options={"beta": "0.5"},
+    )
+
+
+def test_every_flag_of_the_contract_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["run", "--help"])
+    shown = capsys.readouterr().out
+    for flag in [
+        "--method",
+        "--rounds",
+        "--clients",
+        "--fraction",
+        "--min-clients",
+        "--seed",
+        "--device",
+        "--dtype",
+        "--engine",
+        "--evaluate-every",
+        "--dataset.name",
+        "--dataset.root",
+        "--dataset.train-size",
+        "--dataset.test-fraction",
+        "--dataset.domains",
+        "--partition.kind",
+        "--partition.alpha",
+        "--partition.min-size",
+        "--partition.test",
+        "--partition.classes-per-client",
+        "--train.epochs",
+        "--train.batch-size",
+        "--train.lr",
+        "--train.lr-decay",
+        "--train.momentum",
+        "--prototypes.per-class",
+        "--prototypes.padding",
+        "--prototypes.min-cluster-size",
+        "--prototypes.init",
+        "--prototypes.pool-ttl",
+        "--contrast.form",
+        "--contrast.temperature",
+        "--contrast.weight",
+        "--fedprox.mu",
+        "--fedproto.weight",
+        "--dbscan.eps",
+        "--dbscan.min-samples",
+        "--guard.max-norm",
+        "--share-model",
+        "--no-share-model",
+        "--partition.balanced",
+        "--prototypes.normalize",
+        "--resume",
+        "--out",
+        "--json",
+        "--readings",
+    ]:
+        assert flag in shown, flag

@@ -1,0 +1,118 @@
+"""Who belongs: classes that are agreed on, clients with npz files or encoders, many strangers."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy
+import pytest
+from federations import Federation, folders, save_pictures
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.message import Kind, Parcel
+from mpfedcl.network.packing import Introduction
+from mpfedcl.network.server.client_registry import Roster, agree_on_classes
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.transport import Answer
+from small_runs import read_records, save_images
+
+DIGITS = tuple("0123456789")
+TWELVE = tuple(f"{number:02d}" for number in range(12))
+
+
+def member(name: str, *classes: str, input_size: int = 9, encoder: str = "") -> Introduction:
+    return Introduction(name, classes, (1,) * len(classes), 0, input_size, encoder)
+
+
+def agreed(*lists: tuple[str, ...]) -> tuple[str, ...]:
+    members = {f"client-{n}": member(f"client-{n}", *each) for n, each in enumerate(lists)}
+    return agree_on_classes(Experiment(), members).dataset.classes
+
+
+def test_classes_are_joined_in_order() -> None:
+    assert agreed(("dog", "cat"), ("ant", "dog")) == ("ant", "cat", "dog")
+    # Labels of npz files: whoever has fewer of them has the first.
+    assert agreed(DIGITS[:3], DIGITS, DIGITS[:5]) == DIGITS
+    assert agreed(DIGITS[:2], ("cat", "dog")) == ("0", "1", "cat", "dog")
+
+
+def test_numbers_that_would_be_mixed_up_are_refused() -> None:
+    """Label 2 of an npz file is the third class: it must not become another's first."""
+    with pytest.raises(InvalidInput, match=r"client-0 has classes by number, 0, 1, .* must name"):
+        agreed(DIGITS, TWELVE)
+    with pytest.raises(InvalidInput, match=r"which are not the first of all clients' classes, \+a"):
+        agreed(DIGITS[:2], ("+a", "b"))
+
+
+def test_classes_that_were_named_stay() -> None:
+    named = Experiment().replace(dataset__classes=("b", "a"))
+    assert agree_on_classes(named, {"x": member("x", "a", "c")}) is named
+
+
+class Strangers:
+    """A courier whose nodes are others each time somebody looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.sent: list[int] = []
+
+    def present(self) -> Mapping[int, str]:
+        self.looks += 1
+        return {1: "", **{self.looks * 1000 + n: "" for n in range(30)}}
+
+    def send(self, kind: Kind, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, str]:
+        self.sent += parcels
+        return {node: str(node) for node in parcels}
+
+    def collect(self, messages: Iterable[str]) -> list[Answer]:
+        good = member("good", "a", "b").pack()
+        return [
+            Answer(each, good) if each == "1" else Answer(each, trouble="failed", reason=each)
+            for each in messages
+        ]
+
+
+def test_strangers_without_end_are_forgotten() -> None:
+    courier = Strangers()
+    experiment = Experiment(clients=1).replace(network__patience=0.1)
+    roster = Roster(experiment, courier, Status(None))
+    roster.gather()
+    for _ in range(20):
+        assert roster.look() == {"good": 1}
+    assert len(roster.refused) == 50
+    assert len(roster._turned_away) == 50
+    assert len(roster._seen) < 100
+    # Nobody is asked twice who has gone.
+    assert len(courier.sent) == len(set(courier.sent))
+
+
+@pytest.mark.usefixtures("small_and_quick")
+def test_npz_files_of_ones_own(tmp_path: Path) -> None:
+    save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
+    save_images(tmp_path / "many/x.npz", num_train=15, num_test=5, num_classes=5)
+    federation = Federation(folders(clients=2), tmp_path, count=0)
+    federation.bring(1, "few", tmp_path / "few")
+    federation.bring(2, "many", tmp_path / "many" / "x.npz")
+    run = federation.serve()
+    assert run.experiment.dataset.classes == tuple("01234")
+    held = json.loads((run.path / "partition.json").read_text())["clients"]
+    assert held["few"] == {"train": [3, 3, 3, 0, 0], "test": 6}
+    assert held["many"] == {"train": [3] * 5, "test": 5}
+    assert read_records(run.path)[1]["clients"]["answered"] == ["few", "many"]
+
+
+@pytest.mark.usefixtures("small_and_quick", "own_places")
+def test_pictures_through_an_encoder(tmp_path: Path) -> None:
+    """Pictures of any size become features of one length; the server needs no encoder."""
+    changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}
+    federation = Federation(folders("mp-fedcl", **changes), tmp_path, count=0)
+    for node, (name, size) in enumerate({"small": 20, "large": 40}.items(), 1):
+        place = save_pictures(tmp_path / name, "cat", "dog", count=2, size=size)
+        federation.bring(node, name, place)
+    (record,) = federation.serve().history
+    assert record["clients"]["answered"] == ["large", "small"]
+    form = json.loads((federation.path / "federation.json").read_text())
+    assert form["input_size"] == 512
+    assert len(form["encoder"]) > 10
+    assert numpy.isfinite(record["loss"])

@@ -1,0 +1,249 @@
+"""Real processes, real signals: kill -9, Ctrl-C, two at once, a full disk."""
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpfedcl import resume, run
+from mpfedcl.cli.main import main
+from small_runs import (
+    assert_same_run,
+    call,
+    command,
+    environment,
+    flags,
+    small,
+)
+
+pytestmark = pytest.mark.whole
+
+ROUNDS = 24
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start `mpfedcl` with the words given; what still runs when the test ends is killed."""
+    started: list[Process] = []
+
+    def begin(*words: object) -> Process:
+        process = subprocess.Popen(
+            command(*words),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], process: Process, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.002)
+
+
+def rounds_done(path: Path) -> int:
+    records = path / "rounds.jsonl"
+    return len(records.read_bytes().splitlines()) if records.exists() else 0
+
+
+def ended(process: Process) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+# After which round and how many seconds later: odd numbers, so that the signal falls anywhere.
+MOMENTS = {"mp-fedcl": ((1, 0.0037), (9, 0.0113)), "fedproto": ((5, 0.0061),)}
+
+
+@pytest.mark.parametrize("method", MOMENTS)
+def test_kill_at_any_moment(
+    images: Path, tmp_path: Path, start: Callable[..., Process], method: str
+) -> None:
+    path = tmp_path / "killed"
+    process = start("run", *flags(images, method=method, rounds=ROUNDS), "--out", path)
+    for wanted, delay in MOMENTS[method]:
+        wait_until(lambda at_least=wanted: rounds_done(path) >= at_least, process)  # type: ignore[misc]
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+        assert rounds_done(path) < ROUNDS
+        process = start("run", "--resume", path)
+    assert ended(process)[0] == 0
+    run(small(images, method, rounds=ROUNDS), tmp_path / "whole")
+    assert_same_run(path, tmp_path / "whole")
+
+
+def test_kill_before_the_first_round(
+    images: Path, tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    path = tmp_path / "killed"
+    process = start("run", *flags(images, train__epochs=80), "--out", path)
+    wait_until(lambda: (path / "experiment.toml").exists(), process)
+    process.kill()
+    process.communicate()
+    assert rounds_done(path) == 0
+    result = resume(path)
+    assert [record["round"] for record in result.history] == [1, 2]
+
+
+def test_ctrl_c_ends_after_the_round(
+    images: Path, tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    path = tmp_path / "stopped"
+    process = start("run", *flags(images, rounds=ROUNDS), "--out", path)
+    wait_until(lambda: rounds_done(path) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert code == 130
+    assert out == ""
+    assert 2 <= rounds_done(path) < ROUNDS
+    assert f"Stopped after round {rounds_done(path)} of {ROUNDS}" in " ".join(err.split())
+    assert "--resume" in err
+    assert not (path / "summary.json").exists()
+    resume(path)
+    run(small(images, rounds=ROUNDS), tmp_path / "whole")
+    assert_same_run(path, tmp_path / "whole")
+
+
+def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
+    images: Path,
+    tmp_path: Path,
+    start: Callable[..., Process],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "stopped"
+    # A round of many seconds.
+    process = start("run", *flags(images, rounds=2, train__epochs=20_000), "--out", path)
+    wait_until(lambda: (path / "partition.json").exists(), process)
+
+    for words in (["--resume", str(path)], [*flags(images), "--out", str(path)]):
+        with pytest.raises(SystemExit) as end:
+            main(["run", *words])
+        assert end.value.code == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.count("\n") == 1
+        assert "another process is writing this run" in said.err
+    assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    code, out, err = ended(process)
+    assert code == 130
+    assert time.monotonic() - began < 10
+    assert out == ""
+    assert "mpfedcl: stopped at once" in err
+    assert rounds_done(path) == 0
+
+    # The lock went with the process, and the run can be gone on with.
+    file = path / "experiment.toml"
+    file.write_text(file.read_text().replace("epochs = 20000", "epochs = 2"))
+    assert resume(path).accuracy is not None
+
+
+def test_two_processes_start_in_one_folder(
+    images: Path, tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    path = tmp_path / "one"
+    words = ("run", *flags(images, rounds=4), "--out", path, "--json")
+    outcomes = sorted(ended(process) for process in [start(*words), start(*words)])
+    assert [code for code, _, _ in outcomes] == [0, 2]
+    _, out, err = outcomes[1]
+    assert out == ""
+    assert err.startswith("mpfedcl: out is ")
+    assert err.count("\n") == 1
+    run(small(images, rounds=4), tmp_path / "whole")
+    assert_same_run(path, tmp_path / "whole")
+
+
+def limit_files(size: int) -> dict[str, Any]:
+    """Let no file grow beyond so many bytes: the system refuses as it does on a full disk."""
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))}
+
+
+def test_a_disk_that_is_full_from_the_start(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, **limit_files(100))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("mpfedcl: ")
+    assert ended.stderr.count("\n") == 1
+    assert "File too large" in ended.stderr
+    # Nothing is in the way of a second try.
+    run(small(images), path)
+    run(small(images), tmp_path / "whole")
+    assert_same_run(path, tmp_path / "whole")
+
+
+def test_a_disk_that_fills_up_on_the_way(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, **limit_files(1_000_000))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("mpfedcl: ")
+    assert ended.stderr.count("\n") == 1
+    assert "File too large" in ended.stderr
+    # Half a file would keep the disk full.
+    assert [each for each in path.rglob("*") if each.stat().st_size > 100_000] == []
+    resume(path)
+    run(small(images), tmp_path / "whole")
+    assert_same_run(path, tmp_path / "whole")
+
+
+def test_a_full_disk_behind_standard_output(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command("methods", "--json"),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("mpfedcl: ")
+    assert ended.stderr.count("\n") == 1
+    assert "No space left" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_reader_that_goes_away(tmp_path: Path, words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        ended = subprocess.run(
+            command("methods", *words),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode != 0
+    assert ended.stderr == ""

@@ -1,0 +1,243 @@
+"""Comparisons: mean(std) over seeds, the same in any order, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+
+from comparisons import METHODS, SEEDS, modified, words
+from mpfedcl import run
+from mpfedcl.errors import InvalidInput
+from mpfedcl.methods import READINGS
+from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.statistics import best_and_within, paired_difference
+from small_runs import (
+    EXAMPLES,
+    Json,
+    Say,
+    assert_same_results,
+    assert_same_run,
+    flags,
+    read_summary,
+    small,
+)
+
+pytestmark = pytest.mark.whole
+
+
+def summaries(path: Path, method: str) -> list[Json]:
+    return [read_summary(path / f"{method}-seed{seed}") for seed in SEEDS]
+
+
+def by_hand(values: list[float | None]) -> str:
+    """Return mean(std), std with ddof = 0."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f}({pstdev(known):.1f})" if known else "-"
+
+
+# What it shows
+
+
+def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
+    code, out, err = said(*words(images, compared))
+    assert (code, err) == (0, "")
+    assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
+    assert "2 seeds" in out
+    for method in METHODS:
+        found = summaries(compared, method)
+        reading = found[0]["reading"]
+        own, union = (
+            by_hand([each["readings"][test][reading] for each in found])
+            for test in ("own", "union")
+        )
+        assert own == by_hand([each["accuracy"] for each in found])
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
+        assert [own, union] == [each.lstrip("▲≈") for each in line.split()[3:5]]
+
+
+def test_all_readings(images: Path, compared: Path, said: Say) -> None:
+    _, out, _ = said(*words(images, compared), "--readings", "all")
+    assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
+    for method in METHODS:
+        found = summaries(compared, method)
+        wanted = [by_hand([each["readings"]["own"][name] for each in found]) for name in READINGS]
+        rows = [line.replace("*", "").split()[1:] for line in out.splitlines() if method in line]
+        assert wanted in rows
+
+
+def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
+    code, out, err = said(*words(images, compared), "--json")
+    assert (code, err) == (0, "")
+    content = json.loads(out)
+    assert content.pop("path") == str(compared)
+    assert content == json.loads((compared / "comparison.json").read_text())
+    assert content["seeds"] == [*SEEDS]
+    assert content["rounds"] == 2
+    assert list(content["methods"]) == [*METHODS]
+    for method, entry in content["methods"].items():
+        found = summaries(compared, method)
+        assert entry["accuracy"] == [each["accuracy"] for each in found]
+        for test in ("own", "union"):
+            for reading in READINGS:
+                wanted = [each["readings"][test][reading] for each in found]
+                assert entry["readings"][test][reading] == wanted
+    assert (compared / "table.md").read_text().count("| mp-fedcl |") >= 1
+    for figure in ("accuracy.png", "partition.png"):
+        assert (compared / figure).read_bytes().startswith(b"\x89PNG")
+
+
+def test_differences_by_seed(compared: Path) -> None:
+    content = json.loads((compared / "comparison.json").read_text())["differences"]
+    assert content["level"] == 0.95
+    for test in ("own", "union"):
+        numbers = {}
+        for method in METHODS:
+            found = summaries(compared, method)
+            numbers[method] = [each["readings"][test][found[0]["reading"]] for each in found]
+        best = max(numbers, key=lambda method: fmean(numbers[method]))
+        assert (content[test]["best"], content[test]["first"]) == (best, METHODS[0])
+        assert content[test]["marks"] == best_and_within(numbers)
+        for other, differences in (("best", "to_best"), ("first", "to_first")):
+            reference = content[test][other]
+            assert {*content[test][differences], reference} == {*METHODS}
+            for method, entry in content[test][differences].items():
+                first, second = (
+                    a - b for a, b in zip(numbers[method], numbers[reference], strict=True)
+                )
+                reach = 12.7062 * abs(first - second) / 2
+                assert entry["mean"] == pytest.approx((first + second) / 2)
+                assert entry["high"] - entry["low"] == pytest.approx(2 * reach, rel=1e-4)
+                difference = paired_difference(numbers[method], numbers[reference])
+                assert difference is not None
+                assert entry["verdict"] == difference.verdict
+
+
+def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> None:
+    _, out, _ = said(*words(images, compared))
+    marks = json.loads((compared / "comparison.json").read_text())["differences"]
+    signs = {"best": "▲", "within": "≈", None: ""}
+    for method in METHODS:
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
+        for test, cell in zip(("own", "union"), line.split()[3:5], strict=True):
+            assert re.match("[▲≈]?", cell)[0] == signs[marks[test]["marks"][method]]  # type: ignore[index]
+    legend = " ".join(out.split())
+    assert "▲ best mean; ≈ not clearly behind: 0 is in the 95 % interval" in legend
+    assert "With 2 seeds it reaches 9.0 deviations" in legend
+    assert "≈ not clearly behind" in (compared / "table.md").read_text()
+
+
+def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said: Say) -> None:
+    common = [*flags(images, rounds=1), "--jobs", 1]
+    chosen = ["--methods", "fedavg", "local", "--seeds", 0]
+    _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "seed")
+    assert "▲ best of one seed" in out
+    assert "≈" not in out
+    chosen = ["--methods", "fedavg", "--seeds", 0, 1]
+    _, out, _ = said("compare", *chosen, *common, "--out", tmp_path / "method")
+    assert "▲" not in out
+
+
+def test_the_runs_are_those_of_run(images: Path, compared: Path, tmp_path: Path) -> None:
+    run(small(images, "fedavg", seed=1), tmp_path / "run")
+    assert_same_run(compared / "fedavg-seed1", tmp_path / "run")
+
+
+def test_numbers_are_in_the_order_of_the_seeds_given(
+    images: Path, tmp_path: Path, compared: Path, said: Say
+) -> None:
+    chosen = ["--methods", "fedavg", "--seeds", "1", "0", *flags(images), "--jobs", "1"]
+    _, out, _ = said("compare", *chosen, "--out", tmp_path / "other", "--json")
+    content = json.loads(out)
+    wanted = [read_summary(compared / f"fedavg-seed{seed}")["accuracy"] for seed in (1, 0)]
+    assert content["seeds"] == [1, 0]
+    assert content["methods"]["fedavg"]["accuracy"] == wanted
+
+
+def test_a_folder_is_found_if_none_is_given(
+    images: Path, tmp_path: Path, said: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("comparison", "comparison-2"):
+        chosen = ("--methods", "local", "--seeds", "0", "--json")
+        _, out, _ = said("compare", *chosen, *flags(images, rounds=1))
+        assert json.loads(out)["path"] == f"runs/{name}"
+
+
+# Refused
+
+
+def test_other_settings_in_the_same_folder(images: Path, compared: Path, said: Say) -> None:
+    before = modified(compared)
+    for changes in ({"rounds": 3}, {"train__lr": 0.5}, {"partition__kind": "iid"}):
+        code, out, err = said(*words(images, compared, **changes))
+        assert (code, out) == (2, "")
+        assert "holds a run with other settings" in err
+        assert err.count("\n") == 1
+    assert modified(compared) == before
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds"),
+    [(["local", "local"], [0]), (["local"], [3, 3]), ([], [0]), (["local"], [])],
+)
+def test_duplicates_and_nothing(
+    images: Path, tmp_path: Path, methods: list[str], seeds: list[int]
+) -> None:
+    with pytest.raises(InvalidInput, match="must name at least one, and each once"):
+        Comparison.prepare(small(images), methods, seeds, tmp_path / "out")
+
+
+def test_bad_data_in_a_job_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
+    line = words(images, tmp_path / "out", clients=61)
+    line[line.index("--jobs") + 1] = "2"
+    code, out, err = said(*line)
+    assert (code, out) == (2, "")
+    assert err.startswith("mpfedcl: clients is 61")
+    assert err.count("\n") == 1
+
+
+# Methods of one's own
+
+
+MODULE = """
+from mpfedcl import Method
+
+
+class Mine(Method):
+    name = "mine"
+    reading = "{reading}"
+"""
+
+
+def test_classes_of_one_name_in_two_modules(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    readings = {"first_module": "averaged_classifier", "second_module": "personal_classifier"}
+    for name, reading in readings.items():
+        (tmp_path / f"{name}.py").write_text(MODULE.format(reading=reading))
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = [f"{name}:Mine" for name in readings]
+    code, out, _ = said(
+        "compare", "--methods", *chosen, "--seeds", 0, *flags(images, rounds=1),
+        "--jobs", 1, "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = {name: entry["reading"] for name, entry in json.loads(out)["methods"].items()}
+    assert found == {f"{name}:Mine": reading for name, reading in readings.items()}
+
+
+def test_the_example_beside_a_built_in_method(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    code, out, _ = said(
+        "compare", "--methods", "custom_method:Scaffold", "fedavg", "--seeds", 0,
+        *flags(images, rounds=1, engine="loop"), "--jobs", 1, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 0
+    assert "Scaffold" in out
+    # Its controls start at zero: after one round the model is FedAvg's.
+    (path,) = (tmp_path / "out").glob("*Scaffold*")
+    assert_same_results(path, tmp_path / "out" / "fedavg-seed0")

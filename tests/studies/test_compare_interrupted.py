@@ -1,0 +1,123 @@
+"""Comparisons that are stopped or killed, and gone on with."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from comparisons import RUNS, modified, words
+from mpfedcl.studies.comparison import Comparison
+from small_runs import Say, assert_same_run, command, environment, small
+
+pytestmark = pytest.mark.whole
+
+
+def test_what_is_complete_is_not_run_again(images: Path, compared: Path, said: Say) -> None:
+    before = {name: modified(compared / name) for name in RUNS}
+    assert said(*words(images, compared))[0] == 0
+    assert {name: modified(compared / name) for name in RUNS} == before
+
+
+def test_an_interrupted_comparison_goes_on(
+    images: Path, compared: Path, tmp_path: Path, said: Say
+) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(compared, path)
+    # One run was never begun, one stopped after a round, one before its summary.
+    shutil.rmtree(path / "fedavg-seed1")
+    for name in ("local-seed0", "mp-fedcl-seed1"):
+        (path / name / "summary.json").unlink()
+    for suffix in (".json", ".safetensors"):
+        (path / "local-seed0" / "checkpoint" / f"round-000002{suffix}").unlink()
+    whole = [name for name in RUNS if (path / name / "summary.json").exists()]
+    before = {name: modified(path / name) for name in whole}
+    assert len(before) == 3
+    assert said(*words(images, path))[0] == 0
+    for name in RUNS:
+        assert_same_run(path / name, compared / name)
+    assert {name: modified(path / name) for name in whole} == before
+
+
+def test_stopping_between_runs(images: Path, tmp_path: Path) -> None:
+    base = small(images, rounds=1)
+    comparison = Comparison.prepare(base, ["fedavg", "local"], [0, 1], tmp_path / "out")
+    rounds: list[int] = []
+    finished = comparison.run(
+        1, lambda: len(rounds) == 3, lambda: rounds.append(comparison.rounds_done())
+    )
+    assert not finished
+    assert rounds == [1, 2, 3]
+    assert comparison.run(1, lambda: False, lambda: None)
+    assert comparison.rounds_done() == 4
+
+
+def test_several_jobs_a_kill_and_no_orphans(images: Path, compared: Path, tmp_path: Path) -> None:
+    path = tmp_path / "jobs"
+    line = command(*words(images, path))
+    line[line.index("--jobs") + 1] = "2"
+    with subprocess.Popen(line, env=environment(), stdout=-3, stderr=-3) as process:
+        deadline = time.monotonic() + 60
+        while not list(path.glob("*/rounds.jsonl")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = [
+            int(each)
+            for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ]
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert len(children) >= 2
+    deadline = time.monotonic() + 15
+    while any(is_alive(child) for child in children):
+        assert time.monotonic() < deadline, "a process of the comparison outlived it"
+        time.sleep(0.05)
+
+    done = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in RUNS:
+        assert_same_run(path / name, compared / name)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ctrl_c_stops_all_jobs_after_their_round(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "stopped"
+    line = command(*words(images, path, rounds=5000, evaluate_every=100))
+    line[line.index("--jobs") + 1] = "2"
+    process = subprocess.Popen(
+        line,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len([each for each in path.glob("*/rounds.jsonl") if each.stat().st_size]) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        # As a terminal does: to every process of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "goes on where it stopped" in " ".join(err.split())
+    assert len(list(path.iterdir())) == 2

@@ -1,0 +1,73 @@
+"""The tuned track: searched on other draws, run as chosen, and told in the result."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.paper import find_items
+from mpfedcl.studies.paper.items import choose_tracks
+from mpfedcl.studies.paper.runner import TUNING_SEEDS, PaperRuns
+from mpfedcl.studies.paper.sets import Sets
+from mpfedcl.studies.tuning.tuning import load_tuning
+
+pytestmark = pytest.mark.whole
+
+METHODS = ("fedavg", "mp-fedcl")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> PaperRuns:
+    """Two methods under label skew on the digits inside the package, a few rounds."""
+    folder = tmp_path_factory.mktemp("paper")
+    (whole,) = find_items(["label"], Sets(folder / "no data"))
+    item = choose_tracks(whole, ["tuned"])
+    cells = tuple(cell for cell in item.cells if cell.row in METHODS)
+    runs = PaperRuns(folder, [replace(item, cells=cells)], (0,), folder / "no data", quick=True)
+    assert runs.tune(runs.searches(), 1, lambda: False, lambda: None)
+    assert runs.run(runs.plans("tuned"), 1, lambda: False, lambda: None)
+    return runs
+
+
+def test_settings_are_chosen_on_validation_images_of_other_draws(runs: PaperRuns) -> None:
+    for base in runs.bases():
+        folder = runs.tuning_folder(base)
+        found = load_tuning(folder)
+        assert found is not None
+        assert found.seeds == [TUNING_SEEDS[0]]
+        for name in found.trials[0].runs:
+            tried = RunDirectory(folder / name).read_experiment()
+            assert (tried.seed, tried.partition.validation) == (TUNING_SEEDS[0], 0.2)
+
+
+def test_whole_searches_are_over_three_draws_that_no_table_reports(runs: PaperRuns) -> None:
+    (search, _) = replace(runs, folder=runs.folder / "whole", quick=False).searches()
+    assert tuple(search.seeds) == TUNING_SEEDS == (100, 101, 102)
+
+
+def test_chosen_settings_are_what_is_run_and_what_is_told(runs: PaperRuns) -> None:
+    result = runs.conclude(runs.items[0])
+    chosen: dict[str, Any] = {each["row"]: each for each in result["chosen"]}
+    assert list(chosen) == list(METHODS)
+    searched = 0.0
+    for base, plan in zip(runs.bases(), runs.plans("tuned"), strict=True):
+        found = load_tuning(runs.tuning_folder(base))
+        assert found is not None
+        searched += found.seconds
+        ran = RunDirectory(plan.path).read_experiment()
+        assert (ran.seed, ran.partition.validation) == (0, 0.0)
+        assert ran.replace(**found.knobs) == ran
+        told = chosen[base.method]
+        assert told["set"] == "MNIST sample"
+        assert (told["changes"], told["score"]) == (found.changes, found.score)
+    assert {(cell["track"], cell["test"]) for cell in result["cells"]} == {
+        ("tuned", "own test"),
+        ("tuned", "union test"),
+    }
+    # The time of the searches counts.
+    assert result["seconds"] > searched
+
+
+def test_what_is_searched_is_not_searched_again(runs: PaperRuns) -> None:
+    assert runs.searches() == []
