@@ -8,8 +8,8 @@ READY := .venv/.ready
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
-	@echo "make test       lint, types, and all tests but those of a browser and of a federation of processes"
-	@echo "make unit       the quick ones of them, unit and property tests (two minutes)"
+	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
+	@echo "make unit       only the quick tests: unit and property tests (two minutes)"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
@@ -18,7 +18,7 @@ help:
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
-	@echo "make test-federation  a server and clients as processes, and all that can befall them (a quarter of an hour or more)"
+	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build the wheel"
 
@@ -39,17 +39,18 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not federation and not browser and not whole'
 
-# All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; goes on if stopped).
+# All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
 reproduce: $(READY)
 	@test -n "$$MPFEDCL_DATA" || { echo "make reproduce needs MPFEDCL_DATA, a data folder"; exit 2; }
 	$(BIN)/mpfedcl paper run all
 	$(BIN)/python scripts/write_reproduction.py runs/paper
 
-# The tables of docs/results.md; what is complete is not run again.
+# The tables of docs/results.md; complete comparisons are not run again.
 METHODS := mp-fedcl sp-fedcl dp-fedcl fedavg fedprox fedproto local
 results: $(READY)
 	for lr in 0.01 0.1; do for set in digit5 office10 sixdomain; do for kind in feature label; do \
@@ -63,7 +64,7 @@ fidelity: $(READY)
 convergence: $(READY)
 	$(BIN)/python scripts/measure_convergence.py runs/convergence
 
-# Domains that come late, into docs/join.md (needs MPFEDCL_DATA; goes on if stopped).
+# Domains that join late, into docs/join.md (needs MPFEDCL_DATA; the same command resumes it).
 join-study: $(READY)
 	@test -n "$$MPFEDCL_DATA" || { echo "make join-study needs MPFEDCL_DATA, a data folder"; exit 2; }
 	$(BIN)/python scripts/measure_join.py runs/join
@@ -79,13 +80,13 @@ bench-peers: $(READY)
 	benchmarks/peers/install.sh
 	$(BIN)/python benchmarks/peers/compare.py --repeats 3
 
-# Drives the system's own browser; pictures of what it shows are left in screenshots/.
+# Uses the system's own browser; screenshots are left in screenshots/.
 test-browser: $(READY)
 	scripts/install_browser.sh
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
 
-# Where root, ip (iproute2) and nginx are, a network that is cut and a proxy are tested too.
+# With root, ip (iproute2) and nginx, a cut network and a proxy are tested too.
 test-federation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/federation --durations=0
 	@cat build/faults.md

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpfedcl.api import resume, run
     from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
         cluster_prototypes,
         prototype_contrastive_loss,
     )
-    from mpfedcl.runs.run_loop import RunResult
-    from mpfedcl.runs.simulation import resume, run
+    from mpfedcl.runs.observer import RunResult
     from mpfedcl.tracking import Tracker
 
 __all__ = [
@@ -51,12 +51,12 @@ _HOMES = {
     "Predictor": "deployment.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
-    "RunResult": "runs.run_loop",
+    "RunResult": "runs.observer",
     "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
     "prototype_contrastive_loss": "prototypes",
-    "resume": "runs.simulation",
-    "run": "runs.simulation",
+    "resume": "api",
+    "run": "api",
 }
 
 

@@ -15,4 +15,4 @@ class LostWorker(Exception):  # noqa: N818  -- it names what happened
 
 
 class RunCutShort(LostWorker):
-    """The same in the midst of a run: the message says how to go on with it."""
+    """The same during a run: the message says how to resume it."""

@@ -1,11 +1,12 @@
 """Files that are whole or not there: written beside, flushed to disk, renamed into place."""
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
 
@@ -33,7 +34,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
         sync_folder(path.parent)
 
 
-def free_folder(wanted: Path) -> Path:
+def unused_folder(wanted: Path) -> Path:
     """Return a folder that does not exist yet: as wanted, else with a number."""
     path, number = wanted, 2
     while path.exists():
@@ -59,34 +60,26 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def wait_for_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and keep other mpfedcl processes waiting that want it too."""
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Create a folder and keep other mpfedcl processes out of it, or `wait` until they are done.
+
+    The lock is a hidden file beside the folder; a killed process leaves none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    path = folder.resolve()
+    path = path.with_name(f".{path.name}.lock")
+    # Not the library's other kind of lock, which would outlive a process that is killed.
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise InvalidInput(
+            f"{folder} is already in use by another mpfedcl process; that must end first."
+        ) from None
+    except OSError:
         # A file system that knows no locks: a rare double start is worth less than working.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and keep other mpfedcl processes out of it; a killed one leaves no lock."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+        pass
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(
-                f"{folder} is in use by another mpfedcl data fetch or prepare; it must end first."
-            ) from None
-        except OSError:
-            # A file system that knows no locks: a rare double start is worth less than working.
-            pass
         yield
     finally:
-        os.close(handle)
+        lock.release()

@@ -22,15 +22,15 @@ def choose_size(sizes: set[Size], image_size: int | None) -> Size:
     return SIZE_WHERE_SIZES_DIFFER, SIZE_WHERE_SIZES_DIFFER
 
 
-def resize_picture(picture: Image.Image, size: Size) -> Image.Image:
-    """Return the picture in the given size; its proportions follow the size."""
+def resize_image(image: Image.Image, size: Size) -> Image.Image:
+    """Return the image in the given size; its proportions follow the size."""
     height, width = size
-    if picture.size == (width, height):
-        return picture
+    if image.size == (width, height):
+        return image
     # Lanczos keeps detail when shrinking; enlarging, it would ring where bicubic hardly does.
-    shrinks = picture.width * picture.height > width * height
+    shrinks = image.width * image.height > width * height
     method = Image.Resampling.LANCZOS if shrinks else Image.Resampling.BICUBIC
-    return picture.resize((width, height), method)
+    return image.resize((width, height), method)
 
 
 def resize_images(images: Images, size: Size, is_colour: bool) -> Images:
@@ -38,7 +38,7 @@ def resize_images(images: Images, size: Size, is_colour: bool) -> Images:
     if images.shape[1:3] != size:
         resized = numpy.empty((len(images), *size, *images.shape[3:]), dtype=numpy.uint8)
         for position, image in enumerate(images):
-            resized[position] = numpy.asarray(resize_picture(Image.fromarray(image), size))
+            resized[position] = numpy.asarray(resize_image(Image.fromarray(image), size))
         images = resized
     if is_colour and images.ndim == 3:
         images = numpy.repeat(images[..., None], 3, axis=3)

@@ -7,13 +7,13 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.tensors import Tensors
 
-Table = dict[str, dict[str, float | None]]
+AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
 
-Counts = list[list[int]]
+ConfusionCounts = list[list[int]]
 """Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
 
@@ -43,7 +43,7 @@ class Broadcast:
         return _num_bytes({**self.params, **self.extra}) + _prototype_bytes(self.pool)
 
 
-class Stack(Protocol):
+class UpdateStack(Protocol):
     """What several clients of one process share, in whatever form costs least.
 
     A thousand models need not exist to be averaged; a stack only has to answer these.
@@ -56,7 +56,7 @@ class Stack(Protocol):
         """Tensors of the shapes and types of what one client shares."""
         ...
 
-    def total(self, weights: Tensor) -> Tensors:
+    def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return Σ_i weights_i x_i over the clients of the stack."""
         ...
 
@@ -71,21 +71,21 @@ class Stack(Protocol):
 
 
 @dataclass(frozen=True)
-class Share:
+class StackMember:
     """One client's part of a stack. It never leaves the process that made it."""
 
-    stack: Stack
+    stack: UpdateStack
     index: int
 
 
 @dataclass(frozen=True)
-class LateReading:
+class ClientReadings:
     """What a client read of the round before: over a network it travels with the next update."""
 
-    table: Table
+    table: AccuracyTable
     is_personal: bool
     """Whether the client trained in that round, so that its personal readings count."""
-    confusion: Counts | None = None
+    confusion: ConfusionCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Update:
 
     client: str
     num_samples: int
-    sums: Tensors | Share
+    averaged: Tensors | StackMember
     """Averaged over clients by number of samples: the shared parameters, and a method's own."""
-    rows: Prototypes
+    prototypes: Prototypes
     """Collected from all clients, never averaged."""
     loss: float
     """Mean training loss over the round's samples."""
-    late: LateReading | None = None
+    readings: ClientReadings | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -110,11 +110,15 @@ class Update:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
-        return _num_bytes(self._shapes) + _prototype_bytes(self.rows)
+        return _num_bytes(self._shapes) + _prototype_bytes(self.prototypes)
 
     @property
     def _shapes(self) -> Tensors:
-        return self.sums.stack.template if isinstance(self.sums, Share) else self.sums
+        return (
+            self.averaged.stack.template
+            if isinstance(self.averaged, StackMember)
+            else self.averaged
+        )
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ def _num_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _prototype_bytes(rows: Prototypes | PrototypePool) -> int:
-    parts = [rows.vectors, rows.labels, rows.counts]
-    if isinstance(rows, PrototypePool):
-        parts.append(rows.owners)
+def _prototype_bytes(prototypes: Prototypes | PrototypePool) -> int:
+    parts = [prototypes.vectors, prototypes.labels, prototypes.counts]
+    if isinstance(prototypes, PrototypePool):
+        parts.append(prototypes.owners)
     return sum(part.numel() * part.element_size() for part in parts)

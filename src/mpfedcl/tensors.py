@@ -1,13 +1,16 @@
-"""Tensors on disk: safetensors, and nothing that could run code when it is read."""
+"""Tensors by name, in memory and on disk: safetensors, which runs no code when it is read."""
 
 import hashlib
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models import Tensors
+
+Tensors = dict[str, Tensor]
+"""Parameters, gradients or states by name."""
 
 
 def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mpfedcl.convergence import (
     BOUNDS,
     Constants,
-    Diagnosis,
+    ConvergenceDiagnostics,
     Inspection,
     Measurement,
     RoundMeasurement,
@@ -216,7 +216,7 @@ def test_a_measurement_survives_its_record(numbers: list[float]) -> None:
 
 
 def record_rounds(*rounds: RoundMeasurement) -> list[dict[str, object]]:
-    diagnosis = Diagnosis(Experiment().replace(train__lr=0.1, train__lr_decay=1.0))
+    diagnosis = ConvergenceDiagnostics(Experiment().replace(train__lr=0.1, train__lr_decay=1.0))
     return [
         {"diagnostics": diagnosis.judge(number, each.inspection, each.pool_factor)}
         for number, each in enumerate(rounds, start=1)
@@ -253,8 +253,8 @@ def test_the_summary_counts_by_constants_so_far_and_by_the_final_ones() -> None:
 def test_a_diagnosis_goes_on_from_a_record() -> None:
     first, second = measure_round(measure(smoothness=9.0)), measure_round(measure())
     whole = record_rounds(first, second)
-    diagnosis = Diagnosis(Experiment().replace(train__lr=0.1, train__lr_decay=1.0))
-    diagnosis.take_up(whole[0])
+    diagnosis = ConvergenceDiagnostics(Experiment().replace(train__lr=0.1, train__lr_decay=1.0))
+    diagnosis.restore(whole[0])
     assert {"diagnostics": diagnosis.judge(2, second.inspection, 2.0)} == whole[1]
 
 

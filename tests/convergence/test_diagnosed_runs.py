@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from command_processes import call
 from mpfedcl import Experiment, InvalidInput, resume, run
 from mpfedcl.convergence import BOUNDS, Inspection
 from mpfedcl.engines import Engine
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.runs.observer import Observer
 from small_runs import (
     EXAMPLES,
     METHODS,
@@ -23,7 +24,6 @@ from small_runs import (
     assert_same_results,
     assert_same_run,
     build_federation,
-    call,
     flags,
     read_records,
     small,
@@ -37,7 +37,7 @@ ON: dict[str, Any] = {"diagnostics": ("convergence",)}
 
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (16, 8))
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (16, 8))
 
 
 def told(record: Json) -> Json:
@@ -92,9 +92,9 @@ class Poisoned(Watching):
     ) -> Iterable[Update]:
         for update in updates:
             if update.client == "client-1":
-                assert isinstance(update.sums, dict)
-                spoilt = {name: value * torch.nan for name, value in update.sums.items()}
-                update = replace(update, sums=spoilt)
+                assert isinstance(update.averaged, dict)
+                spoilt = {name: value * torch.nan for name, value in update.averaged.items()}
+                update = replace(update, averaged=spoilt)
             yield update
 
 
@@ -168,7 +168,7 @@ def test_engines_measure_the_same(
 def test_two_processes_measure_the_same_and_go_on_alike(images: Path, tmp_path: Path) -> None:
     # The workers are processes of their own with the full model, so the one process has it too.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
+        patch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
         experiment = small(images, rounds=3, dtype="float64", fraction=0.7, **ON)
         run(experiment, tmp_path / "one")
         done: list[object] = []

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.objective_measurement import Inspector
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.objective_measurement import ObjectiveInspector
+from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
-from mpfedcl.models import Mlp, Tensors
+from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.tensors import Tensors
 
 CENTRES = {"a": (3.0, 4.0), "b": (-1.0, 0.0)}
 
@@ -59,7 +60,7 @@ def make_points(sizes: dict[str, int]) -> FederatedData:
     return FederatedData("points", ("0", "1"), clients, inputs, torch.zeros(1).long(), {})
 
 
-def found_points(sizes: dict[str, int], **changes: Any) -> Federation:
+def found_points(sizes: dict[str, int], **changes: Any) -> RoundLoop:
     common = {
         "dtype": "float64",
         "diagnostics": ("convergence",),
@@ -75,7 +76,7 @@ def found_points(sizes: dict[str, int], **changes: Any) -> Federation:
     method = MeanSquare(experiment, 2)
     initial = model.init(torch.Generator(), torch.float64)
     engine = InProcessEngine(experiment, method, model, data, initial, clock)
-    return Federation(experiment, method, engine, initial, dimension=2, clock=clock)
+    return RoundLoop(experiment, method, engine, initial, dimension=2, clock=clock)
 
 
 def test_quadratics_by_hand() -> None:
@@ -142,7 +143,7 @@ def test_batches_are_measured_at_the_start() -> None:
     assert told["objective_after_one_step"] == pytest.approx(12.5 * 0.9**2)
 
 
-def make_inspection(name: str, **changes: Any) -> tuple[Inspector, Work, Tensors, Tensors]:
+def make_inspection(name: str, **changes: Any) -> tuple[ObjectiveInspector, ClientTask, Tensors, Tensors]:
     """Return an inspector, a client, its parameters after a training, and what follows."""
     experiment = Experiment(method=name, dtype="float64")
     settings = {"prototypes__per_class": 2, "train__batch_size": 4, **changes}
@@ -153,12 +154,12 @@ def make_inspection(name: str, **changes: Any) -> tuple[Inspector, Work, Tensors
     start, trained, averaged = (model.init(key, torch.float64) for _ in range(3))
     inputs = torch.randn(11, 5, generator=key, dtype=torch.float64)
     client = ClientData("a", inputs, torch.arange(11) % 3, torch.zeros(0, dtype=torch.int64))
-    work = Work(client, start, method.init_client(start))
+    work = ClientTask(client, start, method.init_client(start))
     pools = [draw_pool(method, key) for _ in range(2)]
     shared = {n: v for n, v in averaged.items() if method.shared(n)}
     broadcast = Broadcast(2, {n: start[n] for n in shared}, {}, method.reference(pools[0]))
     following = Broadcast(3, shared, {}, method.reference(pools[1]))
-    return Inspector(experiment, method, model, broadcast, following), work, trained, averaged
+    return ObjectiveInspector(experiment, method, model, broadcast, following), work, trained, averaged
 
 
 def draw_pool(method: Method, key: torch.Generator) -> PrototypePool:

@@ -17,7 +17,7 @@ from method_cases import (
     make_params,
 )
 from mpfedcl.methods import Batch, Context
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 from small_runs import METHODS
 
 pytestmark = pytest.mark.usefixtures("example_methods")

@@ -9,17 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from command_processes import environment
 from mpfedcl import Context, Method, resume, run
-from mpfedcl.models import Tensors
-from mpfedcl.runs.run_loop import Observer
-from small_runs import (
-    EXAMPLES,
-    assert_same_run,
-    assert_same_tensors,
-    build_federation,
-    environment,
-    small,
-)
+from mpfedcl.runs.observer import Observer
+from mpfedcl.tensors import Tensors
+from small_runs import EXAMPLES, assert_same_run, assert_same_tensors, build_federation, small
 
 pytestmark = pytest.mark.whole
 

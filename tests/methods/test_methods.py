@@ -22,9 +22,9 @@ from method_cases import (
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS, Batch, built_in_methods
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.tensors import Tensors
 from small_runs import METHODS, assert_same_tensors, build_federation, small
 
 pytestmark = pytest.mark.usefixtures("example_methods")
@@ -173,7 +173,7 @@ def test_an_empty_pool_leaves_cross_entropy_alone(name: str) -> None:
 # How they are related
 
 
-def after_rounds(experiment: Experiment, rounds: int = 3) -> Federation:
+def after_rounds(experiment: Experiment, rounds: int = 3) -> RoundLoop:
     federation = build_federation(experiment)
     for _ in range(rounds):
         federation.run_round(evaluate=False)

@@ -18,7 +18,7 @@ from mpfedcl.prototypes import (
     contrastive_loss,
     prepare_contrast,
 )
-from mpfedcl.prototypes.targets import Lists, Table
+from mpfedcl.prototypes.targets import MemberLists, MemberTable
 
 torch.set_num_threads(1)
 CONTRAST = "mpfedcl.prototypes.contrast"
@@ -53,7 +53,7 @@ def prepare(pool: PrototypePool, is_large: bool, padding: Any = "all") -> Contra
         if is_large:
             patch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", 0)
         targets = prepare_contrast(pool, padding)
-    assert isinstance(targets.members, Lists if is_large else Table)
+    assert isinstance(targets.members, MemberLists if is_large else MemberTable)
     return targets
 
 
@@ -142,11 +142,11 @@ def test_the_product_under_vmap_is_each_client_alone(
 def test_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(2)
     members = prepare_contrast(pool).members
-    assert isinstance(members, Table)
+    assert isinstance(members, MemberTable)
     monkeypatch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", members.counts.numel())
-    assert isinstance(prepare_contrast(pool).members, Table)
+    assert isinstance(prepare_contrast(pool).members, MemberTable)
     monkeypatch.setattr("mpfedcl.prototypes.targets._LARGEST_TABLE", members.counts.numel() - 1)
-    assert isinstance(prepare_contrast(pool).members, Lists)
+    assert isinstance(prepare_contrast(pool).members, MemberLists)
 
 
 @pytest.mark.parametrize("form", ["slots", "literal"])
@@ -190,7 +190,7 @@ def test_the_mean_over_single_clients_is_the_whole_pool(
             z,
             labels,
             real,
-            PoolGrid.lay_out(pool, padding).targets(torch.tensor([client])),
+            PoolGrid.pad(pool, padding).targets(torch.tensor([client])),
             0.5,
             form,
             reach,
@@ -210,7 +210,7 @@ def test_some_clients_are_padded_by_the_means_of_the_whole_pool(padding: Any) ->
     pool = make_pool(4)
     grid, _ = pool.padded(padding)
     for chosen in ([1], [0, 2], [0, 1, 2]):
-        targets = PoolGrid.lay_out(pool, padding).targets(torch.tensor(chosen))
+        targets = PoolGrid.pad(pool, padding).targets(torch.tensor(chosen))
         wanted = grid[chosen].flatten(0, 1)
         repeats = (targets.weights * len(wanted)).round().long()
         prepared = targets.vectors[targets.slices].repeat_interleave(repeats, 0)
@@ -220,4 +220,4 @@ def test_some_clients_are_padded_by_the_means_of_the_whole_pool(padding: Any) ->
         assert set(targets.slices.flatten().tolist()) == set(range(len(targets.vectors)))
         assert len(targets.classes) == len(targets.vectors)
         aims = wanted.mean(0)
-        torch.testing.assert_close(targets.aims, aims, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(targets.mean_targets, aims, rtol=1e-12, atol=1e-14)

@@ -8,7 +8,7 @@ import torch
 from sklearn.cluster import DBSCAN
 from sklearn.neighbors import NearestNeighbors
 
-from mpfedcl.prototypes import Prototypes, cluster_prototypes, dbscan_clients
+from mpfedcl.prototypes import Prototypes, cluster_prototypes, dbscan_prototypes
 from mpfedcl.prototypes.dbscan import find_knee, run_dbscan
 
 torch.set_num_threads(1)
@@ -116,12 +116,12 @@ def test_many_clients_are_each_alone_and_small_clusters_can_be_dropped() -> None
     generator = torch.Generator().manual_seed(0)
     embeddings = [torch.rand(size, 3, generator=generator) for size in (40, 0, 25)]
     labels = [torch.randint(0, 2, (len(points),), generator=generator) for points in embeddings]
-    together = dbscan_clients(embeddings, labels, num_classes=2)
+    together = dbscan_prototypes(embeddings, labels, num_classes=2)
     for found, points, classes in zip(together, embeddings, labels, strict=True):
         alone = cluster_prototypes(points, classes, num_classes=2, method="dbscan")
         assert torch.equal(found.vectors, alone.vectors)
         assert torch.equal(found.counts, alone.counts)
         assert found.counts.sum() == len(points)
-    large = dbscan_clients(embeddings, labels, num_classes=2, min_cluster_size=10)
+    large = dbscan_prototypes(embeddings, labels, num_classes=2, min_cluster_size=10)
     assert all((found.counts >= 10).all() for found in large)
-    assert dbscan_clients([], [], num_classes=2) == []
+    assert dbscan_prototypes([], [], num_classes=2) == []

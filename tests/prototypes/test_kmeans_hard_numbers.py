@@ -6,7 +6,7 @@ import pytest
 import torch
 from kmeans_cases import assert_same, one_class
 
-from mpfedcl.prototypes import cluster_clients, cluster_prototypes
+from mpfedcl.prototypes import kmeans_prototypes, cluster_prototypes
 from mpfedcl.prototypes.groups import average_clusters, group_samples
 from mpfedcl.prototypes.kmeans import _Blocks, _choose_centres, _draw_rows, _iterate
 
@@ -31,7 +31,7 @@ def test_a_clients_scale_does_not_disturb_another() -> None:
     large = 1e12 * torch.rand(50, 3, generator=generator)
     labels = torch.arange(50) % 2
     options: dict[str, Any] = {"num_classes": 2, "num_prototypes": 3}
-    together = cluster_clients([large, small, large], [labels] * 3, [4, 5, 6], **options)
+    together = kmeans_prototypes([large, small, large], [labels] * 3, [4, 5, 6], **options)
     assert_same(together[1], cluster_prototypes(small, labels, seed=5, **options))
     assert together[1].counts.sum() == 50
     assert len(together[1]) == 6

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kmeans_cases import assert_same
 from torch import Tensor
 
-from mpfedcl.prototypes import cluster_clients, cluster_prototypes, mean_clients
+from mpfedcl.prototypes import kmeans_prototypes, cluster_prototypes, mean_prototypes
 
 torch.set_num_threads(1)
 quick = settings(deadline=None, max_examples=60)
@@ -80,7 +80,7 @@ def test_a_batch_of_clients_is_each_client_alone(
         labels.append(torch.randint(0, 3, (size,), generator=generator))
         seeds.append(seed)
     options: dict[str, Any] = {"num_classes": 3, "num_prototypes": num_prototypes, "init": init}
-    together = cluster_clients(embeddings, labels, seeds, **options)
+    together = kmeans_prototypes(embeddings, labels, seeds, **options)
     assert len(together) == len(clients)
     for found, points, classes, seed in zip(together, embeddings, labels, seeds, strict=True):
         alone = cluster_prototypes(points, classes, seed=seed, **options)
@@ -93,7 +93,7 @@ def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
     embeddings = [torch.rand(size, 2, dtype=torch.float64, generator=generator) for size in sizes]
     labels = [torch.randint(0, 2, (size,), generator=generator) for size in sizes]
     options: dict[str, Any] = {"num_classes": 2, "num_prototypes": 4}
-    together = cluster_clients(embeddings, labels, list(range(60)), **options)
+    together = kmeans_prototypes(embeddings, labels, list(range(60)), **options)
     for client in range(60):
         alone = cluster_prototypes(embeddings[client], labels[client], seed=client, **options)
         assert_same(together[client], alone, tolerance=1e-12)
@@ -103,7 +103,7 @@ def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
 @given(samples())
 def test_class_means_are_the_means(client: tuple[Tensor, Tensor]) -> None:
     embeddings, labels = client
-    found = mean_clients([embeddings], [labels], num_classes=3)[0]
+    found = mean_prototypes([embeddings], [labels], num_classes=3)[0]
     present = sorted(set(labels.tolist()))
     assert found.labels.tolist() == present
     for vector, count, label in zip(found.vectors, found.counts, present, strict=True):

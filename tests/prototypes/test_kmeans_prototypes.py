@@ -9,7 +9,7 @@ from kmeans_cases import one_class
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from mpfedcl.prototypes import Prototypes, cluster_clients, cluster_prototypes, mean_clients
+from mpfedcl.prototypes import Prototypes, kmeans_prototypes, cluster_prototypes, mean_prototypes
 
 torch.set_num_threads(1)
 
@@ -73,7 +73,7 @@ def test_min_cluster_size_drops_small_clusters() -> None:
     assert kept.vectors.tolist() == [[0.25]]
     assert len(one_class(points, 2, min_cluster_size=3)) == 0
     labels = [torch.tensor([0, 0, 1])]
-    means = mean_clients([torch.tensor(points)], labels, num_classes=2, min_cluster_size=2)
+    means = mean_prototypes([torch.tensor(points)], labels, num_classes=2, min_cluster_size=2)
     assert means[0].labels.tolist() == [0]
 
 
@@ -112,10 +112,10 @@ def test_empty_prototypes_know_their_dimension() -> None:
 def test_a_client_without_samples_stands_between_others() -> None:
     embeddings = [torch.ones(2, 3), torch.zeros(0, 3), torch.zeros(1, 3)]
     labels = [torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
-    found = cluster_clients(embeddings, labels, [0, 1, 2], num_classes=2, num_prototypes=2)
+    found = kmeans_prototypes(embeddings, labels, [0, 1, 2], num_classes=2, num_prototypes=2)
     assert [len(prototypes) for prototypes in found] == [1, 0, 1]
-    assert cluster_clients([], [], [], num_classes=2, num_prototypes=2) == []
-    assert mean_clients([], [], num_classes=2) == []
+    assert kmeans_prototypes([], [], [], num_classes=2, num_prototypes=2) == []
+    assert mean_prototypes([], [], num_classes=2) == []
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_what_cannot_be_clustered_is_refused_in_one_sentence(
 def test_clients_that_do_not_fit_together_are_refused() -> None:
     label = torch.tensor([0])
     with pytest.raises(ValueError, match="they must agree"):
-        cluster_clients(
+        kmeans_prototypes(
             [torch.zeros(1, 2), torch.zeros(1, 3)],
             [label, label],
             [0, 0],
@@ -171,9 +171,9 @@ def test_clients_that_do_not_fit_together_are_refused() -> None:
             num_prototypes=1,
         )
     with pytest.raises(ValueError, match="1 seeds for 2 clients"):
-        cluster_clients([torch.zeros(1, 2)] * 2, [label] * 2, [0], num_classes=1, num_prototypes=1)
+        kmeans_prototypes([torch.zeros(1, 2)] * 2, [label] * 2, [0], num_classes=1, num_prototypes=1)
     with pytest.raises(ValueError, match="labels of 1"):
-        mean_clients([torch.zeros(1, 2)] * 2, [label], num_classes=1)
+        mean_prototypes([torch.zeros(1, 2)] * 2, [label], num_classes=1)
 
 
 # --- against scikit-learn ----------------------------------------------------------------------

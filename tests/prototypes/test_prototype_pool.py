@@ -211,8 +211,8 @@ def test_an_empty_pool_has_empty_answers(num_prototypes: int | None, num_slots: 
         label, distance = pool.nearest(torch.zeros(2, 4))
         assert label.tolist() == [-1, -1]
         assert distance.tolist() == [torch.inf] * 2
-        assert len(pool.collapsed()) == 0
-        assert pool.collapsed().num_prototypes == 1
+        assert len(pool.averaged_over_owners()) == 0
+        assert pool.averaged_over_owners().num_prototypes == 1
     assert PrototypePool.gather(empty, num_classes=3).vectors.dtype == torch.float64
 
 
@@ -309,7 +309,7 @@ def test_nearest_keeps_no_graph() -> None:
 
 
 def test_global_prototypes_weigh_owners_alike() -> None:
-    collapsed = small_pool().collapsed()
+    collapsed = small_pool().averaged_over_owners()
     # Class 0: a's mean is (0, 1.5), b's is (6, 3); each counts once.
     assert collapsed.vectors.tolist() == [[3, 2.25], [8, 8]]
     assert collapsed.labels.tolist() == [0, 1]
@@ -326,7 +326,7 @@ def test_global_prototypes_are_means_of_means(
     drawn: tuple[dict[str, Prototypes], int, int],
 ) -> None:
     clients, num_classes, _ = drawn
-    collapsed = gather(*drawn).collapsed()
+    collapsed = gather(*drawn).averaged_over_owners()
     expected: dict[int, Tensor] = {}
     for label in range(num_classes):
         means = [

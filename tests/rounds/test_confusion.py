@@ -19,9 +19,9 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.trained_run import read_pool
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import Readings, count_answers
+from mpfedcl.rounds.evaluation import RoundReadings, count_confusions
+from mpfedcl.tensors import Tensors
 from small_runs import METHODS, WrappedEngine, build_federation, read_records, small
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ def confusion_of(path: Path) -> Json:
 def test_counts_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     truth = torch.tensor([true for true, _ in pairs], dtype=torch.int64)
     said = torch.tensor([each for _, each in pairs], dtype=torch.int64)
-    counts = count_answers(said, truth, 5)
+    counts = count_confusions(said, truth, 5)
     assert len(counts) == 5
     if pairs:
         labels = [*range(5), -1]
@@ -110,17 +110,17 @@ def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
             pool: PrototypePool | None,
             names: Sequence[str],
             *,
-            confuse: bool = False,
-        ) -> Readings | None:
-            asked.append(confuse)
-            return super().evaluate(averaged, pool, names, confuse=confuse)
+            with_confusion: bool = False,
+        ) -> RoundReadings | None:
+            asked.append(with_confusion)
+            return super().evaluate(averaged, pool, names, with_confusion=with_confusion)
 
     federation = build_federation(small(images), Watched)
     federation.run_round(evaluate=True)
     assert federation.confusion == {}
-    federation.run_round(evaluate=True, confuse=True)
+    federation.run_round(evaluate=True, with_confusion=True)
     assert len(federation.confusion) == 3
-    federation.run_round(evaluate=False, confuse=True)
+    federation.run_round(evaluate=False, with_confusion=True)
     assert federation.confusion == {}
     assert asked == [False, True]
 

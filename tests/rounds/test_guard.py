@@ -46,7 +46,7 @@ def test_a_bad_update_is_as_if_it_had_not_come(images: Path, name: str) -> None:
 def test_prototypes_that_the_method_does_not_share_are_rejected(images: Path, method: str) -> None:
     def add_prototype(update: Update) -> list[Update]:
         one = torch.ones(1, dtype=torch.int64)
-        return [replace(update, rows=Prototypes(torch.ones(1, 4), one, one))]
+        return [replace(update, prototypes=Prototypes(torch.ones(1, 4), one, one))]
 
     federation = build_federation(
         small(images, method), lambda engine: TamperingEngine(engine, add_prototype)
@@ -81,7 +81,7 @@ def test_an_unknown_client_is_rejected_and_the_one_it_hid_is_missing(images: Pat
 def test_a_second_answer_counts_for_nothing(images: Path) -> None:
     def answer_twice(update: Update) -> list[Update]:
         other = {name: value + 1 for name, value in tensors_of(update).items()}
-        return [update, replace(update, sums=other)]
+        return [update, replace(update, averaged=other)]
 
     experiment = small(images, engine="loop")
     attacked = build_federation(experiment, lambda engine: TamperingEngine(engine, answer_twice))
@@ -101,7 +101,9 @@ def test_a_client_that_was_not_asked_is_rejected(images: Path) -> None:
     sizes = build_federation(experiment)._engine.sizes
 
     def impersonate(update: Update) -> list[Update]:
-        return [replace(update, client=other, num_samples=sizes[other], rows=Prototypes.empty(4))]
+        return [
+            replace(update, client=other, num_samples=sizes[other], prototypes=Prototypes.empty(4))
+        ]
 
     federation = build_federation(
         experiment, lambda engine: TamperingEngine(engine, impersonate, [asked])
@@ -144,7 +146,7 @@ def test_nobody_accepted_leaves_the_state_unchanged(
     assert list(record.clients.rejected) == [*everyone]
     assert federation.state.round == before.round + 1
     assert_same_tensors(federation.state.server.params, params)
-    assert federation.state.rows == before.rows
+    assert federation.state.prototypes == before.prototypes
     is_bad = False
     assert federation.run_round(evaluate=evaluate).clients.answered == [*everyone]
 
@@ -181,9 +183,9 @@ def stretch(length: float) -> Tamper:
     """Return a tampering that makes the client's first prototype that long."""
 
     def tamper(update: Update) -> list[Update]:
-        vectors = update.rows.vectors.clone()
+        vectors = update.prototypes.vectors.clone()
         vectors[0] *= length / vectors[0].norm()
-        return [replace(update, rows=replace(update.rows, vectors=vectors))]
+        return [replace(update, prototypes=replace(update.prototypes, vectors=vectors))]
 
     return tamper
 
@@ -200,11 +202,11 @@ def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: floa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sums": [1, 2]},
-        {"sums": {WEIGHT: [1.0]}},
-        {"sums": {WEIGHT: torch.zeros(8, 36).to_sparse()}},
-        {"sums": {WEIGHT: torch.zeros(8, 36, device="meta")}},
-        {"rows": None},
+        {"averaged": [1, 2]},
+        {"averaged": {WEIGHT: [1.0]}},
+        {"averaged": {WEIGHT: torch.zeros(8, 36).to_sparse()}},
+        {"averaged": {WEIGHT: torch.zeros(8, 36, device="meta")}},
+        {"prototypes": None},
         {"client": ["client-1"]},
     ],
 )
@@ -223,7 +225,7 @@ def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, An
 def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
     def attach(update: Update) -> list[Update]:
         sums = {name: value.clone().requires_grad_() for name, value in tensors_of(update).items()}
-        return [replace(update, sums=sums)]
+        return [replace(update, averaged=sums)]
 
     federation = build_federation(small(images), lambda engine: TamperingEngine(engine, attach))
     run_rounds(federation)

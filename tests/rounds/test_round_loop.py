@@ -14,7 +14,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import WeightedMean
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
 from small_runs import METHODS, PHASES, assert_same_tensors, build_federation, small, tensors_of
 from watched_rounds import watch
 
@@ -139,7 +139,7 @@ def test_prototypes_serve_as_many_broadcasts_as_asked(images: Path, ttl: int) ->
         assert set(pool.names) == alive
         for name in alive:
             assert torch.equal(pool.of(name).vectors, latest[name][1].vectors)
-        latest |= {update.client: (number, update.rows) for update in engine.updates[-1]}
+        latest |= {update.client: (number, update.prototypes) for update in engine.updates[-1]}
 
 
 def test_the_first_broadcast_has_no_prototypes(images: Path) -> None:
@@ -161,7 +161,7 @@ def test_bytes_by_a_hand_count(images: Path, method: str) -> None:
     for _ in range(2):
         record = federation.run_round(evaluate=False)
         # Up: the weights; per prototype 4 floats, its label and its count (8 bytes each).
-        sent = [len(update.rows) for update in engine.updates[-1]]
+        sent = [len(update.prototypes) for update in engine.updates[-1]]
         assert record.bytes["up"] == sum(4 * parameters + count * (4 * 4 + 16) for count in sent)
         # Down, to each of three: the weights; per prototype the same and its owner.
         assert record.bytes["down"] == 3 * (4 * parameters + in_pool * (4 * 4 + 24))
@@ -195,7 +195,7 @@ def test_readings_that_a_method_has(images: Path, method: str) -> None:
     assert own == union  # Everyone is tested on the same images here.
 
 
-def _readings(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
+def _readings(federation: RoundLoop) -> tuple[dict[str, Any], dict[str, Any]]:
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
     assert list(record.accuracy) == ["own", "union"]

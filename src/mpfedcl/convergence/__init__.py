@@ -1,14 +1,15 @@
 """The paper's convergence section, checked on a run: what is measured, and which bounds hold."""
 
 from mpfedcl.convergence.bounds import BOUNDS, Bounds, Constants, find_bounds, judge
-from mpfedcl.convergence.diagnosis import Diagnosis, summarize_convergence
-from mpfedcl.rounds.measurement import Inspection, Measurement, RoundMeasurement
+from mpfedcl.convergence.diagnostics import ConvergenceDiagnostics, summarize_convergence
+from mpfedcl.convergence.round_measurement import RoundMeasurement
+from mpfedcl.rounds.measurement import Inspection, Measurement
 
 __all__ = [
     "BOUNDS",
     "Bounds",
     "Constants",
-    "Diagnosis",
+    "ConvergenceDiagnostics",
     "Inspection",
     "Measurement",
     "RoundMeasurement",

@@ -1,4 +1,4 @@
-"""Clients dealt out to the processes of a team: each trains its own, and all know the outcome.
+"""Clients shared among the processes of a group: each trains its own, and all know the outcome.
 
 Every process runs the same round loop on the same state. Between training and aggregation they
 exchange what they took in: the sums of models are added up, prototypes and who answered gathered.
@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load
 
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.objective_measurement import mean_length
-from mpfedcl.engines.process_group import Team
-from mpfedcl.messages import Broadcast, LateReading, Update
-from mpfedcl.models import Tensors
+from mpfedcl.engines.objective_measurement import mean_gradient_norm
+from mpfedcl.engines.process_group import ProcessGroup
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import Counts, Readings, Table
+from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
 from mpfedcl.rounds.measurement import Inspection, Measurement
-from mpfedcl.rounds.update_collector import Intake
-from mpfedcl.tensors import pack_tensors
+from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.tensors import Tensors, pack_tensors
 
 
-def deal_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:
-    """Deal clients out so that the processes have about the same work; by name in each."""
+def assign_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:
+    """Assign clients to processes so that all have about the same work; by name in each."""
     shares: list[list[str]] = [[] for _ in range(num_processes)]
     loads = [0] * num_processes
     # The largest first, each to whoever has least: the order of names settles what is equal.
@@ -35,35 +35,23 @@ def deal_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]
     return [sorted(share) for share in shares]
 
 
-class DistributedEngine:
+class DistributedEngine(Engine):
     """One process's clients, and the exchange with the others."""
 
     def __init__(
         self,
         engine: InProcessEngine,
         sizes: Mapping[str, int],
-        team: Team,
+        group: ProcessGroup,
         device: torch.device,
     ) -> None:
         self.sizes = sizes
         """Training samples of all clients, wherever they are."""
         self._engine = engine
-        self._team = team
+        self._group = group
         self._device = device
 
-    def muster(self) -> Collection[str]:
-        """All clients are here from the beginning."""
-        return ()
-
-    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading]:
-        """Every round has been read when it was over."""
-        return {}
-
-    def remarks(self) -> dict[str, Any]:
-        """There is nothing to say."""
-        return {}
-
-    def here(self, names: Sequence[str]) -> list[str]:
+    def local_clients(self, names: Sequence[str]) -> list[str]:
         """Return those of the named clients that train in this process."""
         return [name for name in names if name in self._engine.sizes]
 
@@ -71,26 +59,26 @@ class DistributedEngine:
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         """Train the clients of this process."""
-        return self._engine.train(broadcast, self.here(names), keep=keep)
+        return self._engine.train(broadcast, self.local_clients(names), keep=keep)
 
-    def unite(self, intake: Intake) -> None:
-        """Make one intake of those of all processes."""
-        sums = self._team.sum(intake.mean.padded(intake.template))
+    def merge(self, collector: UpdateCollector) -> None:
+        """Make one collector of those of all processes."""
+        sums = self._group.sum(collector.mean.padded(collector.template))
         own = {
-            "weight": intake.mean.weight,
-            "losses": intake.losses,
-            "rejected": intake.rejected,
-            "bytes_up": intake.bytes_up,
-            "largest": intake.largest,
+            "weight": collector.mean.weight,
+            "losses": collector.losses,
+            "rejected": collector.rejected,
+            "bytes_up": collector.bytes_up,
+            "largest": collector.largest,
         }
-        reports, intake.rows = self._exchange(own, intake.rows)
-        intake.mean.replace(sums, sum(report["weight"] for report in reports))
+        reports, collector.prototypes = self._exchange(own, collector.prototypes)
+        collector.mean.replace(sums, sum(report["weight"] for report in reports))
         for report in reports:
-            intake.losses |= report["losses"]
-            intake.rejected |= report["rejected"]
-        intake.bytes_up = sum(report["bytes_up"] for report in reports)
-        intake.largest = {
-            name: max(report["largest"][name] for report in reports) for name in intake.largest
+            collector.losses |= report["losses"]
+            collector.rejected |= report["rejected"]
+        collector.bytes_up = sum(report["bytes_up"] for report in reports)
+        collector.largest = {
+            name: max(report["largest"][name] for report in reports) for name in collector.largest
         }
 
     def evaluate(
@@ -99,52 +87,54 @@ class DistributedEngine:
         pool: PrototypePool | None,
         names: Sequence[str],
         *,
-        confuse: bool = False,
-    ) -> Readings:
+        with_confusion: bool = False,
+    ) -> RoundReadings:
         """Let each process read its clients; put the readings together."""
-        own = self.here(names)
+        own = self.local_clients(names)
         if pool is None and averaged is not None:
-            _, rows = self._exchange(None, self._engine.rows_for_reading(own))
-            pool = self._engine.gather_for_reading(rows)
-        tables: dict[str, Table] = {}
-        confusion: dict[str, Counts] = {}
-        parts, _ = self._exchange(self._engine.read(averaged, pool, own, confuse=confuse), {})
+            _, rows = self._exchange(None, self._engine.prototypes_for_reading(own))
+            pool = self._engine.pool_for_reading(rows)
+        tables: dict[str, AccuracyTable] = {}
+        confusion: dict[str, ConfusionCounts] = {}
+        parts, _ = self._exchange(
+            self._engine.read(averaged, pool, own, with_confusion=with_confusion), {}
+        )
         for read, counted in parts:
             tables |= read
             confusion |= counted
         in_order = {name: confusion[name] for name in self.sizes if name in confusion}
-        return Readings({name: tables[name] for name in self.sizes}, names, in_order)
+        return RoundReadings({name: tables[name] for name in self.sizes}, names, in_order)
 
     def inspect(
         self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
     ) -> Inspection:
         """Let each process measure its clients; add the gradients up."""
-        own, total = self._engine.inspect_here(broadcast, following, self.here(names))
-        length = mean_length(self._team.sum(total), sum(self.sizes[name] for name in names))
+        own, total = self._engine.inspect_local(broadcast, following, self.local_clients(names))
+        length = mean_gradient_norm(self._group.sum(total), sum(self.sizes[name] for name in names))
         parts, _ = self._exchange({name: each.to_json() for name, each in own.items()}, {})
         found = {name: values for part in parts for name, values in part.items()}
         return Inspection({name: Measurement.from_json(found[name]) for name in names}, length)
 
-    def settle(self, accepted: Sequence[str]) -> None:
+    def keep_accepted(self, accepted: Sequence[str]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""
-        self._engine.settle(self.here(accepted))
+        self._engine.keep_accepted(self.local_clients(accepted))
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield all clients' models to the leader, one at a time."""
         own = (_pack(name, params) for name, params in self._engine.personal_models(shared))
-        for part in self._team.collect(own):
+        for part in self._group.gather_to_leader(own):
             yield _unpack(part)
 
     def state(self) -> Tensors:
         """Return what all clients keep, to the leader; an empty dict to the others."""
         own = self._engine.state()
         state: Tensors = {}
-        for part in self._team.collect(iter([pack_tensors(own)] if own else [])):
+        for part in self._group.gather_to_leader(iter([pack_tensors(own)] if own else [])):
             state |= load(part)
         return state
 
     def load_state(self, state: Tensors) -> None:
-        """Take up the states of the clients of this process."""
+        """Restore the states of the clients of this process."""
         self._engine.load_state(state)
 
     def _exchange(
@@ -153,8 +143,8 @@ class DistributedEngine:
         """Return what every process reports, as plain values, and the prototypes of all."""
         reports: list[Any] = []
         found: dict[str, Prototypes] = {}
-        for part in self._team.gather(_pack_rows(report, rows)):
-            said, theirs = _unpack_rows(part)
+        for part in self._group.gather(_pack_prototypes(report, rows)):
+            said, theirs = _unpack_prototypes(part)
             reports.append(said)
             found |= theirs
         return reports, {name: found[name].to(self._device) for name in sorted(found)}
@@ -170,7 +160,7 @@ def _unpack(part: bytes) -> tuple[str, Tensors]:
     return name.decode(), load(content)
 
 
-def _pack_rows(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
+def _pack_prototypes(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
     """Return plain values, and clients' prototypes as one array each."""
     said = json.dumps([report, list(rows)])
     if not rows:
@@ -186,7 +176,7 @@ def _pack_rows(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
     )
 
 
-def _unpack_rows(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
+def _unpack_prototypes(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
     said, tensors = _unpack(part)
     report, names = json.loads(said)
     if not tensors:

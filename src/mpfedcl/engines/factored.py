@@ -24,36 +24,37 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import linear
 
-from mpfedcl.engines.factors import Factors, Start
+from mpfedcl.engines.factors import Factors, StartingParameters
 from mpfedcl.engines.linear_layers import Layer, LinearParameter
 from mpfedcl.engines.schedule import make_schedule
-from mpfedcl.engines.trained_clients import Trained, TrainedStack
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
+from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Share
+from mpfedcl.messages import StackMember
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
+from mpfedcl.tensors import Tensors
 
 _WRITTEN_OUT_FROM = 192
 """Rows from which a client's weights are written out once it has trained (docs/performance.md)."""
 
 
-class FactoredTrainer:
+class FactoredTrainer(Trainer):
     """Trains clients side by side, each as the rows by which it departs from its start."""
 
     def __init__(
         self, experiment: Experiment, method: Method, model: Model, layers: Sequence[Layer]
     ) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._model = model
+        super().__init__(experiment, method, model)
         self._layers = layers
 
-    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
         """Train the clients side by side."""
-        schedule = make_schedule([work.client for work in works], self._experiment, round_number)
-        by_name = {work.client.name: work for work in works}
-        start = Start(self._method, [by_name[c.name].start for c in schedule.clients])
+        schedule = make_schedule([task.client for task in tasks], self._experiment, round_number)
+        by_name = {task.client.name: task for task in tasks}
+        start = StartingParameters(self._method, [by_name[c.name].start for c in schedule.clients])
         train = self._experiment.train
         lr = train.learning_rate(round_number)
         factors = Factors(schedule, start, self._layers, lr, train.momentum)
@@ -65,16 +66,16 @@ class FactoredTrainer:
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         means = (losses / (train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
-        return [trained.written_out() if factors.num_rows >= _WRITTEN_OUT_FROM else trained]
+        return [trained.to_stack() if factors.num_rows >= _WRITTEN_OUT_FROM else trained]
 
     def _step(self, factors: Factors, step: int, given: object) -> Tensor:
-        """Take one step of every client still at work; return their losses times batch sizes."""
+        """Take one step of every client still at task; return their losses times batch sizes."""
         taps = factors.taps(step)
         batch = factors.batch(step)
         in_dims = (0, 0, 0, None, 0)
         losses, entered = vmap(partial(self._loss, given, factors.start.common), in_dims)(
             taps,
-            factors.past(step),
+            factors.earlier_steps(step),
             factors.start.first(len(batch.labels)),
             factors.scale(step),
             batch,
@@ -131,9 +132,9 @@ class TrainedFactors:
         self._factors = factors
         self._start = factors.start
 
-    def sums(self, index: int) -> Share:
+    def averaged(self, index: int) -> StackMember:
         """Return a client's part of the stack."""
-        return Share(self, index)
+        return StackMember(self, index)
 
     def params(self, index: int) -> Tensors:
         """Return a client's whole model, written out."""
@@ -160,7 +161,7 @@ class TrainedFactors:
         """Return embeddings and logits [models, B, ...]."""
         return self._predict(slice(first, last), inputs, None)
 
-    def written_out(self) -> TrainedStack:
+    def to_stack(self) -> TrainedStack:
         """Return the same clients with their models written out."""
         return TrainedStack(
             self._factors.schedule.clients,
@@ -171,7 +172,7 @@ class TrainedFactors:
             losses=self.losses,
         )
 
-    # As `exchange.Stack`
+    # As `exchange.UpdateStack`
 
     def __len__(self) -> int:
         return len(self.names)
@@ -181,7 +182,7 @@ class TrainedFactors:
         """One client's tensors, for their shapes."""
         return self._start.common
 
-    def total(self, weights: Tensor) -> Tensors:
+    def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return the weighted sum over clients: one product a layer for all of them."""
         counted = weights.nonzero().squeeze(1)
         everyone = len(counted) == len(weights)

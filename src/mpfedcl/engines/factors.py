@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from mpfedcl.engines.linear_layers import Layer
-from mpfedcl.engines.optimizer import Descent
+from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.engines.schedule import Schedule
 from mpfedcl.methods import Batch, Method
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
 
-class Start:
+class StartingParameters:
     """The parameters that clients begin with: common ones once, each client's own stacked."""
 
     def __init__(self, method: Method, starts: Sequence[Tensors]) -> None:
@@ -40,7 +40,12 @@ class Factors:
     """What the clients of a stack have done so far: rows in, slopes out, for each layer."""
 
     def __init__(
-        self, schedule: Schedule, start: Start, layers: Sequence[Layer], lr: float, momentum: float
+        self,
+        schedule: Schedule,
+        start: StartingParameters,
+        layers: Sequence[Layer],
+        lr: float,
+        momentum: float,
     ) -> None:
         self.schedule = schedule
         self.start = start
@@ -72,7 +77,7 @@ class Factors:
                 self.projected[layer.weight] = self.inputs @ weight.mT
             if layer.bias is not None:
                 self.biases[layer.bias] = start.stacked(layer.bias, count).clone()
-        self._descent = Descent(self.biases, lr, momentum) if self.biases else None
+        self._descent = MomentumSGD(self.biases, lr, momentum) if self.biases else None
 
     def batch(self, step: int) -> Batch:
         """Return the batches of the clients at work, side by side."""
@@ -100,7 +105,7 @@ class Factors:
             taps[layer.weight] = tap.expand(shape).detach().requires_grad_()
         return taps
 
-    def past(self, step: int) -> dict[str, tuple[Tensor, Tensor]]:
+    def earlier_steps(self, step: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the rows and slopes of all steps before; nothing before the first."""
         active, rows = self._at(step)
         if step == 0:

@@ -23,7 +23,7 @@ def cap_threads() -> None:
 
 def find_device(name: str) -> torch.device:
     """Return the device that tensors live on, once it has shown that it computes."""
-    # A team's processes on one machine take a card each.
+    # A group's processes on one machine take a card each.
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:

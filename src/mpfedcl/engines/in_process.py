@@ -1,37 +1,37 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.objective_measurement import Inspector, mean_length
-from mpfedcl.engines.trained_clients import Trained, ask, distinct
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.objective_measurement import ObjectiveInspector, mean_gradient_norm
+from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
+from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, LateReading, Update
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
-    Answers,
-    Counts,
-    Examiner,
-    Readings,
-    Table,
-    by_reading,
-    count_answers,
-    single,
-    tabulate,
+    AccuracyTable,
+    ConfusionCounts,
+    Evaluator,
+    Predictions,
+    RoundReadings,
+    accuracy_table,
+    as_stack,
+    count_confusions,
+    predictions_by_reading,
 )
 from mpfedcl.rounds.measurement import Inspection, Measurement
-from mpfedcl.rounds.update_collector import Intake
+from mpfedcl.tensors import Tensors
 
 _CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""
@@ -39,7 +39,7 @@ _NUMBERS_AT_ONCE = 2**26
 """Parameters that may be held for them at a time: few enough to bound the memory."""
 
 
-class InProcessEngine:
+class InProcessEngine(Engine):
     """Runs clients in this process, several at once where that is faster."""
 
     def __init__(
@@ -58,23 +58,12 @@ class InProcessEngine:
         self._data = data
         self._initial = initial
         self._clock = clock
-        self._choice = TrainerChoice(experiment, method, model)
+        self._trainers = TrainerChoice(experiment, method, model)
         self._states: dict[str, Tensors] = {}
-        self._kept: dict[str, Tensors] = {}
-        self._trained: dict[str, tuple[Trained, int]] = {}
+        self._local_parameters: dict[str, Tensors] = {}
+        self._trained: dict[str, tuple[TrainedClients, int]] = {}
         """The clients of the round under way, and after it those whose models were asked for."""
-        self._asked_for: set[str] = set()
-
-    def muster(self) -> Collection[str]:
-        """All clients are here from the beginning."""
-        return ()
-
-    def here(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the named clients: all are here."""
-        return names
-
-    def unite(self, intake: Intake) -> None:
-        """There is nobody to unite with."""
+        self._requested_names: set[str] = set()
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
@@ -82,22 +71,22 @@ class InProcessEngine:
         """Train the named clients and yield their updates in name order."""
         with self._clock.phase("broadcast"):
             received = self._method.prepare(broadcast)
-        self._trained, self._asked_for = {}, set(keep)
+        self._trained, self._requested_names = {}, set(keep)
         ordered, at_once = sorted(names), self._clients_at_once
         for first in range(0, len(ordered), at_once):
             clients = [self._data.client(name) for name in ordered[first : first + at_once]]
             with self._clock.phase("train"):
-                works = [self._set_out(client, broadcast) for client in clients]
-                for trained in self._choice.train(works, broadcast.round, received):
-                    self._hold(trained)
+                tasks = [self._make_task(client, broadcast) for client in clients]
+                for trained in self._trainers.train(tasks, broadcast.round, received):
+                    self._remember(trained)
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
                 trained, index = self._trained[client.name]
-                sums, loss = trained.sums(index), trained.losses[index]
-                yield Update(client.name, len(client.labels), sums, prototypes, loss)
-            if not self._keeps_anything:
+                averaged, loss = trained.averaged(index), trained.losses[index]
+                yield Update(client.name, len(client.labels), averaged, prototypes, loss)
+            if not self._has_client_state:
                 # The updates are out: nobody will ask for the other models again.
-                self._trained = self._still_asked_for()
+                self._trained = self._requested()
 
     def evaluate(
         self,
@@ -105,21 +94,13 @@ class InProcessEngine:
         pool: PrototypePool | None,
         names: Sequence[str],
         *,
-        confuse: bool = False,
-    ) -> Readings:
+        with_confusion: bool = False,
+    ) -> RoundReadings:
         """Read the personal models of this round and the averaged model, on both tests."""
         if pool is None and averaged is not None:
-            pool = self.gather_for_reading(self.rows_for_reading(names))
-        tables, confusion = self.read(averaged, pool, names, confuse=confuse)
-        return Readings(tables, names, confusion)
-
-    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading]:
-        """Every round has been read when it was over."""
-        return {}
-
-    def remarks(self) -> dict[str, Any]:
-        """There is nothing to say."""
-        return {}
+            pool = self.pool_for_reading(self.prototypes_for_reading(names))
+        tables, confusion = self.read(averaged, pool, names, with_confusion=with_confusion)
+        return RoundReadings(tables, names, confusion)
 
     def read(
         self,
@@ -127,10 +108,10 @@ class InProcessEngine:
         pool: PrototypePool | None,
         names: Sequence[str],
         *,
-        confuse: bool = False,
-    ) -> tuple[dict[str, Table], dict[str, Counts]]:
+        with_confusion: bool = False,
+    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts]]:
         """Return every client's readings, personal ones of the named clients, and confusions."""
-        examiner = Examiner(
+        evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
@@ -138,27 +119,29 @@ class InProcessEngine:
         )
         shared = None
         if averaged is not None:
-            (shared,) = examiner.ask(lambda inputs: single(self._model.apply(averaged, inputs)))
-        tables: dict[str, Table] = {}
-        confusion: dict[str, Counts] = {}
+            (shared,) = evaluator.predict(
+                lambda inputs: as_stack(self._model.apply(averaged, inputs))
+            )
+        tables: dict[str, AccuracyTable] = {}
+        confusion: dict[str, ConfusionCounts] = {}
         unread = ((name, None) for name in self.sizes.keys() - set(names))
-        for name, personal in chain(self._ask_personal(examiner, names), unread):
-            answers, own = by_reading(personal, shared), self._data.client(name).test
-            tables[name] = tabulate(answers, examiner.labels, own)
+        for name, personal in chain(self._predict_personally(evaluator, names), unread):
+            answers, own = predictions_by_reading(personal, shared), self._data.client(name).test
+            tables[name] = accuracy_table(answers, evaluator.labels, own)
             said = answers[self._method.reading]
-            if confuse and said is not None and len(own):
-                counts = count_answers(said[own], examiner.labels[own], self._data.num_classes)
+            if with_confusion and said is not None and len(own):
+                counts = count_confusions(said[own], evaluator.labels[own], self._data.num_classes)
                 confusion[name] = counts
         in_order = [name for name in self.sizes if name in confusion]
         return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
 
-    def rows_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
+    def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
         clients = [self._data.client(name) for name in names]
         rows = self._cluster(clients, self._embed(clients), 0)
         return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
-    def gather_for_reading(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
+    def pool_for_reading(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
         """Return these prototypes as a pool, or None where there is no client."""
         if not rows:
             return None
@@ -172,26 +155,30 @@ class InProcessEngine:
         self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
     ) -> Inspection:
         """Measure the named clients one by one."""
-        clients, total = self.inspect_here(broadcast, following, names)
-        return Inspection(clients, mean_length(total, sum(self.sizes[name] for name in names)))
+        clients, total = self.inspect_local(broadcast, following, names)
+        return Inspection(
+            clients, mean_gradient_norm(total, sum(self.sizes[name] for name in names))
+        )
 
-    def inspect_here(
+    def inspect_local(
         self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
     ) -> tuple[dict[str, Measurement], Tensors]:
         """Return the clients' measurements, and Σ n_i ∇L_i over them."""
-        inspector = Inspector(self._experiment, self._method, self._model, broadcast, following)
+        inspector = ObjectiveInspector(
+            self._experiment, self._method, self._model, broadcast, following
+        )
         total = {name: torch.zeros_like(value) for name, value in self._initial.items()}
         measured: dict[str, Measurement] = {}
         for name in names:
-            work = self._set_out(self._data.client(name), broadcast)
+            task = self._make_task(self._data.client(name), broadcast)
             trained, index = self._trained[name]
-            state = trained.states[index] or work.state
-            measured[name], gradient = inspector.inspect(work, trained.params(index), state)
+            state = trained.states[index] or task.state
+            measured[name], gradient = inspector.inspect(task, trained.params(index), state)
             for each, slope in gradient.items():
                 total[each].add_(slope, alpha=self.sizes[name])
         return measured, total
 
-    def settle(self, accepted: Sequence[str]) -> None:
+    def keep_accepted(self, accepted: Sequence[str]) -> None:
         """Keep the accepted clients' new states; a rejected one has not trained at all."""
         held = set(accepted)
         self._trained = {n: place for n, place in self._trained.items() if n in held}
@@ -199,10 +186,12 @@ class InProcessEngine:
             if trained.states[index]:
                 # Copies: a view of a stack would keep the whole stack in memory.
                 self._states[name] = {n: v.clone() for n, v in trained.states[index].items()}
-            if self._stays_at_home:
+            if self._has_local_parameters:
                 params = trained.params(index)
-                self._kept[name] = {n: v for n, v in params.items() if not self._method.shared(n)}
-        self._trained = self._still_asked_for()
+                self._local_parameters[name] = {
+                    n: v for n, v in params.items() if not self._method.shared(n)
+                }
+        self._trained = self._requested()
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
@@ -210,22 +199,29 @@ class InProcessEngine:
             if client.name in self._trained:
                 trained, index = self._trained[client.name]
                 yield client.name, trained.params(index)
-            elif client.name in self._kept:
-                yield client.name, {**self._initial, **shared, **self._kept[client.name]}
+            elif client.name in self._local_parameters:
+                yield (
+                    client.name,
+                    {**self._initial, **shared, **self._local_parameters[client.name]},
+                )
 
     def state(self) -> Tensors:
         """Return parameters kept at home and the method's client states, by client."""
-        kept = {f"kept/{c}/{n}": v for c, part in self._kept.items() for n, v in part.items()}
+        kept = {
+            f"kept/{c}/{n}": v
+            for c, part in self._local_parameters.items()
+            for n, v in part.items()
+        }
         own = {f"own/{c}/{n}": v for c, part in self._states.items() for n, v in part.items()}
         return {**kept, **own}
 
     def load_state(self, state: Tensors) -> None:
-        """Take up what `state` returned; what belongs to clients elsewhere is passed over."""
-        self._kept, self._states = {}, {}
+        """Restore what `state` returned; what belongs to clients elsewhere is passed over."""
+        self._local_parameters, self._states = {}, {}
         for key, value in state.items():
             kind, client, name = key.split("/", 2)
             if client in self.sizes:
-                home = self._kept if kind == "kept" else self._states
+                home = self._local_parameters if kind == "kept" else self._states
                 home.setdefault(client, {})[name] = value.to(self._data.test_inputs.device)
 
     @property
@@ -234,26 +230,28 @@ class InProcessEngine:
         return max(1, min(_CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // size))
 
     @property
-    def _stays_at_home(self) -> bool:
+    def _has_local_parameters(self) -> bool:
         return any(not self._method.shared(name) for name in self._initial)
 
     @property
-    def _keeps_anything(self) -> bool:
+    def _has_client_state(self) -> bool:
         """Whether clients take something along to the next round."""
         # Only a `finish` of the method's own returns a state; whether it does shows when it runs.
-        return self._stays_at_home or type(self._method).finish is not Method.finish
+        return self._has_local_parameters or type(self._method).finish is not Method.finish
 
-    def _still_asked_for(self) -> dict[str, tuple[Trained, int]]:
-        return {name: place for name, place in self._trained.items() if name in self._asked_for}
+    def _requested(self) -> dict[str, tuple[TrainedClients, int]]:
+        return {
+            name: place for name, place in self._trained.items() if name in self._requested_names
+        }
 
-    def _set_out(self, client: ClientData, broadcast: Broadcast) -> Work:
-        start = {**self._initial, **self._kept.get(client.name, {}), **broadcast.params}
+    def _make_task(self, client: ClientData, broadcast: Broadcast) -> ClientTask:
+        start = {**self._initial, **self._local_parameters.get(client.name, {}), **broadcast.params}
         state = self._states.get(client.name)
         if state is None:
             state = self._method.init_client(start)
-        return Work(client, start, state)
+        return ClientTask(client, start, state)
 
-    def _hold(self, trained: Trained) -> None:
+    def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}
 
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
@@ -268,7 +266,7 @@ class InProcessEngine:
     @torch.no_grad()
     def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
         """Return the clients' embeddings of their own samples, where prototypes are made."""
-        groups = distinct(self._trained[client.name][0] for client in clients)
+        groups = distinct_groups(self._trained[client.name][0] for client in clients)
         found = {
             name: self._method.project(embeddings)
             for group in groups
@@ -294,13 +292,13 @@ class InProcessEngine:
         like = next(iter(self._initial.values()))
         return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
 
-    def _ask_personal(
-        self, examiner: Examiner, names: Sequence[str]
-    ) -> Iterator[tuple[str, Answers]]:
+    def _predict_personally(
+        self, evaluator: Evaluator, names: Sequence[str]
+    ) -> Iterator[tuple[str, Predictions]]:
         """Yield what each named client's model answers; few are held at a time."""
         wanted = set(names)
-        for group in distinct(self._trained[name][0] for name in names):
-            yield from ask(group, examiner, wanted)
+        for group in distinct_groups(self._trained[name][0] for name in names):
+            yield from predict_clients(group, evaluator, wanted)
 
 
 def _is_sound(embeddings: Tensor) -> bool:

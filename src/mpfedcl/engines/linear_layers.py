@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model
 
@@ -44,7 +44,7 @@ class LinearParameter:
 
 
 def find_layers(
-    method: Method, model: Model, work: Work, received: object
+    method: Method, model: Model, task: ClientTask, received: object
 ) -> tuple[Layer, ...] | None:
     """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
     if any(
@@ -54,8 +54,8 @@ def find_layers(
         return None
     layers: list[Layer] = []
     # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
-    both = torch.arange(2, device=work.client.labels.device) % len(work.client.labels)
-    inputs, labels = work.client.inputs[both], work.client.labels[both]
+    both = torch.arange(2, device=task.client.labels.device) % len(task.client.labels)
+    inputs, labels = task.client.inputs[both], task.client.labels[both]
 
     def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
         if given.dim() != 2 or len(given) != len(inputs):
@@ -63,15 +63,15 @@ def find_layers(
         if torch._C._functorch.is_functorch_wrapped_tensor(given):
             raise TypeError("a linear layer that is differentiated by its inputs")
         layers.append(Layer(weight, bias, given is inputs))
-        return linear(given, work.start[weight], None if bias is None else work.start[bias])
+        return linear(given, task.start[weight], None if bias is None else task.start[bias])
 
-    params: Any = {name: LinearParameter(name, run) for name in work.start}
+    params: Any = {name: LinearParameter(name, run) for name in task.start}
     batch = Batch(inputs, labels, torch.ones_like(labels).bool())
-    context = Context(model.apply, work.start, method.at_step(received, 0), work.state)
+    context = Context(model.apply, task.start, method.at_step(received, 0), task.state)
     try:
         method.loss(params, batch, context)
     except Exception:
         # Whatever it is: the plain trainers will tell, if it is an error at all.
         return None
     used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
-    return tuple(layers) if sorted(used) == sorted(work.start) else None
+    return tuple(layers) if sorted(used) == sorted(task.start) else None

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
 from mpfedcl.rounds.measurement import Measurement, ratio
+from mpfedcl.tensors import Tensors
 
 
-class Inspector:
+class ObjectiveInspector:
     """Measures clients between two broadcasts: the one they trained with and the one to follow."""
 
     def __init__(
@@ -40,30 +41,32 @@ class Inspector:
         self._renewed = method.prepare(replace(broadcast, pool=following.pool))
         self._next = method.prepare(following)
 
-    def inspect(self, work: Work, trained: Tensors, state: Tensors) -> tuple[Measurement, Tensors]:
+    def inspect(
+        self, task: ClientTask, trained: Tensors, state: Tensors
+    ) -> tuple[Measurement, Tensors]:
         """Return one client's numbers, and ∇L_i(ω_t).
 
         `trained` are its parameters after the training, `state` is what it will keep then.
         """
-        method, samples = self._method, _all_samples(work)
-        now = self._context(work, method.in_full(self._received))
-        before, gradient = self._differentiate(work.start, samples, now)
+        method, samples = self._method, _all_samples(task)
+        now = self._context(task, method.in_full(self._received))
+        before, gradient = self._differentiate(task.start, samples, now)
         after, gradient_after = self._differentiate(trained, samples, now)
         rate = self._experiment.train.learning_rate(self._round)
-        one_step = {name: value - rate * gradient[name] for name, value in work.start.items()}
-        renewed = self._context(work, method.in_full(self._renewed))
-        embedding_slope, embedding_length = self._compare_embeddings(work, trained)
-        step = _distance(trained, work.start)
+        one_step = {name: value - rate * gradient[name] for name, value in task.start.items()}
+        renewed = self._context(task, method.in_full(self._renewed))
+        embedding_slope, embedding_length = self._compare_embeddings(task, trained)
+        step = _distance(trained, task.start)
         measurement = Measurement(
-            num_samples=len(work.client.labels),
-            num_steps=len(draw_batches(work.client, self._experiment, self._round)),
+            num_samples=len(task.client.labels),
+            num_steps=len(draw_batches(task.client, self._experiment, self._round)),
             objective_before=before,
             objective_after_one_step=self._evaluate(one_step, samples, now),
             objective_after_training=after,
             objective_after_pool=self._evaluate(trained, samples, renewed),
-            objective_after_aggregation=self._look_ahead(work, trained, state),
+            objective_after_aggregation=self._look_ahead(task, trained, state),
             gradient_norm=_length(gradient),
-            stochastic_gradient_norm=self._average_batches(work),
+            stochastic_gradient_norm=self._average_batches(task),
             step=step,
             smoothness=ratio(_distance(gradient_after, gradient), step),
             slope=ratio(abs(after - before), step),
@@ -72,8 +75,8 @@ class Inspector:
         )
         return measurement, gradient
 
-    def _context(self, work: Work, given: object) -> Context:
-        return Context(self._model.apply, work.start, given, work.state)
+    def _context(self, task: ClientTask, given: object) -> Context:
+        return Context(self._model.apply, task.start, given, task.state)
 
     def _differentiate(
         self, params: Tensors, batch: Batch, context: Context
@@ -90,44 +93,44 @@ class Inspector:
     def _evaluate(self, params: Tensors, batch: Batch, context: Context) -> float:
         return float(self._method.loss(params, batch, context))
 
-    def _look_ahead(self, work: Work, trained: Tensors, state: Tensors) -> float:
+    def _look_ahead(self, task: ClientTask, trained: Tensors, state: Tensors) -> float:
         """Return the objective of what the client would begin the next round with."""
         if not self._following.params:
             return math.nan
         begun = {**trained, **self._following.params}
         given = self._method.in_full(self._next)
         context = Context(self._model.apply, begun, given, state)
-        return self._evaluate(begun, _all_samples(work), context)
+        return self._evaluate(begun, _all_samples(task), context)
 
-    def _average_batches(self, work: Work) -> float:
+    def _average_batches(self, task: ClientTask) -> float:
         """Return the mean length of the gradients of an epoch's batches, all at the start."""
-        client = work.client
+        client = task.client
         size = self._experiment.train.batch_size
         batches = draw_batches(client, self._experiment, self._round)
         lengths = []
         for step, chosen in enumerate(batches[: math.ceil(len(client.labels) / size)]):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
-            context = self._context(work, self._method.at_step(self._received, step))
-            lengths.append(_length(self._differentiate(work.start, batch, context)[1]))
+            context = self._context(task, self._method.at_step(self._received, step))
+            lengths.append(_length(self._differentiate(task.start, batch, context)[1]))
         return sum(lengths) / len(lengths)
 
     @torch.no_grad()
-    def _compare_embeddings(self, work: Work, trained: Tensors) -> tuple[float, float]:
+    def _compare_embeddings(self, task: ClientTask, trained: Tensors) -> tuple[float, float]:
         """Return how far embeddings moved for each unit that their parameters did, and |z|."""
-        inputs, project = work.client.inputs, self._method.project
-        old = project(self._model.apply(work.start, inputs)[0])
+        inputs, project = task.client.inputs, self._method.project
+        old = project(self._model.apply(task.start, inputs)[0])
         new = project(self._model.apply(trained, inputs)[0])
         names = _find_embedding_parameters(self._model, trained, inputs[:1])
-        moved = _distance({n: trained[n] for n in names}, {n: work.start[n] for n in names})
+        moved = _distance({n: trained[n] for n in names}, {n: task.start[n] for n in names})
         farthest = float((new - old).norm(dim=1).max())
         return ratio(farthest, moved), float(new.norm(dim=1).mean())
 
 
-def _all_samples(work: Work) -> Batch:
-    labels = work.client.labels
+def _all_samples(task: ClientTask) -> Batch:
+    labels = task.client.labels
     everyone = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-    return Batch(work.client.inputs, labels, everyone)
+    return Batch(task.client.inputs, labels, everyone)
 
 
 @torch.enable_grad()
@@ -151,6 +154,6 @@ def _distance(left: Tensors, right: Tensors) -> float:
     return _length({name: value - right[name] for name, value in left.items()})
 
 
-def mean_length(total: Tensors, weight: int) -> float:
+def mean_gradient_norm(total: Tensors, weight: int) -> float:
     """Return the length of a weighted sum of gradients, divided by the weight; NaN for nobody."""
     return _length(total) / weight if weight else math.nan

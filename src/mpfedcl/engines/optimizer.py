@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
 _FUSED = ("cpu", "cuda")
 
 
-class Descent:
+class MomentumSGD:
     """v <- momentum * v + g; w <- w - lr * v. The velocity is fresh: v is g in the first step.
 
     torch.optim.SGD does the same, and takes the better part of a second to import a compiler that

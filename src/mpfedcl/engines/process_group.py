@@ -26,19 +26,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from mpfedcl.errors import LostWorker
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
-_PLACE = "MPFEDCL_TEAM"
+_MEMBERSHIP = "MPFEDCL_PROCESS_GROUP"
 """port:rank:size, for processes that this package starts itself."""
 _TIMEOUT = timedelta(hours=6)
 """How long one process waits for another before it takes it for lost. One that has ended is noticed
 at once; this is for a network that has fallen silent, and must outlast any evaluation."""
 _Result = TypeVar("_Result")
-_under_way: list[threading.Thread] = []
+_calls: list[threading.Thread] = []
 """The last call to others, which may still be waiting when this process is interrupted."""
 
 
-class Team:
+class ProcessGroup:
     """This process's place among those that work together; number 0 leads and records."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -46,36 +46,36 @@ class Team:
         self.size = size
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
-    def share(self, content: bytes = b"") -> bytes:
+    def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
-        return _guarded(lambda: self._broadcast(content, 0))
+        return _call(lambda: self._broadcast(content, 0))
 
     def gather(self, content: bytes) -> list[bytes]:
         """Return every process's bytes in every process, in order of rank."""
-        return _guarded(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
+        return _call(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
 
-    def collect(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+    def gather_to_leader(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the parts of all processes to the leader, one at a time; others yield nothing."""
-        if self.leads:
+        if self.is_leader:
             yield from parts
             for rank in range(1, self.size):
-                while part := _guarded(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
+                while part := _call(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
                     yield part
         else:
             for part in parts:
-                _guarded(lambda part=part: self._send(part))  # type: ignore[misc]
-            _guarded(lambda: self._send(b""))
+                _call(lambda part=part: self._send(part))  # type: ignore[misc]
+            _call(lambda: self._send(b""))
 
     def sum(self, tensors: Tensors) -> Tensors:
         """Return the sums over all processes, the same bits in each."""
         if not tensors:
             return {}
         flat = torch.cat([value.flatten() for value in tensors.values()]).cpu()
-        _guarded(lambda: dist.all_reduce(flat))
+        _call(lambda: dist.all_reduce(flat))
         parts = torch.split(flat, [value.numel() for value in tensors.values()])
         pairs = zip(tensors.items(), parts, strict=True)
         return {name: part.view_as(value).to(value.device) for (name, value), part in pairs}
@@ -108,22 +108,28 @@ class Team:
 
 
 @contextmanager
-def team_of(num_workers: int) -> Iterator[Team | None]:
-    """Join the team that this process was started in, or start one; None for a process alone."""
-    if _PLACE in os.environ:
-        port, rank, size = (int(part) for part in os.environ[_PLACE].split(":"))
+def open_process_group(num_workers: int, worker: str) -> Iterator[ProcessGroup | None]:
+    """Join the group that this process was started in, or start one; None for a process alone.
+
+    `worker` is the module that the other processes run.
+    """
+    if _MEMBERSHIP in os.environ:
+        port, rank, size = (int(part) for part in os.environ[_MEMBERSHIP].split(":"))
         store = TCPStore("127.0.0.1", port, size, False, _TIMEOUT)
         store.set(f"here/{rank}", "yes")
-        with _joined(rank, size, store) as team:
-            yield team
+        with _member(rank, size, store) as group:
+            yield group
     elif is_under_torchrun():
-        with _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as team:
-            yield team
+        with _member(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as group:
+            yield group
     elif num_workers > 1:
-        with _open_store(num_workers) as store, _started(num_workers, store.port) as workers:
+        with (
+            _open_store(num_workers) as store,
+            _started(num_workers, store.port, worker) as workers,
+        ):
             _await(workers, store)
-            with _joined(0, num_workers, store) as team:
-                yield team
+            with _member(0, num_workers, store) as group:
+                yield group
     else:
         yield None
 
@@ -136,9 +142,9 @@ def is_under_torchrun() -> bool:
     return named and size.isdecimal() and int(size) > 1
 
 
-def is_follower() -> bool:
+def is_worker() -> bool:
     """Tell whether this process was started to work for another that leads."""
-    return _PLACE in os.environ or (is_under_torchrun() and os.environ["RANK"] != "0")
+    return _MEMBERSHIP in os.environ or (is_under_torchrun() and os.environ["RANK"] != "0")
 
 
 def end_with_parent() -> None:
@@ -158,7 +164,7 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
+def _member(rank: int, size: int, store: Store | None) -> Iterator[ProcessGroup]:
     # Over the loopback device unless told otherwise: a host's own name need not lead to it.
     if store is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -168,9 +174,9 @@ def _joined(rank: int, size: int, store: Store | None) -> Iterator[Team]:
     place: dict[str, Any] = (
         {} if store is None else {"store": store, "rank": rank, "world_size": size}
     )
-    _guarded(lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place))
+    _call(lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place))
     try:
-        yield Team(rank, size)
+        yield ProcessGroup(rank, size)
     except KeyboardInterrupt:
         # An exchange may be under way, and cannot be taken down while it is.
         raise
@@ -215,17 +221,17 @@ def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
 
 
 @contextmanager
-def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the other processes of a team on this machine; end those that are left."""
+def _started(size: int, port: int, worker: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the other processes of a group on this machine; end those that are left."""
     # The leader's modules, from the same places; "" is the folder it was started in.
     places = [str(Path(path).absolute()) for path in sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "mpfedcl.runs.worker"],
+            [sys.executable, "-P", "-m", worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env=environment | {_PLACE: f"{port}:{rank}:{size}"},
+            env=environment | {_MEMBERSHIP: f"{port}:{rank}:{size}"},
             # A terminal's Ctrl-C is for the leader, which decides what it means.
             process_group=0,
         )
@@ -234,21 +240,21 @@ def _started(size: int, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     try:
         yield workers
     finally:
-        for worker in workers:
+        for process in workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(timeout=0.2)
-            if worker.poll() is None:
-                worker.kill()
-        for worker in workers:
-            worker.wait()
-            assert worker.stdin is not None
-            worker.stdin.close()
+                process.wait(timeout=0.2)
+            if process.poll() is None:
+                process.kill()
+        for process in workers:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
         # Nobody is left to wait for. A call that outlived the interpreter would bring it down.
-        for thread in _under_way:
+        for thread in _calls:
             thread.join(timeout=10)
 
 
-def _guarded(call: Callable[[], _Result]) -> _Result:
+def _call(call: Callable[[], _Result]) -> _Result:
     """Call torch.distributed; whatever goes wrong there means that somebody is gone."""
     outcome: Future[_Result] = Future()
 
@@ -260,7 +266,7 @@ def _guarded(call: Callable[[], _Result]) -> _Result:
 
     # In a thread: a call that waits for others keeps its own thread from hearing any signal.
     thread = threading.Thread(target=work, daemon=True)
-    _under_way[:] = [thread]
+    _calls[:] = [thread]
     thread.start()
     try:
         return outcome.result()

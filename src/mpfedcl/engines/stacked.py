@@ -11,39 +11,37 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mpfedcl.engines.optimizer import Descent
+from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.engines.schedule import Schedule, make_schedule
-from mpfedcl.engines.trained_clients import Trained, TrainedStack
-from mpfedcl.engines.trainer import Work
-from mpfedcl.experiment import Experiment
+from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
+from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.tensors import Tensors
 
 
-class StackedTrainer:
+class StackedTrainer(Trainer):
     """Trains any method and any model that `vmap` can run, as a stack."""
 
-    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._model = model
-
-    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
         """Train side by side the clients that keep the same things."""
-        alike: dict[tuple[str, ...], list[Work]] = {}
-        for work in works:
-            alike.setdefault(tuple(sorted(work.state)), []).append(work)
+        alike: dict[tuple[str, ...], list[ClientTask]] = {}
+        for task in tasks:
+            alike.setdefault(tuple(sorted(task.state)), []).append(task)
         return [self._train_alike(some, round_number, received) for some in alike.values()]
 
-    def _train_alike(self, works: Sequence[Work], round_number: int, received: object) -> Trained:
-        schedule = make_schedule([work.client for work in works], self._experiment, round_number)
-        by_name = {work.client.name: work for work in works}
-        works = [by_name[client.name] for client in schedule.clients]
-        start, state = _stack([w.start for w in works]), _stack([w.state for w in works])
-        params, losses = self._descend(schedule, start, state, round_number, received)
-        return self._finish(works, schedule, params, losses, received)
+    def _train_alike(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> TrainedClients:
+        schedule = make_schedule([task.client for task in tasks], self._experiment, round_number)
+        by_name = {task.client.name: task for task in tasks}
+        tasks = [by_name[client.name] for client in schedule.clients]
+        start, state = _stack([w.start for w in tasks]), _stack([w.state for w in tasks])
+        params, losses = self._run_steps(schedule, start, state, round_number, received)
+        return self._finish(tasks, schedule, params, losses, received)
 
-    def _descend(
+    def _run_steps(
         self,
         schedule: Schedule,
         start: Tensors,
@@ -54,7 +52,7 @@ class StackedTrainer:
         """Run all steps of all clients; return the stacked parameters and the mean losses."""
         train = self._experiment.train
         params = {name: value.clone() for name, value in start.items()}
-        descent = Descent(params, train.learning_rate(round_number), train.momentum)
+        optimizer = MomentumSGD(params, train.learning_rate(round_number), train.momentum)
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
         sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
         for step in range(schedule.num_steps[0]):
@@ -72,7 +70,7 @@ class StackedTrainer:
             gradients = dict(zip(leaves, slopes, strict=True))
             if type(self._method).adjust is not Method.adjust:
                 gradients = vmap(partial(self._adjust, given))(gradients, now, begun, own)
-            descent.step([gradients[name] for name in params], active)
+            optimizer.step([gradients[name] for name in params], active)
             sums[:active] += losses.detach() * mask.sum(1)
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         return params, sums.cpu() / (train.epochs * sizes)
@@ -90,29 +88,29 @@ class StackedTrainer:
 
     def _finish(
         self,
-        works: Sequence[Work],
+        tasks: Sequence[ClientTask],
         schedule: Schedule,
         params: Tensors,
         losses: Tensor,
         received: object,
     ) -> TrainedStack:
         method = self._method
-        finished, states = None, [work.state for work in works]
+        finished, states = None, [task.state for task in tasks]
         if type(method).finish is not Method.finish:
             pairs = [
                 method.finish(
                     {name: value[index] for name, value in params.items()},
-                    Context(self._model.apply, work.start, received, work.state),
+                    Context(self._model.apply, task.start, received, task.state),
                     schedule.num_steps[index],
                 )
-                for index, work in enumerate(works)
+                for index, task in enumerate(tasks)
             ]
             finished, states = [sums for sums, _ in pairs], [state for _, state in pairs]
         return TrainedStack(
             schedule.clients,
             self._model,
             params,
-            start={n: value for n, value in works[0].start.items() if method.shared(n)},
+            start={n: value for n, value in tasks[0].start.items() if method.shared(n)},
             finished=finished,
             states=states,
             losses=losses.tolist(),

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from mpfedcl.data.client_data import ClientData
-from mpfedcl.messages import Share
-from mpfedcl.models import Model, Tensors
-from mpfedcl.rounds.evaluation import Answers, Examiner
+from mpfedcl.messages import StackMember
+from mpfedcl.models import Model
+from mpfedcl.rounds.evaluation import Evaluator, Predictions
+from mpfedcl.tensors import Tensors
 
 
-class Trained(Protocol):
+class TrainedClients(Protocol):
     """Some clients after their local training, in the order of `names`."""
 
     @property
@@ -32,7 +33,7 @@ class Trained(Protocol):
         """What each client keeps for the next round, beside parameters."""
         ...
 
-    def sums(self, index: int) -> Tensors | Share:
+    def averaged(self, index: int) -> Tensors | StackMember:
         """Return what a client sends to be averaged."""
         ...
 
@@ -49,21 +50,21 @@ class Trained(Protocol):
         ...
 
 
-def distinct(groups: Iterable[Trained]) -> list[Trained]:
+def distinct_groups(groups: Iterable[TrainedClients]) -> list[TrainedClients]:
     """Return each group once, in order of first appearance."""
     return list({id(group): group for group in groups}.values())
 
 
-def ask(
-    group: Trained, examiner: Examiner, wanted: Collection[str]
-) -> Iterator[tuple[str, Answers]]:
+def predict_clients(
+    group: TrainedClients, evaluator: Evaluator, wanted: Collection[str]
+) -> Iterator[tuple[str, Predictions]]:
     """Yield what the models of the wanted clients answer; few are held at a time."""
-    for first, last in _find_ranges(group.names, wanted, examiner.models_at_once):
+    for first, last in _find_ranges(group.names, wanted, evaluator.models_at_once):
 
         def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
             return group.predict(first, last, inputs)
 
-        yield from zip(group.names[first:last], examiner.ask(apply), strict=True)
+        yield from zip(group.names[first:last], evaluator.predict(apply), strict=True)
 
 
 def _find_ranges(
@@ -80,7 +81,7 @@ def _find_ranges(
             first = place
 
 
-class TrainedAlone:
+class TrainedClient:
     """One client with a model of its own."""
 
     def __init__(
@@ -89,7 +90,7 @@ class TrainedAlone:
         model: Model,
         params: Tensors,
         *,
-        sums: Tensors,
+        averaged: Tensors,
         state: Tensors,
         loss: float,
     ) -> None:
@@ -99,11 +100,11 @@ class TrainedAlone:
         self._client = client
         self._model = model
         self._params = params
-        self._sums = sums
+        self._averaged = averaged
 
-    def sums(self, index: int) -> Tensors:
+    def averaged(self, index: int) -> Tensors:
         """Return what the client sends to be averaged."""
-        return self._sums
+        return self._averaged
 
     def params(self, index: int) -> Tensors:
         """Return the client's model."""
@@ -147,9 +148,9 @@ class TrainedStack:
         self._shared = {name: params[name] for name in start}
         self._finished = finished
 
-    def sums(self, index: int) -> Tensors | Share:
+    def averaged(self, index: int) -> Tensors | StackMember:
         """Return what a client sends: by default its part of the stack."""
-        return Share(self, index) if self._finished is None else self._finished[index]
+        return StackMember(self, index) if self._finished is None else self._finished[index]
 
     def params(self, index: int) -> Tensors:
         """Return a client's model; a copy, so that it does not hold the whole stack in memory."""
@@ -170,7 +171,7 @@ class TrainedStack:
         embeddings, logits = vmap(self._model.apply, in_dims=(0, None))(some, inputs)
         return embeddings, logits
 
-    # As `exchange.Stack`
+    # As `exchange.UpdateStack`
 
     def __len__(self) -> int:
         return len(self.names)
@@ -180,7 +181,7 @@ class TrainedStack:
         """One client's tensors, for their shapes."""
         return {name: value[0] for name, value in self._shared.items()}
 
-    def total(self, weights: Tensor) -> Tensors:
+    def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return the weighted sum over clients."""
         # A client that does not count may hold NaN, which no weight of 0 takes away.
         counted = weights.nonzero().squeeze(1)

@@ -1,16 +1,19 @@
-"""What a client sets out with in a round, and who trains it."""
+"""What a client begins a round with, and who trains it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from mpfedcl.data.client_data import ClientData
-from mpfedcl.engines.trained_clients import Trained
-from mpfedcl.models import Tensors
+from mpfedcl.engines.trained_clients import TrainedClients
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Model
+from mpfedcl.tensors import Tensors
 
 
 @dataclass(frozen=True)
-class Work:
+class ClientTask:
     """One client's task for a round."""
 
     client: ClientData
@@ -20,9 +23,16 @@ class Work:
     """What else it kept from its last round."""
 
 
-class Trainer(Protocol):
+class Trainer(ABC):
     """A way to run the local training of several clients."""
 
-    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
+        self._experiment = experiment
+        self._method = method
+        self._model = model
+
+    @abstractmethod
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
         """Train the clients of one round; every client is in one of the groups returned."""
-        ...

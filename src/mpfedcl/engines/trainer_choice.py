@@ -6,8 +6,8 @@ from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
-from mpfedcl.engines.trained_clients import Trained
-from mpfedcl.engines.trainer import Trainer, Work
+from mpfedcl.engines.trained_clients import TrainedClients
+from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
@@ -39,7 +39,9 @@ class TrainerChoice:
         self._layers: tuple[Layer, ...] | None = None
         self._looked = False
 
-    def train(self, works: Sequence[Work], round_number: int, received: object) -> list[Trained]:
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
         """Train the clients, each by its trainer.
 
         A method may turn out to be more than a trainer can run, in any round: clients are then
@@ -47,7 +49,7 @@ class TrainerChoice:
         """
         while True:
             try:
-                sorts = self._sort(works, received)
+                sorts = self._sort(tasks, received)
                 return [
                     trained
                     for trainer, some in sorts
@@ -55,10 +57,10 @@ class TrainerChoice:
                     for trained in trainer.train(some, round_number, received)
                 ]
             except Exception:
-                if not self._retreat():
+                if not self._fall_back():
                     raise
 
-    def _retreat(self) -> bool:
+    def _fall_back(self) -> bool:
         """Give up the most demanding trainer; False where only the loop is left."""
         if self._layers is not None:
             self._layers = None
@@ -68,30 +70,32 @@ class TrainerChoice:
             return False
         return True
 
-    def _sort(self, works: Sequence[Work], received: object) -> list[tuple[Trainer, list[Work]]]:
+    def _sort(
+        self, tasks: Sequence[ClientTask], received: object
+    ) -> list[tuple[Trainer, list[ClientTask]]]:
         if self._loops:
-            return [(self._loop, list(works))]
-        layers = self._find_layers(works[0], received)
+            return [(self._loop, list(tasks))]
+        layers = self._find_layers(tasks[0], received)
         limit = 0
         if layers is not None:
-            limit = _MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(works))
-        few = [work for work in works if self._num_rows(work) <= limit]
+            limit = _MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
+        few = [task for task in tasks if self._num_rows(task) <= limit]
         factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
-        many = [work for work in works if self._num_rows(work) > limit]
+        many = [task for task in tasks if self._num_rows(task) > limit]
         plain: Trainer = self._stacked
         if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
             plain = self._loop
         return [(factored, few), (plain, many)]
 
-    def _find_layers(self, work: Work, received: object) -> tuple[Layer, ...] | None:
+    def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
         if not self._looked:
-            self._layers = find_layers(self._method, self._model, work, received)
+            self._layers = find_layers(self._method, self._model, task, received)
             self._looked = True
         return self._layers
 
-    def _num_rows(self, work: Work) -> int:
-        return self._experiment.train.epochs * len(work.client.labels)
+    def _num_rows(self, task: ClientTask) -> int:
+        return self._experiment.train.epochs * len(task.client.labels)
 
-    def _is_worth_stacking(self, works: Sequence[Work]) -> bool:
-        size = sum(value.numel() for value in works[0].start.values()) if works else 0
-        return len(works) >= _FEWEST_STACKED and size <= _SMALL_MODEL
+    def _is_worth_stacking(self, tasks: Sequence[ClientTask]) -> bool:
+        size = sum(value.numel() for value in tasks[0].start.values()) if tasks else 0
+        return len(tasks) >= _FEWEST_STACKED and size <= _SMALL_MODEL

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server
+from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, ServerState
 from mpfedcl.user_classes import import_class
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Context",
     "Method",
     "Reading",
-    "Server",
+    "ServerState",
     "built_in_methods",
     "find_method",
     "is_built_in",

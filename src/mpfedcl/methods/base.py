@@ -20,14 +20,14 @@ from torch.nn.functional import cross_entropy, normalize
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import (
     PrototypePool,
     Prototypes,
-    cluster_clients,
-    dbscan_clients,
-    mean_clients,
+    kmeans_prototypes,
+    dbscan_prototypes,
+    mean_prototypes,
 )
+from mpfedcl.tensors import Tensors
 
 Reading = Literal[
     "personal_classifier", "personal_prototype", "averaged_classifier", "averaged_prototype"
@@ -72,7 +72,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerState:
     """What the server keeps between rounds, apart from the prototype pool."""
 
     params: Tensors
@@ -80,7 +80,27 @@ class Server:
 
 
 class Method:
-    """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise."""
+    """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise.
+
+    A subclass has a `name`, a one-line `summary` and the `reading` it is judged by, and overrides
+    the hooks below in which it differs. Methods in this folder are found by being there; one of
+    your own is named by `--method package.module:Class`.
+
+    Args:
+        experiment: All settings, resolved: nothing is left open.
+        num_classes: C, the classes of the data set.
+
+    Example:
+        >>> from mpfedcl import Batch, Context, Experiment, Method
+        >>> class Ridge(Method):
+        ...     name, summary = "ridge", "FedAvg with a small weight decay"
+        ...
+        ...     def loss(self, params, batch, context):
+        ...         squares = sum(value.square().sum() for value in params.values())
+        ...         return super().loss(params, batch, context) + 1e-4 * squares
+        >>> Ridge(Experiment().resolved(), num_classes=10).shared("output.weight")
+        True
+    """
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
@@ -112,9 +132,9 @@ class Method:
         """Tell whether a parameter travels; the others stay with each client."""
         return self.shares_model
 
-    def init_server(self, params: Tensors) -> Server:
+    def init_server(self, params: Tensors) -> ServerState:
         """Return the server's state before round 1."""
-        return Server(params, {})
+        return ServerState(params, {})
 
     def template(self, params: Tensors) -> Tensors:
         """Return a tensor of the right shape and type for each name that `finish` sends up."""
@@ -165,21 +185,21 @@ class Method:
             "min_cluster_size": settings.min_cluster_size,
         }
         if self.clustering == "mean":
-            return mean_clients(embeddings, labels, **common)
+            return mean_prototypes(embeddings, labels, **common)
         if self.clustering == "dbscan":
-            return dbscan_clients(
+            return dbscan_prototypes(
                 embeddings, labels, eps=dbscan.eps, min_samples=dbscan.min_samples, **common
             )
         num_prototypes = self.num_prototypes or 1
-        return cluster_clients(
+        return kmeans_prototypes(
             embeddings, labels, seeds, num_prototypes=num_prototypes, init=settings.init, **common
         )
 
     # On the server
 
-    def reduce(self, server: Server, means: Tensors) -> Server:
+    def reduce(self, server: ServerState, means: Tensors) -> ServerState:
         """Fold the clients' averages into the server's state."""
-        return Server({**server.params, **means}, server.extra)
+        return ServerState({**server.params, **means}, server.extra)
 
     # For the records
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.tensors import Tensors
 
 
 class GlobalPrototypes(NamedTuple):
@@ -51,7 +51,7 @@ class FedProto(Method):
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One global prototype a class: the average over its owners."""
-        return pool.collapsed()
+        return pool.averaged_over_owners()
 
     def longest_prototype(self) -> float:
         """Raw embeddings have any length."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mpfedcl.methods.base import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
 
 class FedProx(FedAvg):

@@ -10,9 +10,9 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, contrastive_loss
 from mpfedcl.rng import generator
+from mpfedcl.tensors import Tensors
 
 _STEPS_KEPT = 64
 """Draws that are kept for the next client; those of later steps are made again, to bound memory."""
@@ -51,7 +51,7 @@ class MpFedCL(Method):
 
     def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""
-        grid = PoolGrid.lay_out(broadcast.pool, self.experiment.prototypes.padding or "all")
+        grid = PoolGrid.pad(broadcast.pool, self.experiment.prototypes.padding or "all")
         if self._draws(broadcast):
             return SampledContrast(grid, self.experiment, broadcast.round)
         return grid.targets()

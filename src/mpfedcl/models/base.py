@@ -5,8 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Tensors = dict[str, Tensor]
-"""Tensors by name: parameters, gradients, states."""
+from mpfedcl.tensors import Tensors
 
 
 class Model(Protocol):

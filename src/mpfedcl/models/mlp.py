@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from mpfedcl.models.base import Tensors
+from mpfedcl.tensors import Tensors
+
+HIDDEN_SIZES = (512, 512, 256)
+"""The paper's hidden layers on pixels; on features of an encoder only the last one."""
 
 
 class Mlp:
@@ -38,3 +41,9 @@ class Mlp:
         for name in self._names[:-1]:
             hidden = relu(linear(hidden, params[f"{name}.weight"], params[f"{name}.bias"]))
         return hidden, linear(hidden, params["classifier.weight"], params["classifier.bias"])
+
+
+def make_mlp(input_size: int, num_classes: int, *, is_encoded: bool) -> Mlp:
+    """Return the model on pixels or, where `is_encoded`, on the features of an encoder."""
+    hidden = HIDDEN_SIZES[-1:] if is_encoded else HIDDEN_SIZES
+    return Mlp((input_size, *hidden), num_classes)

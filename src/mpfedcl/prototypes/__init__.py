@@ -1,10 +1,10 @@
 """Prototypes: clustering, the pool, and the contrastive loss. Tensors in, tensors out."""
 
 from mpfedcl.prototypes.clustering import (
-    cluster_clients,
+    kmeans_prototypes,
     cluster_prototypes,
-    dbscan_clients,
-    mean_clients,
+    dbscan_prototypes,
+    mean_prototypes,
 )
 from mpfedcl.prototypes.contrast import contrastive_loss, prototype_contrastive_loss
 from mpfedcl.prototypes.pool import PrototypePool
@@ -16,11 +16,11 @@ __all__ = [
     "PoolGrid",
     "PrototypePool",
     "Prototypes",
-    "cluster_clients",
+    "kmeans_prototypes",
     "cluster_prototypes",
     "contrastive_loss",
-    "dbscan_clients",
-    "mean_clients",
+    "dbscan_prototypes",
+    "mean_prototypes",
     "prepare_contrast",
     "prototype_contrastive_loss",
 ]

@@ -11,8 +11,8 @@ from mpfedcl.prototypes.groups import average_clusters, group_samples
 from mpfedcl.prototypes.kmeans import run_kmeans
 from mpfedcl.prototypes.prototypes import Prototypes
 
-Method = Literal["kmeans", "mean", "dbscan"]
-Start = Literal["k-means++", "random"]
+ClusteringMethod = Literal["kmeans", "mean", "dbscan"]
+Initialization = Literal["k-means++", "random"]
 
 
 def cluster_prototypes(
@@ -21,21 +21,39 @@ def cluster_prototypes(
     *,
     num_classes: int,
     num_prototypes: int | None = None,
-    method: Method = "kmeans",
+    method: ClusteringMethod = "kmeans",
     seed: int = 0,
-    init: Start = "k-means++",
+    init: Initialization = "k-means++",
     min_cluster_size: int = 1,
     eps: float | None = None,
     min_samples: int = 3,
 ) -> Prototypes:
     """Return one client's prototypes.
 
-    kmeans: up to `num_prototypes` centroids a class, u_k = mean of the points nearest to u_k; a
-    class with fewer distinct points gives one for each. mean: one a class, its mean. dbscan: the
+    kmeans: up to `num_prototypes` centroids per class, u_k = mean of the points nearest to u_k; a
+    class with fewer distinct points gives one for each. mean: one per class, its mean. dbscan: the
     mean of each dense cluster of a class, as many as there are. Only kmeans needs
     `num_prototypes`; the others pass it over.
 
-    Embeddings [samples, d] are taken as they are: normalise them first if you want unit vectors.
+    Args:
+        embeddings: [samples, d], taken as they are: normalise them first if you want unit vectors.
+        labels: [samples] classes, integers from 0 to `num_classes` - 1.
+        num_classes: C, whether or not the client holds them all.
+        num_prototypes: K, for kmeans.
+        method: kmeans, mean or dbscan.
+        seed, init: Where kmeans starts.
+        min_cluster_size: Clusters of fewer samples give no prototype.
+        eps, min_samples: DBSCAN's; without `eps` the knee of the neighbour distances is taken.
+
+    Returns:
+        Vectors [M, d] with their classes and counts, sorted by class, largest count first.
+
+    Example:
+        >>> points = torch.tensor([[0.0], [0.2], [5.0], [9.0]])
+        >>> labels = torch.tensor([0, 0, 0, 1])
+        >>> mine = cluster_prototypes(points, labels, num_classes=2, num_prototypes=2)
+        >>> mine.labels.tolist(), mine.counts.tolist()
+        ([0, 0, 1], [2, 1, 1])
     """
     if num_prototypes is not None and num_prototypes < 1:
         raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
@@ -43,7 +61,7 @@ def cluster_prototypes(
     if method == "kmeans":
         if num_prototypes is None:
             raise ValueError("num_prototypes is None; k-means needs a number, at least 1.")
-        return cluster_clients(
+        return kmeans_prototypes(
             clients,
             classes,
             [seed],
@@ -53,11 +71,11 @@ def cluster_prototypes(
             min_cluster_size=min_cluster_size,
         )[0]
     if method == "mean":
-        return mean_clients(
+        return mean_prototypes(
             clients, classes, num_classes=num_classes, min_cluster_size=min_cluster_size
         )[0]
     if method == "dbscan":
-        return dbscan_clients(
+        return dbscan_prototypes(
             clients,
             classes,
             num_classes=num_classes,
@@ -65,17 +83,19 @@ def cluster_prototypes(
             min_samples=min_samples,
             min_cluster_size=min_cluster_size,
         )[0]
-    raise ValueError(f"method is {method!r}; it must be one of {', '.join(get_args(Method))}.")
+    raise ValueError(
+        f"method is {method!r}; it must be one of {', '.join(get_args(ClusteringMethod))}."
+    )
 
 
-def cluster_clients(
+def kmeans_prototypes(
     embeddings: Sequence[Tensor],
     labels: Sequence[Tensor],
     seeds: Sequence[int],
     *,
     num_classes: int,
     num_prototypes: int,
-    init: Start = "k-means++",
+    init: Initialization = "k-means++",
     min_cluster_size: int = 1,
 ) -> list[Prototypes]:
     """Return the k-means prototypes of several clients, all classes of all of them at once.
@@ -84,8 +104,10 @@ def cluster_clients(
     """
     if num_prototypes < 1:
         raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
-    if init not in get_args(Start):
-        raise ValueError(f"init is {init!r}; it must be one of {', '.join(get_args(Start))}.")
+    if init not in get_args(Initialization):
+        raise ValueError(
+            f"init is {init!r}; it must be one of {', '.join(get_args(Initialization))}."
+        )
     if len(seeds) != len(embeddings):
         raise ValueError(
             f"there are {len(seeds)} seeds for {len(embeddings)} clients; they must be as many."
@@ -106,7 +128,7 @@ def cluster_clients(
     return average_clusters(groups, clusters, num_clusters, min_cluster_size)
 
 
-def mean_clients(
+def mean_prototypes(
     embeddings: Sequence[Tensor],
     labels: Sequence[Tensor],
     *,
@@ -120,7 +142,7 @@ def mean_clients(
     return average_clusters(groups, torch.zeros_like(groups.group), 1, min_cluster_size)
 
 
-def dbscan_clients(
+def dbscan_prototypes(
     embeddings: Sequence[Tensor],
     labels: Sequence[Tensor],
     *,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mpfedcl.prototypes.pool import Padding, PrototypePool
-from mpfedcl.prototypes.targets import ContrastTargets, Lists, Table, prepare_contrast
+from mpfedcl.prototypes.targets import ContrastTargets, MemberLists, MemberTable, prepare_contrast
 
 Form = Literal["slots", "pooled", "literal"]
 
@@ -65,9 +65,26 @@ def prototype_contrastive_loss(
     form: Form = "slots",
     padding: Padding = "all",
 ) -> Tensor:
-    """Return L_R, a scalar whose gradient flows to z [B, d] only; see `contrastive_loss`.
+    """Return L_R, the contrastive pull of embeddings to the prototypes of their own class.
 
-    Both are used as they are: normalise z first if the pool was made from unit vectors.
+    Args:
+        z: [B, d] embeddings, used as they are: normalise them if the pool is of unit vectors.
+        labels: [B] classes.
+        pool: The prototypes of all clients; constants.
+        temperature: τ, above 0.
+        form: `slots` (the paper's text), `pooled` or `literal`; see `contrastive_loss`.
+        padding: What stands where a client has fewer than K prototypes of a class.
+
+    Returns:
+        A scalar, the mean over the samples whose class has prototypes; its gradient flows to z.
+
+    Example:
+        >>> from mpfedcl import cluster_prototypes
+        >>> z, labels = torch.eye(2), torch.tensor([0, 1])
+        >>> mine = cluster_prototypes(z, labels, num_classes=2, num_prototypes=1)
+        >>> pool = PrototypePool.gather({"a": mine}, num_classes=2, num_prototypes=1)
+        >>> round(float(prototype_contrastive_loss(z, labels, pool, temperature=1.0)), 4)
+        0.3133
     """
     if z.dim() != 2 or z.shape[1] != pool.dimension or not z.is_floating_point():
         raise ValueError(
@@ -110,10 +127,10 @@ def _find_reach(z: Tensor, vectors: Tensor) -> float:
     return bound * 1.001 if math.isfinite(bound) else math.inf
 
 
-def _sum_powers(logits: Tensor, members: Table | Lists, top: float) -> Tensor:
+def _sum_powers(logits: Tensor, members: MemberTable | MemberLists, top: float) -> Tensor:
     """Return [B, S]: log Σ_{a present} exp(logit) of each slice; no logit may exceed `top`."""
     powers = (logits - top).exp()
-    if isinstance(members, Table):
+    if isinstance(members, MemberTable):
         sums = powers @ members.counts
     else:
         means, *lists = members
@@ -133,7 +150,7 @@ def _sum_by_slice(logits: Tensor, targets: ContrastTargets) -> Tensor:
 
 def _aim(z: Tensor, label: Tensor, targets: ContrastTargets, *, literal: bool) -> Tensor:
     """Return [B]: the logit that a sample is drawn to, averaged over the slices."""
-    aims = targets.aims
+    aims = targets.mean_targets
     if literal:
         present = targets.present.unsqueeze(1)
         others = (aims * present).sum(0) - aims

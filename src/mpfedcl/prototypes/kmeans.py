@@ -84,7 +84,7 @@ class _Rows:
 
 
 def _lay_out(groups: Groups) -> _Rows:
-    """Deal the samples of each group out to the rows of its blocks."""
+    """Place the samples of each group in the rows of its blocks."""
     device = groups.sizes.device
     num_blocks = (groups.sizes + (ROWS - 1)) // ROWS
     group = torch.arange(len(groups), device=device).repeat_interleave(num_blocks)

@@ -16,7 +16,28 @@ Padding = Literal["all", "fill"]
 
 @dataclass(frozen=True, eq=False)
 class PrototypePool:
-    """Real prototypes, each with its class, its count and its owner."""
+    """The prototypes of all clients, each with its class, its count and its owner.
+
+    Make one with `gather`. It never changes: `with_client` and `without` return new pools.
+
+    Args:
+        vectors: [M, d] prototypes as they are; none is scaled or padded.
+        labels, counts, owners: [M] class, number of samples, and index into `names` of each.
+        names: The clients that have prototypes, sorted.
+        num_classes: C, whether or not a class has prototypes.
+        num_prototypes: K, the most that a client may have of a class; None for any number.
+
+    Example:
+        >>> import torch
+        >>> from mpfedcl import PrototypePool, cluster_prototypes
+        >>> embeddings = torch.tensor([[0.0, 0.0], [0.0, 0.2], [4.0, 0.0], [4.0, 0.2]])
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> mine = cluster_prototypes(embeddings, labels, num_classes=2, num_prototypes=1)
+        >>> pool = PrototypePool.gather({"client-a": mine}, num_classes=2, num_prototypes=1)
+        >>> predicted, distance = pool.nearest(torch.tensor([[3.0, 0.1]]))
+        >>> predicted.tolist(), distance.tolist()
+        ([1], [1.0])
+    """
 
     vectors: Tensor
     """[M, d]"""
@@ -113,7 +134,7 @@ class PrototypePool:
         rows = self.owners == owner
         return Prototypes(self.vectors[rows], self.labels[rows], self.counts[rows])
 
-    def joined_by(self, name: str, prototypes: Prototypes) -> Self:
+    def with_client(self, name: str, prototypes: Prototypes) -> Self:
         """Return the pool with one more client, in its place by name."""
         return self.gather(
             {**{each: self.of(each) for each in self.names}, name: prototypes},
@@ -227,7 +248,7 @@ class PrototypePool:
         places = self.labels.to(z.device).expand(len(z), -1)
         return found.scatter_reduce_(1, places, every, "amin")
 
-    def collapsed(self) -> Self:
+    def averaged_over_owners(self) -> Self:
         """Return FedProto's global prototypes: a pool with one a class, owned by "global".
 
         u_j = mean over the owners of class j of (the mean of that owner's prototypes of class j).

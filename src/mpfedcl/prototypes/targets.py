@@ -28,20 +28,20 @@ class ContrastTargets(NamedTuple):
     """[S] how much of the N·K slices each stands for; they sum to 1."""
     present: Tensor
     """[C] bool, the classes that somebody holds."""
-    aims: Tensor
+    mean_targets: Tensor
     """[C, d] Σ_s weight_s U[s, c]: where each class stands on average over the slices."""
-    members: "Table | Lists"
+    members: "MemberTable | MemberLists"
     """Which vectors stand in which slice, absent classes aside."""
 
 
-class Table(NamedTuple):
+class MemberTable(NamedTuple):
     """Members as a matrix: few slices are summed by one product."""
 
     counts: Tensor
     """[V, S] how often each vector stands in each slice."""
 
 
-class Lists(NamedTuple):
+class MemberLists(NamedTuple):
     """Members as lists, both ways: with many slices a matrix would be nearly all zeros.
 
     Only the class means, which stand in many slices, keep theirs.
@@ -72,7 +72,7 @@ class PoolGrid(NamedTuple):
     """[C] bool, the classes that somebody holds."""
 
     @classmethod
-    def lay_out(cls, pool: PrototypePool, padding: Padding = "all") -> Self:
+    def pad(cls, pool: PrototypePool, padding: Padding = "all") -> Self:
         """Put the class mean wherever a client has no prototype."""
         slots = pool.slots(padding)
         means = torch.arange(pool.num_classes, device=slots.device) + len(pool)
@@ -109,14 +109,14 @@ class PoolGrid(NamedTuple):
             slices=slices,
             weights=weights,
             present=present,
-            aims=_average_slices(vectors, slices, weights),
+            mean_targets=_average_slices(vectors, slices, weights),
             members=_find_members(slices, counted, vectors, int((classes >= 0).sum())),
         )
 
 
 def prepare_contrast(pool: PrototypePool, padding: Padding = "all") -> ContrastTargets:
     """Lay a whole pool out for `contrastive_loss`."""
-    return PoolGrid.lay_out(pool, padding).targets()
+    return PoolGrid.pad(pool, padding).targets()
 
 
 def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
@@ -130,13 +130,13 @@ def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
 
 def _find_members(
     slices: Tensor, counted: Tensor, vectors: Tensor, num_real: int
-) -> "Table | Lists":
+) -> "MemberTable | MemberLists":
     """Note down which vectors stand in which slice, in the classes that are counted.
 
     The first `num_real` vectors are prototypes, the others class means.
     """
     if len(slices) * len(vectors) <= _LARGEST_TABLE:
-        return Table(_count_members(slices, counted, vectors))
+        return MemberTable(_count_members(slices, counted, vectors))
     num_slices = len(slices)
     real = (slices < num_real) & counted
     places, members = real.nonzero()[:, 0], slices[real]
@@ -145,7 +145,7 @@ def _find_members(
     # A slice's own row of the table counts means alone: prototypes are put aside.
     aside = torch.where(real, num_real, slices) - num_real
     means = _count_members(aside.clamp(min=0), counted & ~real, vectors[num_real:])
-    return Lists(
+    return MemberLists(
         means,
         members,
         in_slice.cumsum(0) - in_slice,

@@ -2,8 +2,8 @@
 
 import torch
 
-from mpfedcl.messages import Share, Stack, Update
-from mpfedcl.models import Tensors
+from mpfedcl.messages import StackMember, Update, UpdateStack
+from mpfedcl.tensors import Tensors
 
 
 class WeightedMean:
@@ -16,38 +16,38 @@ class WeightedMean:
     def __init__(self) -> None:
         self.sums: Tensors = {}
         self.weight = 0
-        self._stack: Stack | None = None
+        self._stack: UpdateStack | None = None
         self._shares: dict[int, int] = {}
 
     def add(self, update: Update) -> None:
         """Fold in an update."""
-        if isinstance(update.sums, Share):
-            if self._stack is not update.sums.stack:
-                self.settle()
-            self._stack = update.sums.stack
-            self._shares[update.sums.index] = update.num_samples
+        if isinstance(update.averaged, StackMember):
+            if self._stack is not update.averaged.stack:
+                self.sum_stack()
+            self._stack = update.averaged.stack
+            self._shares[update.averaged.index] = update.num_samples
         else:
-            self.settle()
-            self._fold(update.sums, update.num_samples)
+            self.sum_stack()
+            self._fold(update.averaged, update.num_samples)
         self.weight += update.num_samples
 
-    def settle(self) -> None:
+    def sum_stack(self) -> None:
         """Sum what is still waiting for others of its stack."""
         if self._stack is not None:
             weights = torch.zeros(len(self._stack), dtype=torch.float64)
             for index, num_samples in self._shares.items():
                 weights[index] = num_samples
-            self._fold(self._stack.total(weights), 1)
+            self._fold(self._stack.weighted_sum(weights), 1)
         self._stack, self._shares = None, {}
 
     def means(self) -> Tensors:
         """Return the weighted means of all that was folded in."""
-        self.settle()
+        self.sum_stack()
         return {name: value / self.weight for name, value in self.sums.items()}
 
     def padded(self, template: Tensors) -> Tensors:
         """Return the sums so far; zeros for what nobody has sent."""
-        self.settle()
+        self.sum_stack()
         return {n: self.sums.get(n, torch.zeros_like(value)) for n, value in template.items()}
 
     def replace(self, sums: Tensors, weight: int) -> None:

@@ -14,8 +14,8 @@ PHASES = (
     "evaluate",
     "checkpoint",
 )
-"""exchange: between the processes of a team, and waiting for the slowest of them. What is done only
-where a user asks for it, such as diagnose, comes beside these."""
+"""exchange: between the processes of one run, and waiting for the slowest of them. What is done
+only where a user asks for it, such as diagnose, comes beside these."""
 NOT_TRAINING = ("evaluate", "checkpoint", "diagnose")
 """Phases that are no part of an algorithm: reading it, keeping it safe, looking into it."""
 

@@ -1,4 +1,4 @@
-"""Readings: which model predicts, by which rule, on whose test images."""
+"""RoundReadings: which model predicts, by which rule, on whose test images."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpfedcl.messages import Counts, LateReading, Table
+from mpfedcl.messages import AccuracyTable, ClientReadings, ConfusionCounts
 from mpfedcl.methods import READINGS, Reading
 from mpfedcl.prototypes import PrototypePool
 
 __all__ = [
     "TESTS",
-    "Answers",
-    "Counts",
-    "Examiner",
-    "Readings",
-    "Table",
-    "by_reading",
-    "count_answers",
-    "tabulate",
+    "AccuracyTable",
+    "ConfusionCounts",
+    "Evaluator",
+    "Predictions",
+    "RoundReadings",
+    "accuracy_table",
+    "count_confusions",
+    "predictions_by_reading",
 ]
 
 TESTS = ("own", "union")
@@ -33,25 +33,25 @@ _READ_AT_ONCE = 16384
 
 
 @dataclass(frozen=True)
-class Readings:
+class RoundReadings:
     """What every client measured in a round."""
 
-    clients: dict[str, Table]
+    clients: dict[str, AccuracyTable]
     trained: Sequence[str]
     """The clients whose personal models count: those that trained in this round."""
-    confusion: dict[str, Counts] = field(default_factory=dict)
+    confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
 
     @classmethod
-    def gather(cls, late: Mapping[str, LateReading]) -> Self:
+    def gather(cls, readings: Mapping[str, ClientReadings]) -> Self:
         """Join what clients read by themselves, in order of name."""
         return cls(
-            {name: late[name].table for name in sorted(late)},
-            [name for name in sorted(late) if late[name].is_personal],
-            {n: counts for n in sorted(late) if (counts := late[n].confusion) is not None},
+            {name: readings[name].table for name in sorted(readings)},
+            [name for name in sorted(readings) if readings[name].is_personal],
+            {n: counts for n in sorted(readings) if (counts := readings[n].confusion) is not None},
         )
 
-    def table(self) -> Table:
+    def table(self) -> AccuracyTable:
         """Average over clients: averaged models over all, personal models over the trained."""
         return {test: {r: self._mean(test, r) for r in READINGS} for test in TESTS}
 
@@ -67,7 +67,7 @@ class Readings:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """The class that one model says of each test image, by each rule; -1 for none."""
 
     classifier: Tensor
@@ -75,7 +75,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Examiner:
+class Evaluator:
     """Asks models about the union of all clients' test images."""
 
     inputs: Tensor
@@ -89,7 +89,7 @@ class Examiner:
         return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
-    def ask(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Answers]:
+    def predict(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Predictions]:
         """Return what each of several models answers.
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
@@ -103,17 +103,19 @@ class Examiner:
                 prototype.append(nearest.view(embeddings.shape[:2]))
         by_classifier = torch.cat(classifier, dim=1)
         if self.reference is None:
-            return [Answers(said, None) for said in by_classifier]
+            return [Predictions(said, None) for said in by_classifier]
         pairs = zip(by_classifier, torch.cat(prototype, dim=1), strict=True)
-        return [Answers(said, also) for said, also in pairs]
+        return [Predictions(said, also) for said, also in pairs]
 
 
-def single(read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return what one model gives in the form of several: [1, B, ...]."""
-    return read[0].unsqueeze(0), read[1].unsqueeze(0)
+    return outputs[0].unsqueeze(0), outputs[1].unsqueeze(0)
 
 
-def by_reading(personal: Answers | None, averaged: Answers | None) -> dict[Reading, Tensor | None]:
+def predictions_by_reading(
+    personal: Predictions | None, averaged: Predictions | None
+) -> dict[Reading, Tensor | None]:
     """Return what a client's own model and the averaged one answer, by reading."""
     return {
         "personal_classifier": personal.classifier if personal else None,
@@ -123,23 +125,27 @@ def by_reading(personal: Answers | None, averaged: Answers | None) -> dict[Readi
     }
 
 
-def tabulate(answers: Mapping[Reading, Tensor | None], labels: Tensor, own: Tensor) -> Table:
+def accuracy_table(
+    answers: Mapping[Reading, Tensor | None], labels: Tensor, own: Tensor
+) -> AccuracyTable:
     """Return one client's four readings on both tests; `own` are its images in the union."""
     right = {r: None if said is None else said == labels for r, said in answers.items()}
     return {
-        "own": {r: percent_right(None if each is None else each[own]) for r, each in right.items()},
-        "union": {r: percent_right(each) for r, each in right.items()},
+        "own": {
+            r: percent_correct(None if each is None else each[own]) for r, each in right.items()
+        },
+        "union": {r: percent_correct(each) for r, each in right.items()},
     }
 
 
-def count_answers(said: Tensor, labels: Tensor, num_classes: int) -> Counts:
+def count_confusions(said: Tensor, labels: Tensor, num_classes: int) -> ConfusionCounts:
     """Count [C][C + 1] answers by true class and class said; the last column holds the -1."""
     columns = num_classes + 1
     places = labels * columns + said.where(said >= 0, num_classes)
     return torch.bincount(places, minlength=num_classes * columns).view(-1, columns).tolist()
 
 
-def percent_right(correct: Tensor | None) -> float | None:
+def percent_correct(correct: Tensor | None) -> float | None:
     """Return the share of right answers; None without any."""
     if correct is None or correct.numel() == 0:
         return None

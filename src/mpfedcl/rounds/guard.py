@@ -11,10 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpfedcl.messages import Broadcast, LateReading, Share, Update
+from mpfedcl.messages import Broadcast, ClientReadings, StackMember, Update
 from mpfedcl.methods import Method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.tensors import Tensors
 
 
 class Guard:
@@ -63,11 +63,13 @@ class Guard:
         """Return why this is no update at all, or None: what follows may then look into it."""
         if not isinstance(update.client, str):
             return "the client's name is no text"
-        if not isinstance(update.rows, Prototypes) or not isinstance(update.sums, dict | Share):
+        if not isinstance(update.prototypes, Prototypes) or not isinstance(
+            update.averaged, dict | StackMember
+        ):
             return "tensors or prototypes are missing"
         # A share is this process's own; only tensors may come from a stranger.
-        sums = {} if isinstance(update.sums, Share) else update.sums
-        parts = {**sums, "vectors": update.rows.vectors}
+        averaged = {} if isinstance(update.averaged, StackMember) else update.averaged
+        parts = {**averaged, "vectors": update.prototypes.vectors}
         for name, value in parts.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 return f"{name} is no dense tensor"
@@ -79,9 +81,9 @@ class Guard:
         """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
-            or (self.judge_reading(update.late) if update.late else None)
-            or self._judge_change(update.sums, broadcast)
-            or self._judge_rows(update, broadcast.pool.vectors.dtype)
+            or (self.judge_readings(update.readings) if update.readings else None)
+            or self._judge_change(update.averaged, broadcast)
+            or self._judge_prototypes(update, broadcast.pool.vectors.dtype)
         )
 
     def _judge_numbers(self, update: Update) -> str | None:
@@ -94,12 +96,14 @@ class Guard:
             return f"loss is {update.loss!r}; it must be finite"
         return None
 
-    def judge_reading(self, late: LateReading) -> str | None:
+    def judge_readings(self, readings: ClientReadings) -> str | None:
         """Judge what a client says of the round before: percentages, and counts of images."""
-        said = [value for row in late.table.values() for value in row.values() if value is not None]
+        said = [
+            value for row in readings.table.values() for value in row.values() if value is not None
+        ]
         if not all(type(value) is float and 0 <= value <= 100 for value in said):
             return "a reading is not in 0 to 100 %"
-        rows = late.confusion or []
+        rows = readings.confusion or []
         width = self._num_classes + 1
         if rows and (len(rows) != width - 1 or any(len(row) != width for row in rows)):
             return f"confusions must be [{width - 1}][{width}] counts"
@@ -108,14 +112,14 @@ class Guard:
         return None
 
     @torch.no_grad()
-    def _judge_change(self, sums: Tensors | Share, broadcast: Broadcast) -> str | None:
-        if isinstance(sums, Share):
-            squares = sums.stack.squared_changes[sums.index]
+    def _judge_change(self, averaged: Tensors | StackMember, broadcast: Broadcast) -> str | None:
+        if isinstance(averaged, StackMember):
+            squares = averaged.stack.squared_changes[averaged.index]
         else:
-            if problem := self._judge_shapes(sums):
+            if problem := self._judge_shapes(averaged):
                 return problem
             squares = 0.0
-            for name, value in sums.items():
+            for name, value in averaged.items():
                 change = value - broadcast.params[name] if name in broadcast.params else value
                 squares += float(change.square().sum(dtype=torch.float64))
         # The sum of squares is finite only if every value is: one pass serves both checks.
@@ -125,40 +129,45 @@ class Guard:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
         return None
 
-    def _judge_shapes(self, sums: Tensors) -> str | None:
-        if sums.keys() != self.template.keys():
-            odd = sorted(sums.keys() ^ self.template.keys())
+    def _judge_shapes(self, averaged: Tensors) -> str | None:
+        if averaged.keys() != self.template.keys():
+            odd = sorted(averaged.keys() ^ self.template.keys())
             return f"tensors {odd[:3]} are missing or unknown"
-        for name, value in sums.items():
+        for name, value in averaged.items():
             wanted = self.template[name]
             if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
                 return problem
         return None
 
-    def _judge_rows(self, update: Update, dtype: torch.dtype) -> str | None:
-        rows = update.rows
-        count = rows.labels.shape[0] if rows.labels.ndim == 1 else -1
+    def _judge_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
+        prototypes = update.prototypes
+        count = prototypes.labels.shape[0] if prototypes.labels.ndim == 1 else -1
         if count and not self._shares_prototypes:
             return "prototypes came although the method shares none"
         for problem in (
-            _judge_tensor("labels", rows.labels, torch.Size([count]), torch.int64),
-            _judge_tensor("counts", rows.counts, torch.Size([count]), torch.int64),
-            _judge_tensor("vectors", rows.vectors, torch.Size([count, self._dimension]), dtype),
+            _judge_tensor("labels", prototypes.labels, torch.Size([count]), torch.int64),
+            _judge_tensor("counts", prototypes.counts, torch.Size([count]), torch.int64),
+            _judge_tensor(
+                "vectors", prototypes.vectors, torch.Size([count, self._dimension]), dtype
+            ),
         ):
             if problem:
                 return f"prototype {problem}"
         if count == 0:
             return None
-        if not rows.vectors.isfinite().all():
+        if not prototypes.vectors.isfinite().all():
             return "prototype vectors hold values that are not finite"
-        longest = float(rows.vectors.norm(dim=1).max())
+        longest = float(prototypes.vectors.norm(dim=1).max())
         if longest > self._max_length:
             return f"a prototype has length {longest:.3g}; at most {self._max_length:g}"
-        if int(rows.labels.min()) < 0 or int(rows.labels.max()) >= self._num_classes:
+        if int(prototypes.labels.min()) < 0 or int(prototypes.labels.max()) >= self._num_classes:
             return f"prototype labels must lie in 0..{self._num_classes - 1}"
-        if int(rows.counts.min()) < 1 or int(rows.counts.double().sum()) > update.num_samples:
+        if (
+            int(prototypes.counts.min()) < 1
+            or int(prototypes.counts.double().sum()) > update.num_samples
+        ):
             return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
-        most = int(rows.labels.bincount().max())
+        most = int(prototypes.labels.bincount().max())
         if self._num_prototypes is not None and most > self._num_prototypes:
             return f"a class has {most} prototypes; at most {self._num_prototypes}"
         return None

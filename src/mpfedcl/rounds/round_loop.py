@@ -6,19 +6,19 @@ from typing import Any, Self
 
 import torch
 
-from mpfedcl.convergence import Diagnosis
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Failure, LateReading
-from mpfedcl.methods import Method, Server
-from mpfedcl.models import Tensors
+from mpfedcl.messages import Broadcast, ClientReadings, Failure
+from mpfedcl.methods import Method, ServerState
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.clock import Clock
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation import Counts, Readings, Table
+from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
-from mpfedcl.rounds.update_collector import Intake, in_name_order
+from mpfedcl.rounds.measurement import Diagnostics
+from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
+from mpfedcl.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RoundRecord:
 
     round: int
     loss: float | None
-    accuracy: Table | None
+    accuracy: AccuracyTable | None
     accuracy_per_client: dict[str, float | None] | None
     loss_per_client: dict[str, float]
     """Of the clients that were accepted."""
@@ -61,27 +61,30 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class FederationState:
+class RoundState:
     """All that the next round depends on."""
 
     round: int
-    server: Server
-    rows: dict[str, tuple[int, Prototypes]]
+    server: ServerState
+    prototypes: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
 
     def to(self, device: torch.device) -> Self:
         """Return the state on a device."""
         return type(self)(
             self.round,
-            Server(
+            ServerState(
                 {name: value.to(device) for name, value in self.server.params.items()},
                 {name: value.to(device) for name, value in self.server.extra.items()},
             ),
-            {name: (received, rows.to(device)) for name, (received, rows) in self.rows.items()},
+            {
+                name: (received, rows.to(device))
+                for name, (received, rows) in self.prototypes.items()
+            },
         )
 
 
-class Federation:
+class RoundLoop:
     """A server and its clients. It knows neither files nor how the clients are run."""
 
     def __init__(
@@ -99,18 +102,19 @@ class Federation:
                 f"min_clients is {experiment.min_clients}; it must be at most the number of "
                 f"clients, {len(engine.sizes)}."
             )
-        self.state = FederationState(0, method.init_server(initial), {})
-        self.confusion: dict[str, Counts] = {}
+        self.state = RoundState(0, method.init_server(initial), {})
+        self.confusion: dict[str, ConfusionCounts] = {}
         """What the last round counted, by client, if it was asked to."""
-        self.late: Readings | None = None
+        self.previous_readings: RoundReadings | None = None
         """What clients said with their updates of the round before, where they read so late."""
+        self.diagnostics: Diagnostics | None = None
+        """What judges the measurements, in the process that writes the records."""
         self._experiment = experiment
         self._method = method
         self._engine = engine
         self._clock = clock
-        self._diagnosis = Diagnosis(experiment) if experiment.diagnostics else None
         like = next(iter(initial.values()))
-        self._nothing = PrototypePool.empty(
+        self._empty_pool = PrototypePool.empty(
             method.num_classes,
             dimension,
             method.num_prototypes,
@@ -134,9 +138,9 @@ class Federation:
     @property
     def pool(self) -> PrototypePool:
         """The prototypes that the next broadcast carries."""
-        rows = {name: prototypes for name, (_, prototypes) in self.state.rows.items()}
+        rows = {name: prototypes for name, (_, prototypes) in self.state.prototypes.items()}
         if not rows:
-            return self._nothing
+            return self._empty_pool
         return PrototypePool.gather(
             rows,
             num_classes=self._method.num_classes,
@@ -144,73 +148,75 @@ class Federation:
         )
 
     def run_round(
-        self, *, evaluate: bool, keep_models: bool = False, confuse: bool = False
+        self, *, evaluate: bool, keep_models: bool = False, with_confusion: bool = False
     ) -> RoundRecord:
         """Run the next round and move the state on.
 
-        `keep_models` for the engine to hand out; `confuse` to count confusions where it evaluates.
+        `keep_models` for the engine to hand out; `with_confusion` where it evaluates.
         """
         with self._clock.phase("broadcast"):
-            away = set(self._engine.muster())
+            absent = set(self._engine.absent_clients())
             broadcast = self._broadcast()
-            chosen = self._choose(broadcast.round, away)
-        intake = Intake(self._guard, broadcast, chosen)
-        read = self._choose_to_read(broadcast.round, chosen) if evaluate else []
-        keep = chosen if keep_models or self._diagnosis else read
+            chosen = self._choose(broadcast.round, absent)
+        collector = UpdateCollector(self._guard, broadcast, chosen)
+        read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
+        keep = chosen if keep_models or self._experiment.diagnostics else read
         updates = self._engine.train(broadcast, chosen, keep=keep)
-        for update in in_name_order(updates, self._engine.here(chosen)):
+        for update in in_name_order(updates, self._engine.local_clients(chosen)):
             with self._clock.phase("aggregate"):
-                intake.take(update)
+                collector.add(update)
         with self._clock.phase("exchange"):
-            self._engine.unite(intake)
+            self._engine.merge(collector)
         with self._clock.phase("aggregate"):
-            self._fold(broadcast.round, intake)
-        # Before clients settle: what they set out with is still there.
-        diagnostics = self._diagnose(broadcast, intake.accepted)
+            self._aggregate(broadcast.round, collector)
+        # Before clients keep their new states: what they began with is still there.
+        diagnostics = self._diagnose(broadcast, collector.accepted)
         with self._clock.phase("aggregate"):
-            self._engine.settle(intake.accepted)
-        accepted = set(intake.accepted)
+            self._engine.keep_accepted(collector.accepted)
+        accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
-        readings = self._evaluate(own, confuse=confuse) if evaluate else None
+        readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
-        self.late = Readings.gather(intake.late) if intake.late else None
-        heard = {*intake.accepted, *intake.rejected}
+        self.previous_readings = (
+            RoundReadings.gather(collector.readings) if collector.readings else None
+        )
+        heard = {*collector.accepted, *collector.rejected}
         return RoundRecord(
             round=broadcast.round,
-            loss=self._mean_loss(intake.losses),
+            loss=self._mean_loss(collector.losses),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(self._method.reading) if readings else None,
-            loss_per_client={name: intake.losses[name] for name in sorted(intake.losses)},
+            loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
             seconds=self._clock.lap(),
-            bytes={"up": intake.bytes_up, "down": broadcast.num_bytes * len(chosen)},
+            bytes={"up": collector.bytes_up, "down": broadcast.num_bytes * len(chosen)},
             clients=Attendance(
-                intake.accepted, sorted(away.union(chosen) - heard), intake.rejected
+                collector.accepted, sorted(absent.union(chosen) - heard), collector.rejected
             ),
-            sent=intake.largest,
-            unchanged=not intake.accepted,
+            sent=collector.largest,
+            unchanged=not collector.accepted,
             remarks={**self._method.remarks(broadcast), **self._engine.remarks()},
             diagnostics=diagnostics,
         )
 
-    def close(self) -> tuple[Readings | None, dict[str, Any]]:
+    def read_last_round(self) -> tuple[RoundReadings | None, dict[str, Any]]:
         """Return what is read of the last round only now that it is over, and who said nothing."""
-        late: dict[str, LateReading] = {}
+        late: dict[str, ClientReadings] = {}
         rejected: dict[str, str] = {}
-        for name, said in sorted(self._engine.close(self._broadcast()).items()):
+        for name, said in sorted(self._engine.read_last_round(self._broadcast()).items()):
             if isinstance(said, Failure):
                 rejected[name] = said.reason
-            elif reason := self._guard.judge_reading(said):
+            elif reason := self._guard.judge_readings(said):
                 rejected[name] = reason
             else:
                 late[name] = said
         remarks = {**self._engine.remarks(), **({"rejected": rejected} if rejected else {})}
-        return Readings.gather(late) if late else None, remarks
+        return RoundReadings.gather(late) if late else None, remarks
 
-    def take_up(self, state: FederationState, record: dict[str, Any]) -> None:
+    def restore(self, state: RoundState, record: dict[str, Any]) -> None:
         """Go on from the state after a round, and from that round's record."""
         self.state = state
-        if self._diagnosis is not None:
-            self._diagnosis.take_up(record)
+        if self.diagnostics is not None:
+            self.diagnostics.restore(record)
 
     def _broadcast(self) -> Broadcast:
         pool = self._method.reference(self.pool)
@@ -218,15 +224,15 @@ class Federation:
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
 
-    def _choose(self, round_number: int, away: Collection[str]) -> list[str]:
-        names = sorted(name for name in self._engine.sizes if name not in away)
+    def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
+        names = sorted(name for name in self._engine.sizes if name not in absent)
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
             return names
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
-    def _choose_to_read(self, round_number: int, chosen: list[str]) -> list[str]:
+    def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
         """Return the clients whose personal models are read."""
         count = self._experiment.evaluate_clients
         if count is None or count >= len(chosen):
@@ -234,32 +240,36 @@ class Federation:
         draw = numpy_generator(self._experiment.seed, round_number, "sample to read")
         return sorted(str(name) for name in draw.choice(chosen, count, replace=False))
 
-    def _fold(self, number: int, intake: Intake) -> None:
+    def _aggregate(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on; where nobody was accepted only the round's number moves."""
-        rows = intake.rows
+        rows = collector.prototypes
         if not rows:
-            self.state = FederationState(number, self.state.server, self.state.rows)
+            self.state = RoundState(number, self.state.server, self.state.prototypes)
             return
         oldest = number - self._experiment.prototypes.pool_ttl
-        kept = {name: entry for name, entry in self.state.rows.items() if entry[0] > oldest}
+        kept = {name: entry for name, entry in self.state.prototypes.items() if entry[0] > oldest}
         fresh = {name: (number, each) for name, each in rows.items() if len(each)}
         for name in rows.keys() - fresh.keys():
             kept.pop(name, None)
-        server = self._method.reduce(self.state.server, intake.mean.means())
-        self.state = FederationState(number, server, {**kept, **fresh})
+        server = self._method.reduce(self.state.server, collector.mean.means())
+        self.state = RoundState(number, server, {**kept, **fresh})
 
-    def _evaluate(self, read: list[str], *, confuse: bool) -> Readings | None:
+    def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
-            return self._engine.evaluate(self.averaged_model, pool, read, confuse=confuse)
+            return self._engine.evaluate(
+                self.averaged_model, pool, read, with_confusion=with_confusion
+            )
 
     def _diagnose(self, broadcast: Broadcast, accepted: list[str]) -> dict[str, Any] | None:
-        if self._diagnosis is None:
+        if not self._experiment.diagnostics:
             return None
         with self._clock.phase("diagnose"):
             inspection = self._engine.inspect(broadcast, self._broadcast(), accepted)
+            if self.diagnostics is None:
+                return None
             factor = self._method.pool_factor(broadcast)
-            return self._diagnosis.judge(broadcast.round, inspection, factor)
+            return self.diagnostics.judge(broadcast.round, inspection, factor)
 
     def _mean_loss(self, losses: dict[str, float]) -> float | None:
         sizes = {name: self._engine.sizes[name] for name in sorted(losses)}

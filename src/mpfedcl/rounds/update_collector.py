@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mpfedcl.messages import Broadcast, Failure, LateReading, Update
+from mpfedcl.messages import Broadcast, ClientReadings, Failure, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import WeightedMean
 from mpfedcl.rounds.guard import Guard
@@ -12,14 +12,14 @@ _LONGEST_REASON = 300
 """It may quote what a stranger sent, and stays in the records."""
 
 
-class Intake:
+class UpdateCollector:
     """The updates of one round, as far as they are accepted."""
 
     def __init__(self, guard: Guard, broadcast: Broadcast, chosen: Collection[str]) -> None:
         self.mean = WeightedMean()
-        self.rows: dict[str, Prototypes] = {}
+        self.prototypes: dict[str, Prototypes] = {}
         self.losses: dict[str, float] = {}
-        self.late: dict[str, LateReading] = {}
+        self.readings: dict[str, ClientReadings] = {}
         self.rejected: dict[str, str] = {}
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
@@ -33,9 +33,9 @@ class Intake:
     @property
     def accepted(self) -> list[str]:
         """The clients whose updates count, in order of name."""
-        return sorted(self.rows)
+        return sorted(self.prototypes)
 
-    def take(self, update: Update | Failure) -> None:
+    def add(self, update: Update | Failure) -> None:
         """Judge an update; fold it in, or write down why not. A client's first verdict stands."""
         if isinstance(update, Failure):
             self._reject(update, update.reason)
@@ -44,7 +44,7 @@ class Intake:
             self._reject(update, malformed)
             return
         self.bytes_up += update.num_bytes
-        if update.client in self.rows or update.client in self.rejected:
+        if update.client in self.prototypes or update.client in self.rejected:
             self._reject(update, "this client answered twice")
         elif reason := self._guard.judge(update, self._broadcast):
             self._reject(update, reason)
@@ -55,18 +55,18 @@ class Intake:
 
     def _accept(self, update: Update) -> None:
         self.mean.add(update)
-        self.rows[update.client], self.losses[update.client] = update.rows, update.loss
-        if update.late is not None:
-            self.late[update.client] = update.late
+        self.prototypes[update.client], self.losses[update.client] = update.prototypes, update.loss
+        if update.readings is not None:
+            self.readings[update.client] = update.readings
         sizes = {
             "parameters": update.num_parameters,
-            "prototype_floats": update.rows.vectors.numel(),
+            "prototype_floats": update.prototypes.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
 
     def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)
-        if name in self.rows or name in self.rejected:
+        if name in self.prototypes or name in self.rejected:
             name = f"{name} (again)"
         self.rejected.setdefault(name, reason[:_LONGEST_REASON])
 

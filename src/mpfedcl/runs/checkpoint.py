@@ -12,12 +12,11 @@ from typing import Any
 from safetensors.torch import load
 
 from mpfedcl.experiment import FORMAT
-from mpfedcl.rounds.round_loop import FederationState
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import Server
-from mpfedcl.models import Tensors
+from mpfedcl.methods import ServerState
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import digest, pack_tensors
+from mpfedcl.rounds.round_loop import RoundState
+from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _KEPT = 2
 
@@ -26,7 +25,7 @@ _KEPT = 2
 class Checkpoint:
     """The state of a federation and of its clients after a round, and that round's record."""
 
-    state: FederationState
+    state: RoundState
     clients: Tensors
     record: dict[str, Any]
 
@@ -63,7 +62,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
             **{
                 f"{part}/{name}": getattr(prototypes, part)
-                for name, (_, prototypes) in state.rows.items()
+                for name, (_, prototypes) in state.prototypes.items()
                 for part in ("vectors", "labels", "counts")
             },
         }
@@ -71,7 +70,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
     manifest = {
         "format": FORMAT,
         "round": state.round,
-        "received": {name: received for name, (received, _) in state.rows.items()},
+        "received": {name: received for name, (received, _) in state.prototypes.items()},
         "record": checkpoint.record,
     }
     return manifest, content
@@ -122,6 +121,6 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         )
         for name, received in manifest["received"].items()
     }
-    server = Server(below("params"), below("extra"))
-    state = FederationState(manifest["round"], server, rows)
+    server = ServerState(below("params"), below("extra"))
+    state = RoundState(manifest["round"], server, rows)
     return Checkpoint(state, below("clients"), manifest["record"])

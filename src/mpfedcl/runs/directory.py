@@ -1,26 +1,22 @@
 """The run directory: all that a run leaves behind, in plain files."""
 
 import contextlib
-import fcntl
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-import torch
+from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import Counts
-from mpfedcl.tensors import pack_tensors
+from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.tensors import Tensors, pack_tensors
 
 
 class RunDirectory:
@@ -28,7 +24,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._lock: BaseFileLock | None = None
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment) -> Self:
@@ -43,8 +39,8 @@ class RunDirectory:
         try:
             if directory.holds_run():
                 raise InvalidInput(
-                    f"out is {str(path)!r}; it already holds a run: give another folder, or go on "
-                    f"with it by --resume {path}."
+                    f"out is {str(path)!r}; it already holds a run: give another folder, or "
+                    f"resume it by --resume {path}."
                 )
             directory.write_experiment(experiment)
         except BaseException:
@@ -54,7 +50,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path, named: str = "resume") -> Self:
-        """Open the folder of a run to go on with it; `named` is what the user gave it as."""
+        """Open the folder of a run to resume it; `named` is what the user gave it as."""
         directory = cls(path)
         if not directory.holds_run():
             raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
@@ -68,7 +64,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let go of the lock."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -148,7 +144,7 @@ class RunDirectory:
 
     def write_confusion(
         self,
-        confusion: Mapping[str, Counts],
+        confusion: Mapping[str, ConfusionCounts],
         *,
         round_number: int,
         reading: Reading,
@@ -193,62 +189,21 @@ class RunDirectory:
         return self.read_json("summary.json")
 
     def remove_summary(self) -> None:
-        """Take back the mark of a finished run, and what else sums it up, before it goes on."""
+        """Remove the mark of a finished run, and what else sums it up, before it is resumed."""
         for name in ("summary.json", "convergence.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
 
     def _acquire(self, named: str = "out") -> None:
         """Lock the folder; the system lets go when the process ends, however it ends."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
+            lock.acquire()
+        except Timeout:
             raise InvalidInput(
                 f"{named} is {str(self.path)!r}; another process is writing this run: wait for it, "
                 "or give another folder."
             ) from None
-        self._lock = handle
-
-
-def summarize_run(
-    experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the summary of a finished run, drawn from its records alone."""
-    last = records[-1]
-    return {
-        "format": FORMAT,
-        "method": experiment.method,
-        "dataset": experiment.dataset.name,
-        "seed": experiment.seed,
-        "rounds": last["round"],
-        "reading": reading,
-        "accuracy": last["accuracy"]["own"][reading],
-        "accuracy_per_client": last["accuracy_per_client"],
-        "readings": last["accuracy"],
-        "loss": last["loss"],
-        "bytes": _total(record["bytes"] for record in records),
-        "seconds": _total(record["seconds"] for record in records),
-        "parameters_sent": last["sent"]["parameters"],
-        "prototype_floats_sent": last["sent"]["prototype_floats"],
-        "rejected": sum(len(record["clients"]["rejected"]) for record in records),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
-
-
-def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            totals[name] = totals.get(name, 0) + value
-    return {name: round(value, 6) for name, value in totals.items()}
+        self._lock = lock
 
 
 def pack_pool(pool: PrototypePool) -> bytes:

@@ -1,7 +1,7 @@
-"""The trail of a run: its prototypes in some of its rounds, so that one can see them move.
+"""The prototypes of a run in some of its rounds, so that one can see them move.
 
 It is for the eye alone: half precision, a share of a large pool, and so few rounds that it stays
-small. Nothing is computed from it, and a run goes on as well without it.
+small. Nothing is computed from it, and a run can be resumed without it.
 """
 
 import json
@@ -18,7 +18,7 @@ MOST_PROTOTYPES = 256
 FOLDER = "trail"
 
 
-def leave_trail(path: Path, round_number: int, pool: PrototypePool) -> None:
+def save_prototypes(path: Path, round_number: int, pool: PrototypePool) -> None:
     """Write a round's prototypes; drop the rounds before it that are too close together."""
     folder = path / FOLDER
     folder.mkdir(exist_ok=True)
@@ -27,8 +27,8 @@ def leave_trail(path: Path, round_number: int, pool: PrototypePool) -> None:
     _keep_only(folder, {*kept_rounds(round_number)})
 
 
-def rewind_trail(path: Path, last: int) -> None:
-    """Drop the rounds after the last one that a run goes on from."""
+def drop_later_rounds(path: Path, last: int) -> None:
+    """Drop the rounds after the last one that a run resumes from."""
     if (path / FOLDER).is_dir():
         _keep_only(path / FOLDER, {*range(1, last + 1)})
 
@@ -45,7 +45,7 @@ def kept_rounds(newest: int) -> list[int]:
 
 
 def find_rounds(path: Path) -> dict[int, Path]:
-    """Return the files of a run's trail by round."""
+    """Return the files of a run's prototype history by round."""
     found = {}
     for file in (path / FOLDER).glob("round-*.safetensors"):
         number = file.stem.removeprefix("round-")

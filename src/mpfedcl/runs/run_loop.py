@@ -1,13 +1,20 @@
-"""The course of a run: rounds, checkpoints and records, wherever the clients are."""
+"""The run loop: round after round, with a checkpoint and a record of each."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from mpfedcl.engines.process_group import ProcessGroup
+from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
+from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     checkpoint_from_bytes,
@@ -15,60 +22,23 @@ from mpfedcl.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from mpfedcl.rounds.clock import Clock
-from mpfedcl.convergence import summarize_convergence
-from mpfedcl.deployment.join import warn_of_joined
-from mpfedcl.engines import Engine
-from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
-from mpfedcl.experiment import Experiment
-from mpfedcl.rounds.round_loop import Federation, RoundRecord
-from mpfedcl.methods import Method
-from mpfedcl.models import Tensors
-from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import Counts, Readings
-from mpfedcl.runs.directory import RunDirectory, summarize_run
-from mpfedcl.engines.process_group import Team
-from mpfedcl.tracking.base import Record
-from mpfedcl.runs.prototype_history import leave_trail, rewind_trail
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.observer import Observer, Record, RunResult
+from mpfedcl.runs.prototype_history import drop_later_rounds, save_prototypes
+from mpfedcl.runs.summary import summarize_run
+from mpfedcl.tensors import Tensors
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What `run` gives back; everything else is in the run directory at `path`."""
+class RunLoop:
+    """The rounds of a run, wherever its clients are; `run` leads, `follow` works along."""
 
-    path: Path
-    experiment: Experiment
-    accuracy: float | None
-    """The headline: the method's reading on the clients' own tests in the last round, in %."""
-    history: list[dict[str, Any]]
-    """The rounds' records."""
-    pool: PrototypePool | None
-    summary: dict[str, Any] | None
-    """None where the run was stopped before its last round."""
-
-
-@dataclass(frozen=True)
-class Observer:
-    """How a run is watched and stopped from outside."""
-
-    on_start: Callable[[Experiment, int], None] = lambda *_: None
-    on_round: Callable[[Record], None] = lambda *_: None
-    on_warning: Callable[[str], None] = lambda *_: None
-    should_stop: Callable[[], bool] = lambda: False
-    on_finish: Callable[[RunResult], None] = lambda *_: None
-    """Called when the rounds are over, whether or not they were stopped early."""
-
-
-class Course:
-    """The course of a run: rounds, checkpoints and records, wherever the clients are."""
-
-    _team: Team | None = None
+    _group: ProcessGroup | None = None
 
     def __init__(
         self,
         experiment: Experiment,
         method: Method,
-        federation: Federation,
+        round_loop: RoundLoop,
         engine: Engine,
         clock: Clock,
         device: torch.device,
@@ -76,7 +46,7 @@ class Course:
     ) -> None:
         self._experiment = experiment
         self._method = method
-        self._federation = federation
+        self._round_loop = round_loop
         self._engine = engine
         self._clock = clock
         self._device = device
@@ -84,10 +54,11 @@ class Course:
         self._unread: dict[str, Any] | None = None
         """The record of a round that clients have not read yet: over a network they do so later."""
 
-    def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
+    def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
+        self._round_loop.diagnostics = observer.diagnostics
         records = self._restore(directory, observer)
-        rounds, done = self._experiment.rounds, self._federation.state.round
+        rounds, done = self._experiment.rounds, self._round_loop.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
         if done >= rounds and not done == rounds == directory.read_experiment().rounds:
             raise InvalidInput(
@@ -96,93 +67,94 @@ class Course:
             )
         if done < rounds:
             directory.remove_summary()
-            warn_of_joined(directory.path, observer.on_warning)
         directory.write_experiment(self._experiment)
-        observer.on_start(self._experiment, self._federation.state.round)
+        observer.on_start(self._experiment, done)
         try:
-            while self._goes_on(not observer.should_stop()):
-                for record in self._round(directory):
+            while self._has_next_round(not observer.should_stop()):
+                for record in self._run_round(directory, observer):
                     records.append(record)
                     observer.on_round(record)
                     if record["unchanged"]:
-                        observer.on_warning(_say_unchanged(record))
+                        observer.on_warning(_describe_unchanged(record))
         except RunCutShort:
             # Over a network: its own words say what happened.
             raise
         except LostWorker as error:
             raise RunCutShort(
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
-                f"kept. Go on with: mpfedcl run --resume {directory.path}"
+                f"kept. Resume with: mpfedcl run --resume {directory.path}"
             ) from None
-        if self._unread is not None and self._federation.state.round == rounds:
-            records.append(self._read_last(directory, self._unread))
+        if self._unread is not None and self._round_loop.state.round == rounds:
+            records.append(self._read_last_round(directory, self._unread))
             observer.on_round(records[-1])
-        result = self._conclude(directory, records, observer)
+        result = self._conclude(directory, records)
         observer.on_finish(result)
         return result
 
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""
-        assert self._team is not None
-        if checkpoint := self._team.share():
-            self._take_up(checkpoint_from_bytes(checkpoint))
-        while self._goes_on(True):
+        assert self._group is not None
+        if checkpoint := self._group.broadcast():
+            self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
+        while self._has_next_round(True):
             _, is_last = self._advance()
             if is_last:
                 deque(self._personal_models(), maxlen=0)
             self._engine.state()
 
-    def _goes_on(self, wanted: bool) -> bool:
-        """Tell whether there is another round; in a team the leader decides for all."""
-        goes_on = wanted and self._federation.state.round < self._experiment.rounds
-        return self._team.share(b"on" if goes_on else b"") != b"" if self._team else goes_on
+    def _has_next_round(self, wanted: bool) -> bool:
+        """Tell whether there is another round; in a process group the leader decides for all."""
+        goes_on = wanted and self._round_loop.state.round < self._experiment.rounds
+        return self._group.broadcast(b"on" if goes_on else b"") != b"" if self._group else goes_on
 
     def _advance(self) -> tuple[RoundRecord, bool]:
         """Run a round; return its record, and whether it was the last."""
-        number = self._federation.state.round + 1
+        number = self._round_loop.state.round + 1
         is_last = number == self._experiment.rounds
-        is_read = self._experiment.reads(number)
-        keeps = is_last and self._experiment.personal_models
-        record = self._federation.run_round(evaluate=is_read, keep_models=keeps, confuse=is_last)
+        record = self._round_loop.run_round(
+            evaluate=self._experiment.evaluates(number),
+            keep_models=is_last and self._experiment.personal_models,
+            with_confusion=is_last,
+        )
         return record, is_last
 
-    def _round(self, directory: RunDirectory) -> Iterator[dict[str, Any]]:
+    def _run_round(self, directory: RunDirectory, observer: Observer) -> Iterator[dict[str, Any]]:
         """Run a round; yield the records that are complete by it."""
         done, is_last = self._advance()
-        is_late = self._experiment.reads(done.round) and done.accuracy is None
+        is_read_later = self._experiment.evaluates(done.round) and done.accuracy is None
         record = done.to_json()
         with self._clock.phase("checkpoint"):
             if self._experiment.trail and self._method.shares_prototypes:
-                leave_trail(directory.path, done.round, self._federation.pool)
+                save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
-                self._write_models(directory, done.round)
-                if not is_late:
-                    self._write_confusion(directory, self._federation.confusion)
+                self._write_models(directory, done.round, observer)
+                if not is_read_later:
+                    self._write_confusion(directory, self._round_loop.confusion)
             save_checkpoint(
                 directory.checkpoints,
-                Checkpoint(self._federation.state, self._engine.state(), record),
+                Checkpoint(self._round_loop.state, self._engine.state(), record),
             )
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
         if self._unread is not None:
-            yield self._note(directory, self._unread, self._federation.late)
-        self._unread = record if is_late else None
-        if not is_late:
+            yield self._complete_record(directory, self._unread, self._round_loop.previous_readings)
+        self._unread = record if is_read_later else None
+        if not is_read_later:
             directory.append_record(record)
             yield record
 
-    def _read_last(self, directory: RunDirectory, record: dict[str, Any]) -> dict[str, Any]:
+    def _read_last_round(self, directory: RunDirectory, record: dict[str, Any]) -> dict[str, Any]:
         """Let clients read the last round, over a network, and complete its record."""
-        readings, remarks = self._federation.close()
+        readings, remarks = self._round_loop.read_last_round()
         if readings is None:
-            raise RunCutShort(f"nobody has read the last round, {record['round']}.")
+            raise RunCutShort(f"no client has read the last round, {record['round']}.")
         if remarks:
             record["remarks"]["closing"] = remarks
         self._write_confusion(directory, readings.confusion)
-        return self._note(directory, record, readings)
+        return self._complete_record(directory, record, readings)
 
-    def _note(
-        self, directory: RunDirectory, record: dict[str, Any], readings: Readings | None
+    def _complete_record(
+        self, directory: RunDirectory, record: dict[str, Any], readings: RoundReadings | None
     ) -> dict[str, Any]:
         """Complete the record of a round by what clients read of it, and write it down."""
         if readings is not None:
@@ -192,11 +164,13 @@ class Course:
         self._unread = None
         return record
 
-    def _write_models(self, directory: RunDirectory, number: int) -> None:
+    def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models and the pool that the last round has left."""
-        directory.write_models(self._federation.averaged_model, self._pool, ())
+        directory.write_models(self._round_loop.averaged_model, self._pool, ())
 
-    def _write_confusion(self, directory: RunDirectory, confusion: dict[str, Counts]) -> None:
+    def _write_confusion(
+        self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]
+    ) -> None:
         directory.write_confusion(
             confusion,
             round_number=self._experiment.rounds,
@@ -206,23 +180,24 @@ class Course:
 
     @property
     def _pool(self) -> PrototypePool | None:
-        return self._federation.pool if self._method.shares_prototypes else None
+        return self._round_loop.pool if self._method.shares_prototypes else None
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
         if self._experiment.personal_models:
-            yield from self._engine.personal_models(self._federation.shared_parameters)
+            yield from self._engine.personal_models(self._round_loop.shared_parameters)
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
+        """Return to the newest sound checkpoint, if any, and to the records that belong to it."""
         checkpoint, problems = load_checkpoint(directory.checkpoints)
         for problem in problems:
-            observer.on_warning(f"Checkpoint {problem}; going back to the one before.")
+            observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
             observer.on_warning("No sound checkpoint is left; starting over from round 1.")
-        if self._team is not None:
-            self._team.share(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
+        if self._group is not None:
+            self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
-            self._take_up(checkpoint)
-        rewind_trail(directory.path, checkpoint.state.round if checkpoint else 0)
+            self._restore_checkpoint(checkpoint)
+        drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         records = directory.rewind_records(checkpoint.record if checkpoint else None)
         if records and self._is_unread(records[-1]):
             self._unread = records.pop()
@@ -231,38 +206,31 @@ class Course:
 
     def _is_unread(self, record: dict[str, Any]) -> bool:
         """Tell whether a round has still to be read by clients that do so later."""
-        return self._experiment.reads(record["round"]) and record["accuracy"] is None
+        return self._experiment.evaluates(record["round"]) and record["accuracy"] is None
 
-    def _take_up(self, checkpoint: Checkpoint) -> None:
-        self._federation.take_up(checkpoint.state.to(self._device), checkpoint.record)
+    def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._round_loop.restore(checkpoint.state.to(self._device), checkpoint.record)
         self._engine.load_state(checkpoint.clients)
 
-    def _conclude(
-        self, directory: RunDirectory, records: list[dict[str, Any]], observer: Observer
-    ) -> RunResult:
+    def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
+        """Sum up the run if its last round is done."""
         summary = None
-        pool = self._federation.pool if self._method.shares_prototypes else None
-        if self._federation.state.round == self._experiment.rounds:
-            if self._experiment.diagnostics:
-                found = summarize_convergence(self._experiment, records)
-                directory.write_json("convergence.json", found)
+        if self._round_loop.state.round == self._experiment.rounds:
+            if diagnostics := self._round_loop.diagnostics:
+                directory.write_json(diagnostics.file, diagnostics.summarize(records))
             summary = summarize_run(self._experiment, self._method.reading, records)
             directory.write_json("summary.json", summary)
-            # Only now, because what writes about runs knows how they are made.
-            from mpfedcl.report.card import leave_card
-
-            leave_card(directory, self._method.summary, pool, observer.on_warning)
         return RunResult(
             path=directory.path,
             experiment=self._experiment,
             accuracy=summary["accuracy"] if summary else None,
             history=records,
-            pool=pool,
+            pool=self._pool,
             summary=summary,
         )
 
 
-def _say_unchanged(record: Record) -> str:
+def _describe_unchanged(record: Record) -> str:
     reasons = record["clients"]["rejected"].values()
     why = f" ({next(iter(reasons))})" if reasons else ""
     return f"Round {record['round']}: no client was accepted{why}."

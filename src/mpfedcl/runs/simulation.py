@@ -1,170 +1,179 @@
-"""From an experiment to a finished run on this machine."""
+"""From an experiment to a finished run on this machine, in one process or in several."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mpfedcl.rounds.clock import Clock
-from mpfedcl.runs.run_loop import Course, Observer, RunResult
-from mpfedcl.data.client_data import is_same_deal
-from mpfedcl.deployment.calibration import Calibrator
-from mpfedcl.engines import DistributedEngine, Engine, InProcessEngine, deal_clients
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
-from mpfedcl.rounds.round_loop import Federation
-from mpfedcl.files import free_folder
+from mpfedcl.data.client_data import FederatedData, is_same_partition
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.engines import DistributedEngine, InProcessEngine, assign_clients
 from mpfedcl.engines.hardware import cap_threads, find_device
-from mpfedcl.runs.leader import led, refuse_to_follow
-from mpfedcl.data.loading import load_in_turn
+from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
+from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.experiment import Experiment
+from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
 from mpfedcl.rng import generator
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.engines.process_group import Team, team_of
-from mpfedcl.tracking import attach, find_trackers
+from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult
+from mpfedcl.runs.run_loop import RunLoop
+
+_WORKER = "mpfedcl.runs.worker"
+"""The program that each worker process runs."""
 
 
-def run(
-    experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
+def run_simulation(
+    experiment: Experiment, out: Path | str | None, observer: Observer, companions: Companions
 ) -> RunResult:
-    """Run an experiment into a new run directory and return what came of it."""
-    refuse_to_follow()
+    """Run an experiment into a new run directory."""
+    _refuse_in_worker()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
-    trackers = find_trackers(experiment.track)
-    with led(experiment) as (experiment, team):
+    attach = companions(experiment)
+    with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
-        simulation = _Simulation(experiment, team)
+        simulation = _Simulation(experiment, group)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, experiment) as directory:
-            return simulation.go(directory, attach(trackers, path, observer or Observer()))
+            return simulation.run(directory, attach(path, observer))
 
 
-def resume(
-    path: Path | str,
-    rounds: int | None = None,
-    observer: Observer | None = None,
-    *,
-    engine: str | None = None,
-    workers: int | None = None,
-    track: Sequence[str] | None = None,
-    track_to: Path | None = None,
-    trail: bool | None = None,
+def resume_simulation(
+    path: Path, changes: Mapping[str, Any], observer: Observer, companions: Companions
 ) -> RunResult:
-    """Go on with a run from its newest sound checkpoint, with more rounds if so asked.
-
-    Where the clients are run and who looks on makes no difference, so that may change too.
-    """
-    refuse_to_follow()
-    with RunDirectory.resume(Path(path)) as directory:
-        asked = {
-            "rounds": rounds,
-            "engine": engine,
-            "workers": workers,
-            "track": track,
-            "track_to": track_to,
-            "trail": trail,
-        }
-        changes = {name: value for name, value in asked.items() if value is not None}
+    """Resume a run from its newest sound checkpoint, with some settings changed."""
+    _refuse_in_worker()
+    with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
-        trackers = find_trackers(changed.track)
-        with led(changed) as (experiment, team):
-            simulation = _Simulation(experiment, team)
-            watching = attach(trackers, directory.path, observer or Observer())
-            return simulation.go(directory, watching)
+        attach = companions(changed)
+        with _lead_processes(changed) as (experiment, group):
+            simulation = _Simulation(experiment, group)
+            return simulation.run(directory, attach(path, observer))
 
 
 def follow() -> None:
-    """Work in the team that this process was started in, until its leader has finished."""
-    with team_of(1) as team:
-        assert team is not None
-        document = team.share().decode()
-        _Simulation(Experiment.parse_toml(document, Path("experiment")), team).follow()
+    """Work in the process group that this process was started in, until its leader has finished."""
+    with open_process_group(1, _WORKER) as group:
+        assert group is not None
+        document = group.broadcast().decode()
+        _Simulation(Experiment.parse_toml(document, Path("experiment")), group).follow()
 
 
-class _Simulation(Course):
+class _Simulation(RunLoop):
     """An experiment set up on this machine: data loaded, model made, clients in place."""
 
-    def __init__(self, experiment: Experiment, team: Team | None = None) -> None:
+    def __init__(self, experiment: Experiment, group: ProcessGroup | None = None) -> None:
         cap_threads()
         device = find_device(experiment.device)
+        self._group = group
+        self._data, self._model = _load_in_turn(experiment, device, group)
+        self._own_tests = {client.name: client.test for client in self._data.clients}
+        method = find_method(experiment.method)(experiment, self._data.num_classes)
         dtype = getattr(torch, experiment.dtype)
-        method_class = find_method(experiment.method)
-        self._experiment = experiment
-        self._team = team
-        self._device = device
-        self.data, model = load_in_turn(experiment, device, team)
-        self._model = model
-        self._own_tests = {client.name: client.test for client in self.data.clients}
-        self._method = method_class(experiment, self.data.num_classes)
-        drawn = model.init(generator(experiment.seed, "weights"), dtype)
+        drawn = self._model.init(generator(experiment.seed, "weights"), dtype)
         initial = {name: value.to(device) for name, value in drawn.items()}
-        self._clock = Clock()
-        self._engine = self._make_engine(model, initial)
-        federation = Federation(
+        clock = Clock()
+        sizes = {client.name: len(client.labels) for client in self._data.clients}
+        if group is not None:
+            self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
+        engine: Engine = InProcessEngine(
+            experiment, method, self._model, self._data, initial, clock
+        )
+        if group is not None:
+            assert isinstance(engine, InProcessEngine)
+            engine = DistributedEngine(engine, sizes, group, device)
+        round_loop = RoundLoop(
             experiment,
-            self._method,
-            self._engine,
+            method,
+            engine,
             initial,
-            dimension=model.embedding_size,
-            clock=self._clock,
+            dimension=self._model.embedding_size,
+            clock=clock,
         )
-        super().__init__(
-            experiment,
-            self._method,
-            federation,
-            self._engine,
-            self._clock,
-            device,
-            self.data.class_names,
-        )
+        class_names = self._data.class_names
+        super().__init__(experiment, method, round_loop, engine, clock, device, class_names)
 
-    def _make_engine(self, model: Model, initial: Tensors) -> Engine:
-        sizes = {client.name: len(client.labels) for client in self.data.clients}
-        if self._team is not None:
-            share = deal_clients(sizes, self._team.size)[self._team.rank]
-            self.data = self.data.only(share)
-        engine = InProcessEngine(
-            self._experiment, self._method, model, self.data, initial, self._clock
-        )
-        if self._team is None:
-            return engine
-        return DistributedEngine(engine, sizes, self._team, self._device)
-
-    def go(self, directory: RunDirectory, observer: Observer) -> RunResult:
+    def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        return super().go(directory, observer)
+        return super().run(directory, observer)
 
-    def _write_models(self, directory: RunDirectory, number: int) -> None:
-        """Write the models, and how far from the pool each puts the images it is tested on."""
-        averaged, pool = self._federation.averaged_model, self._pool
-        calibrator = Calibrator(
-            self._model, self._method, pool, self.data.test_inputs, self._own_tests
+    def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
+        """Write the models, the personal ones one by one."""
+        models = FinalModels(
+            directory=directory,
+            round=round_number,
+            method=self._method,
+            model=self._model,
+            pool=self._pool,
+            averaged=self._round_loop.averaged_model,
+            personal=self._personal_models(),
+            test_inputs=self._data.test_inputs,
+            own_tests=self._own_tests,
         )
-        calibrator.measure_average(averaged)
-        directory.write_models(averaged, pool, calibrator.listen(self._personal_models()))
-        if (calibration := calibrator.to_json(number)) is not None:
-            directory.write_json("calibration.json", calibration)
+        directory.write_models(models.averaged, models.pool, observer.on_models(models))
 
     def _check_data(self, directory: RunDirectory) -> None:
-        """Write down who holds what; refuse to go on with a run whose data have changed since."""
+        """Write down who holds what; refuse to resume a run whose data have changed since."""
         if directory.read_json("federation.json") is not None:
             raise InvalidInput(
-                f"{directory.path} is a run over a network; it must be gone on with by mpfedcl "
+                f"{directory.path} is a run over a network; it must be resumed by mpfedcl "
                 "federation start --resume."
             )
-        now, before = self.data.partition, directory.read_json("partition.json")
-        if before is not None and not is_same_deal(before, now):
+        now, before = self._data.partition, directory.read_json("partition.json")
+        if before is not None and not is_same_partition(before, now):
             raise InvalidInput(
                 f"{directory.path} was begun on other data; images and encoder must be the same "
-                "as then, or the run must be begun anew."
+                "as then, or the run must be started again in a new folder."
             )
         directory.write_json("partition.json", now)
+
+
+def _refuse_in_worker() -> None:
+    """Refuse to begin a run in a process that was started to work for another."""
+    if is_worker():
+        raise InvalidInput(
+            "this process was started by torchrun to work for another; only the command must be "
+            "started so: torchrun -m mpfedcl run. In Python, give the experiment workers."
+        )
+
+
+@contextmanager
+def _lead_processes(experiment: Experiment) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
+    """Open a process group for an experiment and tell it what to run, if more than one process."""
+    try:
+        with open_process_group(experiment.workers, _WORKER) as group:
+            if group is not None:
+                experiment = experiment.replace(workers=group.size)
+                group.broadcast(experiment.to_toml().encode())
+            yield experiment, group
+    except RunCutShort:
+        raise
+    except LostWorker as error:
+        raise LostWorker(f"a worker was lost before the first round ({error}).") from None
+
+
+def _load_in_turn(
+    experiment: Experiment, device: torch.device, group: ProcessGroup | None
+) -> tuple[FederatedData, Model]:
+    """Load; the leader goes first, so that only one process encodes what is not cached yet."""
+    takes_turns = group is not None and experiment.encoder.name not in (None, "none")
+    if group is not None and takes_turns and not group.is_leader:
+        group.wait()
+    loaded = load_data_and_model(experiment, device)
+    if group is not None and takes_turns and group.is_leader:
+        group.wait()
+    return loaded
 
 
 def _free_folder(experiment: Experiment) -> Path:
     """Return a folder under runs that says what is in it."""
     method = experiment.method.rpartition(":")[2]
     stem = f"{method}-{experiment.dataset.name}-{experiment.partition.kind}-seed{experiment.seed}"
-    return free_folder(Path("runs") / stem)
+    return unused_folder(Path("runs") / stem)

@@ -2,19 +2,18 @@
 
 import sys
 
+from mpfedcl.engines.process_group import end_with_parent
 from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.runs.simulation import follow
 
 
 def main() -> int:
     """Work until the leader has finished; it does the talking."""
-    from mpfedcl.runs.simulation import follow
-    from mpfedcl.engines.process_group import end_with_parent
-
     end_with_parent()
     try:
         follow()
     except InvalidInput as error:
-        print(f"mpfedcl: a worker cannot go on: {error}", file=sys.stderr)
+        print(f"mpfedcl: a worker cannot continue: {error}", file=sys.stderr)
         return 2
     except LostWorker:
         return 1

@@ -6,14 +6,9 @@ from statistics import fmean, median
 from typing import Any
 
 from mpfedcl.convergence.bounds import BOUNDS, Constants, find_bounds, judge
+from mpfedcl.convergence.round_measurement import RoundMeasurement
 from mpfedcl.experiment import FORMAT, Experiment
-from mpfedcl.rounds.measurement import (
-    Inspection,
-    Measurement,
-    RoundMeasurement,
-    finite_or_none,
-    ratio,
-)
+from mpfedcl.rounds.measurement import Inspection, Measurement, finite_or_none, ratio
 
 NAME = "convergence"
 """The name of this diagnosis, in the settings and in the records."""
@@ -21,15 +16,17 @@ NAME = "convergence"
 Record = Mapping[str, Any]
 
 
-class Diagnosis:
+class ConvergenceDiagnostics:
     """Judges each round by the constants seen so far, and keeps those up to date."""
 
+    file = "convergence.json"
+
     def __init__(self, experiment: Experiment) -> None:
-        self._train = experiment.train
+        self._experiment = experiment
         self._constants = Constants()
 
-    def take_up(self, record: Record) -> None:
-        """Go on from a round's record: it holds the constants seen so far."""
+    def restore(self, record: Record) -> None:
+        """Continue after a round: its record holds the constants seen so far."""
         if told := record.get("diagnostics"):
             self._constants = Constants.from_json(told[NAME]["constants"])
 
@@ -37,7 +34,7 @@ class Diagnosis:
         self, round_number: int, inspection: Inspection, pool_factor: float | None
     ) -> dict[str, Any]:
         """Return what the round's record says under `diagnostics`."""
-        rate = self._train.learning_rate(round_number)
+        rate = self._experiment.train.learning_rate(round_number)
         factor = math.nan if pool_factor is None else pool_factor
         measured = RoundMeasurement(rate, factor, inspection)
         self._constants = constants = self._constants.raised(measured)
@@ -48,6 +45,10 @@ class Diagnosis:
                 "holds": judge(measured, client, constants),
             }
         return {NAME: told | {"constants": constants.to_json()}}
+
+    def summarize(self, records: Sequence[Record]) -> dict[str, Any]:
+        """Return how often each bound held, as `summarize_convergence` does."""
+        return summarize_convergence(self._experiment, records)
 
 
 def summarize_convergence(experiment: Experiment, records: Sequence[Record]) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""`run` and `resume`: a simulation with all that accompanies it.
+
+Runs know nothing of what is made of them. Here they are put together with it: trackers are told of
+each round, and a finished run gets its calibration, its model card and its convergence summary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mpfedcl.convergence import ConvergenceDiagnostics
+from mpfedcl.deployment.calibration import calibrate
+from mpfedcl.deployment.join import warn_of_joined_clients
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method
+from mpfedcl.report.model_card import write_card
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.observer import Attach, Observer, RunResult
+from mpfedcl.runs.simulation import resume_simulation, run_simulation
+from mpfedcl.studies.jobs import JobOptions, Runner
+from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
+from mpfedcl.tracking import add_trackers, make_trackers
+
+
+def run(
+    experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
+) -> RunResult:
+    """Run an experiment on this machine into a new run directory.
+
+    Args:
+        experiment: The settings; what is left open is filled in by the method and the data set.
+        out: The run directory, new or empty; by default a new folder below `runs/`.
+        observer: Told of each round; it can also stop the run.
+
+    Returns:
+        The accuracy of the last round, the records of all rounds, and the folder with the rest.
+
+    Example:
+        >>> result = run(Experiment(method="fedavg", rounds=1, clients=2), out=folder / "run")
+        >>> result.accuracy == result.summary["accuracy"]
+        True
+        >>> (result.path / "model.safetensors").exists()
+        True
+    """
+    return run_simulation(experiment, out, observer or Observer(), companions)
+
+
+def resume(
+    path: Path | str,
+    rounds: int | None = None,
+    observer: Observer | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    track: Sequence[str] | None = None,
+    track_to: Path | None = None,
+    trail: bool | None = None,
+) -> RunResult:
+    """Resume a run from its newest sound checkpoint; it ends with the bits of one never stopped.
+
+    Args:
+        path: The run directory.
+        rounds: More rounds than the run was begun with, or None for as many.
+        observer: Told of each round; it can also stop the run.
+        engine, workers, track, track_to, trail: As in `Experiment`. They do not change the result,
+            so they may differ from those the run was begun with; None keeps them.
+
+    Returns:
+        What `run` returns, with the records of all rounds.
+
+    Example:
+        >>> first = run(Experiment(method="fedavg", rounds=1, clients=2), out=folder / "run")
+        >>> len(resume(first.path, rounds=2).history)
+        2
+    """
+    asked = {
+        "rounds": rounds,
+        "engine": engine,
+        "workers": workers,
+        "track": track,
+        "track_to": track_to,
+        "trail": trail,
+    }
+    changes = {name: value for name, value in asked.items() if value is not None}
+    return resume_simulation(Path(path), changes, observer or Observer(), companions)
+
+
+def companions(experiment: Experiment) -> Attach:
+    """Return what accompanies a run of this experiment; trackers that are missing are refused."""
+    trackers = make_trackers(experiment.track)
+    about = find_method(experiment.method).summary
+    diagnostics = ConvergenceDiagnostics(experiment) if experiment.diagnostics else None
+
+    def accompany(path: Path, observer: Observer) -> Observer:
+        def on_start(started: Experiment, rounds_done: int) -> None:
+            if rounds_done < started.rounds:
+                warn_of_joined_clients(path, observer.on_warning)
+            observer.on_start(started, rounds_done)
+
+        def on_finish(result: RunResult) -> None:
+            if result.summary is not None:
+                write_card(RunDirectory(path), about, result.pool, observer.on_warning)
+            observer.on_finish(result)
+
+        watched = replace(
+            observer,
+            on_start=on_start,
+            on_finish=on_finish,
+            on_models=calibrate,
+            diagnostics=diagnostics,
+        )
+        return add_trackers(trackers, path, watched)
+
+    return accompany
+
+
+RUNNER = Runner(run, resume)
+"""What comparisons, searches and the paper's tables make their runs with."""
+
+
+def tune(
+    base: Experiment,
+    method: str,
+    out: Path | str,
+    *,
+    budget: int = BUDGET,
+    seeds: Sequence[int] = (0,),
+    validation: float = VALIDATION,
+    tolerance: float = TOLERANCE,
+    jobs: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[], None] = lambda: None,
+) -> TuningResult | None:
+    """Choose a method's settings on validation images; no test image is opened.
+
+    Args:
+        base: The experiment; what it says of the method's knobs are the defaults, always tried.
+        method: The method by name.
+        out: Folder for the search; one that was stopped is resumed.
+        budget: Settings tried.
+        seeds: The seeds that each of them is tried with.
+        validation: Share of each client's training images that is held out to judge settings.
+        tolerance: Settings within so many standard errors of the best count as equal.
+        jobs: Runs at the same time.
+        should_stop, on_wait: Asked, and called, while runs are under way.
+
+    Returns:
+        All settings tried and the chosen ones (`.best` is an experiment); None if stopped.
+    """
+    search = Search.prepare(
+        base, method, Path(out), budget, seeds, validation=validation, tolerance=tolerance
+    )
+    options = JobOptions(RUNNER, jobs, should_stop, on_wait)
+    return search.write_result() if run_searches([search], options) else None

@@ -1,1 +1,0 @@
-"""Central pretraining of an encoder, so that the whole chain can be made by a user."""
