@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpfedcl.data.fetch.download import Patience, fetch_file
-from mpfedcl.data.fetch.originals import Original
+from mpfedcl.data.fetch.download import RetryPolicy, fetch_file
+from mpfedcl.data.fetch.public_sources import PublicFile
 from mpfedcl.errors import InvalidInput
 
 BODY = bytes(range(256)) * 400
@@ -25,25 +25,25 @@ class Naps:
         self.seconds.append(seconds)
 
 
-def patience(**settings: Any) -> Patience:
-    return Patience(**{"attempts": 3, "timeout": 5.0, "sleep": Naps(), **settings})
+def retries(**settings: Any) -> RetryPolicy:
+    return RetryPolicy(**{"attempts": 3, "timeout": 5.0, "sleep": Naps(), **settings})
 
 
-def original(*addresses: str, body: bytes = BODY, **settings: Any) -> Original:
+def original(*addresses: str, body: bytes = BODY, **settings: Any) -> PublicFile:
     sha256 = hashlib.sha256(body).hexdigest()
-    return Original("file.bin", addresses, **{"size": len(body), "sha256": sha256, **settings})
+    return PublicFile("file.bin", addresses, **{"size": len(body), "sha256": sha256, **settings})
 
 
-def bring(folder: Path, wanted: Original, **settings: Any) -> bytes:
-    path = fetch_file(wanted, folder, PAGE, patience(**settings))
+def bring(folder: Path, wanted: PublicFile, **settings: Any) -> bytes:
+    path = fetch_file(wanted, folder, PAGE, retries(**settings))
     assert path == folder / "file.bin"
     assert [entry.name for entry in folder.iterdir()] == ["file.bin"]
     return path.read_bytes()
 
 
-def refusal(folder: Path, wanted: Original, **settings: Any) -> str:
+def refusal(folder: Path, wanted: PublicFile, **settings: Any) -> str:
     with pytest.raises(InvalidInput) as caught:
-        fetch_file(wanted, folder, PAGE, patience(**settings))
+        fetch_file(wanted, folder, PAGE, retries(**settings))
     sentence = str(caught.value)
     assert sentence.endswith(".")
     assert "\n" not in sentence

@@ -103,7 +103,7 @@ def write_mnist_m(folder: Path) -> Bytes:
 
 
 def write_office(folder: Path, *spellings: str) -> None:
-    """Write two pictures of each class below a folder, under the names given for some."""
+    """Write two images of each class below a folder, under the names given for some."""
     others = {office.name_class(spelling): spelling for spelling in spellings}
     for label, name in enumerate(office.CLASSES):
         for number in range(2):
@@ -112,7 +112,7 @@ def write_office(folder: Path, *spellings: str) -> None:
 
 
 def write_domainnet(folder: Path, domain: str) -> None:
-    """Write three pictures of each class and one of a class beyond the ten, and the split."""
+    """Write three images of each class and one of a class beyond the ten, and the split."""
     lists: dict[str, list[str]] = {"train": [], "test": []}
     for label, name in enumerate((*domainnet.CLASSES, "aircraft_carrier")):
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Every kind of partition, and what is counted of its hands."""
+"""Every kind of partition, and what is counted of its shares."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from mpfedcl.data.partition import (
     partition_by_quantity,
     partition_iid,
 )
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 
 Partition = Callable[..., list[Indices]]
 
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def deal(kind: str, labels: Indices, num_clients: int, **options: Any) -> list[Indices]:
+def partition_labels(kind: str, labels: Indices, num_clients: int, **options: Any) -> list[Indices]:
     function, defaults = KINDS[kind]
     return function(labels, num_clients, **{"seed": 0, **defaults, **options})
 
@@ -35,11 +35,11 @@ def make_labels(num_images: int, num_classes: int, seed: int = 0) -> Indices:
     return numpy.random.default_rng(seed).integers(0, num_classes, num_images)
 
 
-def count(labels: Indices, hands: list[Indices]) -> Indices:
+def count(labels: Indices, shares: list[Indices]) -> Indices:
     num_classes = int(labels.max()) + 1
-    return numpy.stack([numpy.bincount(labels[hand], minlength=num_classes) for hand in hands])
+    return numpy.stack([numpy.bincount(labels[share], minlength=num_classes) for share in shares])
 
 
-def assert_dealt_once(labels: Indices, hands: list[Indices]) -> None:
-    dealt = numpy.concatenate(hands)
-    assert numpy.array_equal(numpy.sort(dealt), numpy.arange(len(labels)))
+def assert_each_image_once(labels: Indices, shares: list[Indices]) -> None:
+    assigned = numpy.concatenate(shares)
+    assert numpy.array_equal(numpy.sort(assigned), numpy.arange(len(labels)))

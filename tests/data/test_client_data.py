@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mpfedcl.data.client_data import FederatedData, load_federated
+from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -38,7 +38,7 @@ def load(root: Path | None = None, **changes: Any) -> FederatedData:
     # Plain bytes over 255, so that an image can be told by its first pixels.
     dataset = DatasetSettings(name=name, root=root, standardize=False)
     experiment = Experiment(dataset=dataset).replace(**changes)
-    return load_federated(experiment.resolved())
+    return load_federated_data(experiment.resolved())
 
 
 def numbers_of(inputs: torch.Tensor) -> list[int]:

@@ -1,5 +1,6 @@
 """The downloader: whole files, parts that it goes on with, checksums, kills."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -11,13 +12,13 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from downloads import BODY, OTHER, PAGE, Naps, bring, original, patience, refusal
+from downloads import BODY, OTHER, PAGE, Naps, bring, original, refusal, retries
 
 from broken_server import BrokenServer, answer_range, send, serve, stall
-from mpfedcl.data.fetch.download import fetch_collection, fetch_file
-from mpfedcl.data.fetch.originals import Collection, Original
+from mpfedcl.data.fetch.download import fetch_file, fetch_source
+from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource
 from mpfedcl.errors import InvalidInput
-from mpfedcl.files import hold_folder
+from mpfedcl.files import lock_folder
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
@@ -28,7 +29,7 @@ def test_brings_a_file(tmp_path: Path, server: BrokenServer) -> None:
         original(server.answer("/file", serve(BODY))),
         tmp_path / "new" / "folder",
         PAGE,
-        patience(),
+        retries(),
         lambda _original, on_disk: reported.append(on_disk),
     )
     assert path.read_bytes() == BODY
@@ -157,26 +158,27 @@ def test_refuses_a_disk_without_room(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10, 0, 10))
     with pytest.raises(InvalidInput, match=r"10 bytes free, but file\.bin needs 102,400 more"):
-        fetch_file(original(server.answer("/file", serve(BODY))), tmp_path, PAGE, patience())
+        fetch_file(original(server.answer("/file", serve(BODY))), tmp_path, PAGE, retries())
     assert server.requests == []
 
 
 def test_a_collection_is_fetched_whole(tmp_path: Path, server: BrokenServer) -> None:
     files = tuple(
-        Original(name, (server.answer(f"/{name}", serve(name.encode())),), len(name))
+        PublicFile(name, (server.answer(f"/{name}", serve(name.encode())),), len(name))
         for name in ("one", "three")
     )
-    paths = fetch_collection(Collection("c", PAGE, ("d",), files), tmp_path)
+    paths = fetch_source(PublicSource("c", PAGE, ("d",), files), tmp_path)
     assert [path.read_text() for path in paths] == ["one", "three"]
 
 
 _FETCH = """
 import sys
 from pathlib import Path
-from mpfedcl.data.fetch.download import Patience, fetch_file
-from mpfedcl.data.fetch.originals import Original
+from mpfedcl.data.fetch.download import RetryPolicy, fetch_file
+from mpfedcl.data.fetch.public_sources import PublicFile
 address, folder, size, sha256 = sys.argv[1:]
-fetch_file(Original("file.bin", (address,), int(size), sha256), Path(folder), "page", Patience())
+wanted = PublicFile("file.bin", (address,), int(size), sha256)
+fetch_file(wanted, Path(folder), "page", RetryPolicy())
 """
 
 
@@ -203,8 +205,46 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "originals"
     for _ in range(2):
         with (
-            hold_folder(folder),
-            pytest.raises(InvalidInput, match="in use by another"),
-            hold_folder(folder),
+            lock_folder(folder),
+            pytest.raises(InvalidInput, match="already in use by another"),
+            lock_folder(folder),
         ):
             pass
+
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from mpfedcl.files import lock_folder
+with lock_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "originals"
+    command = [sys.executable, "-c", _HOLD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(InvalidInput, match="already in use"), lock_folder(folder):
+            pass
+        process.send_signal(signal.SIGKILL)
+    with lock_folder(folder):
+        # The lock lies beside the folder, hidden.
+        assert list(folder.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["originals"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(_handle: int, _operation: int) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    for wait in (False, True):
+        with lock_folder(tmp_path / "originals", wait=wait):
+            assert (tmp_path / "originals").is_dir()

@@ -7,7 +7,6 @@ import pytest
 from downloads import BODY, Naps, bring, original, refusal
 
 from broken_server import Answer, BrokenServer, free_port, send, serve, stall, trickle
-from mpfedcl.data import fetch
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
@@ -102,7 +101,7 @@ def test_endless_bytes_are_cut_off(
     sentence = refusal(tmp_path, original(address), attempts=1)
     assert f"sent more than {len(BODY):,} bytes" in sentence
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(fetch, "MOST_BYTES", 5000)
+    monkeypatch.setattr("mpfedcl.data.fetch.download.MOST_BYTES", 5000)
     assert "more than 5,000 bytes" in refusal(tmp_path, original(address, size=None), attempts=1)
 
 

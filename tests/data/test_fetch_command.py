@@ -14,15 +14,15 @@ from original_files import write_mnist, write_mnist_m, write_office, write_svhn,
 from broken_server import BrokenServer, free_port, send, serve
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
 from mpfedcl.cli.commands.data_sets import fetch_command, prepare_command
-from mpfedcl.data.fetch import originals
-from mpfedcl.data.fetch.download import Patience
-from mpfedcl.data.fetch.originals import FETCH_PLANS, Collection, FetchPlan, Original
-from mpfedcl.data.prepare import set_domains
+from mpfedcl.data.fetch import public_sources
+from mpfedcl.data.fetch.download import RetryPolicy
+from mpfedcl.data.fetch.public_sources import FETCH_PLANS, FetchPlan, PublicFile, PublicSource
+from mpfedcl.data.prepare import preparable_domains
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
-QUICK = Patience(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
+QUICK = RetryPolicy(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +33,11 @@ def _own_surroundings(no_proxy: None, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def publish(
     server: BrokenServer, name: str, write: Callable[[Path], Any], folder: Path
-) -> Collection:
-    """Write the originals of a collection and put them on the server."""
+) -> PublicSource:
+    """Write the originals of a source and put them on the server."""
     write(folder / name)
     files = tuple(
-        Original(
+        PublicFile(
             path.name,
             (server.answer(f"/{name}/{path.name}", serve(path.read_bytes())),),
             path.stat().st_size,
@@ -45,7 +45,7 @@ def publish(
         )
         for path in sorted((folder / name).iterdir())
     )
-    return Collection(name, f"http://example.org/{name}", (name,), files)
+    return PublicSource(name, f"http://example.org/{name}", (name,), files)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_fetched_data_can_be_used(
     tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert fetch_command("mnist", data, patience=QUICK) == 0
+    assert fetch_command("mnist", data, retries=QUICK) == 0
     assert len(server.requests) == 4
     (domain,) = read_image_set(DatasetSettings(name="mnist", root=data)).domains
     assert len(domain.train_images) == 12
@@ -75,7 +75,7 @@ def test_fetched_data_can_be_used(
     assert str(data / "originals" / "mnist") in said.out
     # No bar where nobody looks.
     assert said.err == ""
-    assert fetch_command("mnist", data, patience=QUICK) == 0
+    assert fetch_command("mnist", data, retries=QUICK) == 0
     assert len(server.requests) == 4
     assert "kept mnist" in capsys.readouterr().out
 
@@ -85,7 +85,7 @@ def test_digit5_tells_what_to_bring_by_hand_and_takes_it(
     tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert fetch_command("digit5", data, patience=QUICK) == 0
+    assert fetch_command("digit5", data, retries=QUICK) == 0
     said = capsys.readouterr().out
     assert "SynthDigits (SynthDigits.zip) and MNIST-M (mnist_m.tar.gz) have no stable" in said
     assert f"put them into {data / 'originals'} and run" in said
@@ -94,7 +94,7 @@ def test_digit5_tells_what_to_bring_by_hand_and_takes_it(
     asked = len(server.requests)
     write_mnist_m(data / "originals" / "mnist_m")
     write_svhn(data / "originals" / "synth", "synth_", labels=range(10))
-    assert fetch_command("digit5", data, patience=QUICK) == 0
+    assert fetch_command("digit5", data, retries=QUICK) == 0
     assert len(server.requests) == asked
     said = capsys.readouterr().out
     assert "prepared mnist_m" in said
@@ -106,7 +106,7 @@ def test_digit5_tells_what_to_bring_by_hand_and_takes_it(
 @pytest.mark.usefixtures("_published")
 def test_a_part_of_digit5_comes_alone(tmp_path: Path, server: BrokenServer) -> None:
     write_mnist(tmp_path / "data" / "originals" / "mnist")
-    assert fetch_command("usps", tmp_path / "data", patience=QUICK) == 0
+    assert fetch_command("usps", tmp_path / "data", retries=QUICK) == 0
     assert [path.name for path in (tmp_path / "data" / "digit5").iterdir()] == ["usps.npz"]
     assert [path for path, _ in server.requests] == ["/usps/usps.bz2", "/usps/usps.t.bz2"]
 
@@ -117,11 +117,11 @@ def test_a_fetch_that_fails_goes_on_later(tmp_path: Path, server: BrokenServer) 
     good = server.answers[path]
     server.answer(path, send(500, Content_Length=0))
     with pytest.raises(InvalidInput, match=r"train-images-idx3-ubyte\.gz answered 500"):
-        fetch_command("mnist", tmp_path / "data", patience=QUICK)
+        fetch_command("mnist", tmp_path / "data", retries=QUICK)
     assert not (tmp_path / "data" / "mnist").exists()
     server.requests.clear()
     server.answers[path] = good
-    assert fetch_command("mnist", tmp_path / "data", patience=QUICK) == 0
+    assert fetch_command("mnist", tmp_path / "data", retries=QUICK) == 0
     # Files come in order of name: two were there already.
     assert [asked for asked, _ in server.requests] == [path, "/mnist/train-labels-idx1-ubyte.gz"]
 
@@ -129,24 +129,24 @@ def test_a_fetch_that_fails_goes_on_later(tmp_path: Path, server: BrokenServer) 
 @pytest.mark.usefixtures("_published")
 def test_replace_prepares_anew_from_the_originals(tmp_path: Path, server: BrokenServer) -> None:
     data = tmp_path / "data"
-    fetch_command("mnist", data, patience=QUICK)
+    fetch_command("mnist", data, retries=QUICK)
     (data / "mnist" / "mnist.npz").write_bytes(b"spoilt")
-    fetch_command("mnist", data, replace=True, patience=QUICK)
+    fetch_command("mnist", data, replace=True, retries=QUICK)
     assert len(read_image_set(DatasetSettings(name="mnist", root=data)).domains) == 1
     assert len(server.requests) == 4
     shutil.rmtree(data / "originals")
-    fetch_command("mnist", data, replace=True, patience=QUICK)
+    fetch_command("mnist", data, replace=True, retries=QUICK)
     assert len(server.requests) == 8
 
 
 def test_offline_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"http://127.0.0.1:{free_port()}/usps.bz2"
-    lonely = Collection(
-        "usps", "http://example.org", ("usps",), (Original("usps.bz2", (address,)),)
+    lonely = PublicSource(
+        "usps", "http://example.org", ("usps",), (PublicFile("usps.bz2", (address,)),)
     )
     monkeypatch.setitem(FETCH_PLANS, "usps", FetchPlan("digit5", (lonely,)))
     with pytest.raises(InvalidInput, match="this computer may be offline") as caught:
-        fetch_command("usps", tmp_path, patience=QUICK)
+        fetch_command("usps", tmp_path, retries=QUICK)
     assert "\n" not in str(caught.value)
 
 
@@ -223,11 +223,11 @@ def test_what_must_be_given_must_be_given(
 def test_the_list_of_originals_is_sound() -> None:
     names = set()
     for name, plan in FETCH_PLANS.items():
-        for collection in plan.collections:
-            assert set(collection.domains) <= set(set_domains(plan.set_name)), name
-            assert urlsplit(collection.page).scheme in ("http", "https")
-            for original in collection.files:
-                names.add((collection.name, original.name))
+        for source in plan.sources:
+            assert set(source.domains) <= set(preparable_domains(plan.set_name)), name
+            assert urlsplit(source.page).scheme in ("http", "https")
+            for original in source.files:
+                names.add((source.name, original.name))
                 assert Path(original.name).name == original.name
                 assert original.sha256 is not None
                 assert len(bytes.fromhex(original.sha256)) == 32
@@ -237,15 +237,6 @@ def test_the_list_of_originals_is_sound() -> None:
                     assert urlsplit(address).scheme in ("http", "https")
                     assert address.endswith(f"/{original.name}")
     assert len(names) == 4 + 2 + 2 + 18 + 1
-    digests = [
-        original.sha256
-        for collection in (
-            originals.MNIST,
-            originals.USPS,
-            originals.SVHN,
-            originals.DOMAINNET,
-            originals.CALTECH,
-        )
-        for original in collection.files
-    ]
+    sources = {source for plan in FETCH_PLANS.values() for source in plan.sources}
+    digests = [original.sha256 for source in sources for original in source.files]
     assert len(set(digests)) == len(digests)

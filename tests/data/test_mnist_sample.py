@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpfedcl.data.image_set import Domain
+from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
 
@@ -21,7 +21,7 @@ SCRIPT = ROOT / "scripts" / "make_mnist_sample.py"
 
 
 @pytest.fixture(scope="module")
-def sample() -> Domain:
+def sample() -> DomainImages:
     return read_image_set(DatasetSettings(name="mnist-sample")).domains[0]
 
 
@@ -34,7 +34,7 @@ def mnist() -> Path:
     pytest.skip("MNIST is neither in $MPFEDCL_DATA nor in ../shared/data")
 
 
-def test_is_small_and_balanced(sample: Domain) -> None:
+def test_is_small_and_balanced(sample: DomainImages) -> None:
     assert SAMPLE.stat().st_size < 1_000_000
     assert sample.test_labels is not None
     assert numpy.bincount(sample.train_labels).tolist() == [200] * 10
@@ -42,7 +42,7 @@ def test_is_small_and_balanced(sample: Domain) -> None:
     assert sample.train_images.shape == (2000, 28, 28)
 
 
-def test_order_says_nothing(sample: Domain) -> None:
+def test_order_says_nothing(sample: DomainImages) -> None:
     # Labels in order would make long runs; shuffled, one in ten neighbours is alike.
     alike = numpy.mean(sample.train_labels[1:] == sample.train_labels[:-1])
     assert 0.05 < alike < 0.15
@@ -55,7 +55,7 @@ def prints(images: Images, labels: Indices) -> set[bytes]:
     }
 
 
-def test_each_image_is_one_of_mnist(sample: Domain, mnist: Path) -> None:
+def test_each_image_is_one_of_mnist(sample: DomainImages, mnist: Path) -> None:
     (whole,) = read_image_set(DatasetSettings(name="mnist", root=mnist)).domains
     assert whole.test_images is not None
     assert whole.test_labels is not None

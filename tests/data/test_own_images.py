@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.image_set import Listing
+from mpfedcl.data.image_set import ImageIndex
 from mpfedcl.data.own_images import open_own_images
 
 CLASSES = ("ant", "bee", "cat")
@@ -28,13 +28,13 @@ def write_archive(path: Path, labels: list[int], test_labels: list[int] | None =
     numpy.savez(path, **arrays)  # type: ignore[arg-type]
 
 
-def labels_of(listing: Listing) -> dict[str, tuple[list[int], list[int] | None]]:
+def labels_of(image_index: ImageIndex) -> dict[str, tuple[list[int], list[int] | None]]:
     return {
         each.name: (
             each.train.labels.tolist(),
             None if each.test is None else each.test.labels.tolist(),
         )
-        for each in listing.domains
+        for each in image_index.domains
     }
 
 
@@ -43,10 +43,10 @@ def test_class_folders(tmp_path: Path) -> None:
     write_class(tmp_path / "mine" / "ant", 1)
     # What lies beside it is nobody's business.
     write_class(tmp_path / "other" / "zebra", 1)
-    listing = open_own_images(tmp_path / "mine", CLASSES)
-    assert listing.class_names == CLASSES
-    assert labels_of(listing) == {"mine": ([0, 2, 2], None)}
-    first = listing.store.load(numpy.array([2]), (4, 4), False)
+    image_index = open_own_images(tmp_path / "mine", CLASSES)
+    assert image_index.class_names == CLASSES
+    assert labels_of(image_index) == {"mine": ([0, 2, 2], None)}
+    first = image_index.store.load(numpy.array([2]), (4, 4), False)
     assert first[0, 0, 0] == 1
 
 

@@ -7,7 +7,14 @@ import numpy
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from partitions import KINDS, assert_dealt_once, count, deal, every_kind, make_labels
+from partitions import (
+    KINDS,
+    assert_each_image_once,
+    count,
+    every_kind,
+    make_labels,
+    partition_labels,
+)
 
 from mpfedcl.data import partition
 from mpfedcl.data.partition import (
@@ -16,7 +23,7 @@ from mpfedcl.data.partition import (
     partition_by_quantity,
     partition_iid,
 )
-from mpfedcl.data.split import Indices, count_training
+from mpfedcl.data.train_test_split import Indices, count_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.rng import numpy_generator
 
@@ -39,30 +46,30 @@ def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "MOST_DRAWS", 200)
         try:
-            hands = deal(
+            shares = partition_labels(
                 kind, labels, num_clients, min_size=min_size, test_fraction=fraction, **options
             )
         except InvalidInput:
             return  # a draw with so many images each is rare or impossible here
-    assert len(hands) == num_clients
-    counts = count(labels, hands)
+    assert len(shares) == num_clients
+    counts = count(labels, shares)
     if kind == "classes":
         held = counts.sum(axis=0) > 0
-        assert set(numpy.unique(numpy.concatenate(hands))) == set(
+        assert set(numpy.unique(numpy.concatenate(shares))) == set(
             numpy.flatnonzero(held[labels]).tolist()
         )
-        assert sum(len(hand) for hand in hands) == held[labels].sum()
+        assert sum(len(share) for share in shares) == held[labels].sum()
     else:
-        assert_dealt_once(labels, hands)
+        assert_each_image_once(labels, shares)
     assert count_training(counts, fraction).sum(axis=1).min() >= min_size
-    assert all(numpy.all(numpy.diff(hand) > 0) for hand in hands)
-    assert all(hand.dtype == numpy.int64 for hand in hands)
+    assert all(numpy.all(numpy.diff(share) > 0) for share in shares)
+    assert all(share.dtype == numpy.int64 for share in shares)
 
 
 @every_kind
 def test_the_seed_decides(kind: str) -> None:
     labels = make_labels(300, 5)
-    first, again, other = (deal(kind, labels, 4, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (partition_labels(kind, labels, 4, seed=seed) for seed in (3, 3, 4))
     assert all(numpy.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not numpy.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -71,38 +78,38 @@ def test_the_seed_decides(kind: str) -> None:
 def test_one_client_gets_all(kind: str) -> None:
     labels = make_labels(50, 3)
     options = {"classes_per_client": 3} if kind == "classes" else {}
-    (hand,) = deal(kind, labels, 1, **options)
-    assert numpy.array_equal(hand, numpy.arange(50))
+    (share,) = partition_labels(kind, labels, 1, **options)
+    assert numpy.array_equal(share, numpy.arange(50))
 
 
 @every_kind
 def test_one_class(kind: str) -> None:
     labels = numpy.full(60, 2)
-    hands = deal(kind, labels, 3, min_size=2)
-    assert_dealt_once(labels, hands)
-    assert min(len(hand) for hand in hands) >= 2
+    shares = partition_labels(kind, labels, 3, min_size=2)
+    assert_each_image_once(labels, shares)
+    assert min(len(share) for share in shares) >= 2
 
 
 @pytest.mark.parametrize("kind", ["iid", "classes"])
 def test_as_many_clients_as_images(kind: str) -> None:
     labels = numpy.zeros(20, dtype=numpy.int64)
-    hands = deal(kind, labels, 20)
-    assert_dealt_once(labels, hands)
-    assert all(len(hand) == 1 for hand in hands)
+    shares = partition_labels(kind, labels, 20)
+    assert_each_image_once(labels, shares)
+    assert all(len(share) == 1 for share in shares)
 
 
 def test_as_many_clients_as_images_by_shares() -> None:
     labels = numpy.zeros(3, dtype=numpy.int64)
     for kind in ("label", "quantity"):
-        hands = deal(kind, labels, 3, alpha=1e6)
-        assert all(len(hand) == 1 for hand in hands)
+        shares = partition_labels(kind, labels, 3, alpha=1e6)
+        assert all(len(share) == 1 for share in shares)
 
 
 @every_kind
 def test_classes_without_images_do_no_harm(kind: str) -> None:
     labels = make_labels(100, 3) * 4 + 2  # classes 2, 6 and 10 alone
     options = {"classes_per_client": 3} if kind == "classes" else {}
-    assert_dealt_once(labels, deal(kind, labels, 4, **options))
+    assert_each_image_once(labels, partition_labels(kind, labels, 4, **options))
 
 
 @given(num_images=st.integers(1, 200), num_clients=st.integers(1, 50), seed=st.integers(0, 99))
@@ -110,7 +117,7 @@ def test_classes_without_images_do_no_harm(kind: str) -> None:
 def test_iid_shares_differ_by_one_at_most(num_images: int, num_clients: int, seed: int) -> None:
     assume(num_clients <= num_images)
     labels = make_labels(num_images, 3)
-    sizes = [len(hand) for hand in partition_iid(labels, num_clients, seed=seed)]
+    sizes = [len(share) for share in partition_iid(labels, num_clients, seed=seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -136,10 +143,10 @@ def test_balanced_gives_no_class_to_a_client_with_its_fair_share(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "MOST_DRAWS", 200)
         try:
-            hands = partition_by_label(labels, num_clients, seed=seed, alpha=alpha)
+            shares = partition_by_label(labels, num_clients, seed=seed, alpha=alpha)
         except InvalidInput:
             return  # a draw with so many images each is rare or impossible here
-    counts = count(labels, hands)
+    counts = count(labels, shares)
     before = numpy.cumsum(counts, axis=1) - counts
     is_full = before >= len(labels) / num_clients
     assert not numpy.any(is_full & (counts > 0))
@@ -148,7 +155,7 @@ def test_balanced_gives_no_class_to_a_client_with_its_fair_share(
 def deal_slowly(
     class_sizes: list[int], num_clients: int, alpha: float, generator: numpy.random.Generator
 ) -> Indices:
-    """Deal by the balanced rule in plain Python, as METHOD states it."""
+    """Split by the balanced rule in plain Python, as METHOD states it."""
     fair = sum(class_sizes) / num_clients
     held = [0] * num_clients
     table = numpy.zeros((num_clients, len(class_sizes)), dtype=numpy.int64)
@@ -178,11 +185,11 @@ def test_balanced_agrees_with_a_slow_reimplementation(alpha: float) -> None:
         # One draw at a time, the two consume the generator alike.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(partition, "_MOST_DRAWS_AT_ONCE", 1)
-            hands = partition_by_label(labels, 4, seed=seed, alpha=alpha)
+            shares = partition_by_label(labels, 4, seed=seed, alpha=alpha)
         generator = numpy_generator(seed, "partition", "label")
         expected = deal_slowly(class_sizes, 4, alpha, generator)
         if expected.sum(axis=1).min() >= 1:  # else the draw was refused and another one taken
-            assert numpy.array_equal(count(labels, hands), expected)
+            assert numpy.array_equal(count(labels, shares), expected)
             compared += 1
     assert compared >= 5
 
@@ -200,9 +207,9 @@ def test_plain_lets_a_full_client_have_more() -> None:
 def test_large_alpha_gives_equal_shares() -> None:
     labels = numpy.repeat(numpy.arange(3), 4000)
     for balanced in (True, False):
-        hands = partition_by_label(labels, 4, seed=0, alpha=1e6, balanced=balanced)
-        assert abs(count(labels, hands) - 1000).max() <= 12
-    sizes = [len(hand) for hand in partition_by_quantity(labels, 4, seed=0, alpha=1e6)]
+        shares = partition_by_label(labels, 4, seed=0, alpha=1e6, balanced=balanced)
+        assert abs(count(labels, shares) - 1000).max() <= 12
+    sizes = [len(share) for share in partition_by_quantity(labels, 4, seed=0, alpha=1e6)]
     assert max(abs(size - 3000) for size in sizes) <= 36
 
 
@@ -211,8 +218,8 @@ def test_shares_have_the_dirichlet_mean_and_spread() -> None:
     labels = numpy.zeros(num_images, dtype=numpy.int64)
     shares = numpy.array(
         [
-            [len(hand) / num_images for hand in hands]
-            for hands in (
+            [len(share) / num_images for share in shares]
+            for shares in (
                 partition_by_label(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
                 for seed in range(400)
             )
@@ -236,10 +243,10 @@ def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> 
     per_client = data.draw(st.integers(1, num_classes))
     num_clients = data.draw(st.integers(1, 12))
     labels = numpy.repeat(numpy.arange(num_classes), 37)
-    hands = partition_by_classes(
+    shares = partition_by_classes(
         labels, num_clients, seed=data.draw(st.integers(0, 999)), classes_per_client=per_client
     )
-    counts = count(labels, hands)
+    counts = count(labels, shares)
     assert numpy.all((counts > 0).sum(axis=1) == per_client)
     holders = (counts > 0).sum(axis=0)
     assert holders.max() - holders.min() <= 1
@@ -252,8 +259,8 @@ def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> 
 
 def test_matched_splits_count_only_what_trains() -> None:
     labels = make_labels(400, 4)
-    hands = partition_by_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
-    assert count_training(count(labels, hands), 0.5).sum(axis=1).min() >= 20
+    shares = partition_by_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
+    assert count_training(count(labels, shares), 0.5).sum(axis=1).min() >= 20
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-3, 1e6])
@@ -264,7 +271,7 @@ def test_extreme_shares_are_sound(alpha: float, num_clients: int) -> None:
     is_open[:, 0] = True
     shares = partition._draw_shares(is_open, alpha, generator)
     assert numpy.isfinite(shares).all()
-    cut = partition._cut(shares, 1000)
+    cut = partition._round_shares(shares, 1000)
     assert numpy.all(cut.sum(axis=1) == 1000)
     assert cut.min() >= 0
     assert not cut[~is_open].any()

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from mpfedcl.data.prepare import unpack as unpacking
-from mpfedcl.data.prepare.unpack import unpack
+from mpfedcl.data.prepare import archives
+from mpfedcl.data.prepare.archives import unpack_archive
 from mpfedcl.errors import InvalidInput
 
 ESCAPES = ["../evil.txt", "ROOT/evil.txt", "a/../../evil.txt", "a\\..\\evil.txt", "C:evil.txt"]
@@ -39,13 +39,13 @@ def everything(_path: PurePosixPath) -> bool:
     return True
 
 
-def listing(folder: Path) -> list[str]:
+def image_index(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def refusal(archive: Path, folder: Path) -> str:
     with pytest.raises(InvalidInput) as caught:
-        unpack(archive, folder, everything)
+        unpack_archive(archive, folder, everything)
     sentence = str(caught.value)
     assert sentence.endswith(".")
     assert "\n" not in sentence
@@ -64,8 +64,8 @@ def folder(tmp_path: Path) -> Path:
 def test_only_what_is_wanted_is_written(tmp_path: Path, folder: Path, kind: str) -> None:
     make = make_zip if kind.endswith("zip") else make_tar
     archive = make(tmp_path / kind, {"x/one.png": b"one", "x/two.txt": b"two", "three.png": b""})
-    assert unpack(archive, folder, lambda path: path.suffix == ".png") == folder
-    assert listing(folder) == ["three.png", "x/one.png"]
+    assert unpack_archive(archive, folder, lambda path: path.suffix == ".png") == folder
+    assert image_index(folder) == ["three.png", "x/one.png"]
     assert (folder / "x" / "one.png").read_bytes() == b"one"
 
 
@@ -75,10 +75,10 @@ def test_names_that_lead_out_are_refused(
     tmp_path: Path, folder: Path, kind: str, name: str
 ) -> None:
     make = make_zip if kind.endswith("zip") else make_tar
-    before = listing(tmp_path)
+    before = image_index(tmp_path)
     archive = make(tmp_path / kind, {name.replace("ROOT", str(tmp_path)): b"evil"})
     assert "leads out of the folder" in refusal(archive, folder)
-    assert listing(tmp_path) == sorted([*before, kind])
+    assert image_index(tmp_path) == sorted([*before, kind])
 
 
 def test_links_are_passed_over(tmp_path: Path, folder: Path) -> None:
@@ -94,7 +94,7 @@ def test_links_are_passed_over(tmp_path: Path, folder: Path) -> None:
         info.external_attr = (stat.S_IFLNK | 0o777) << 16
         zipped.writestr(info, str(secret))
     for name in ("a.tar", "a.zip"):
-        unpack(tmp_path / name, folder, everything)
+        unpack_archive(tmp_path / name, folder, everything)
     assert list(folder.iterdir()) == []
 
 
@@ -105,11 +105,11 @@ def test_bombs_are_refused_by_their_declared_size(
     make = make_zip if kind.endswith("zip") else make_tar
     archive = make(tmp_path / kind, {f"{n}.png": bytes(10**6) for n in range(5)})
     assert archive.stat().st_size < 50_000
-    monkeypatch.setattr(unpacking, "MOST_BYTES_UNPACKED", 3 * 10**6)
+    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 3 * 10**6)
     assert "declares more than" in refusal(archive, folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) == 3 * 10**6
-    monkeypatch.setattr(unpacking, "MOST_BYTES_UNPACKED", 10**9)
-    monkeypatch.setattr(unpacking, "MOST_FILES_UNPACKED", 4)
+    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 10**9)
+    monkeypatch.setattr(archives, "MOST_FILES_UNPACKED", 4)
     assert "4 files" in refusal(archive, folder)
 
 

@@ -40,7 +40,7 @@ CALTECH_NAMES = (
 )
 
 
-def listing(folder: Path) -> list[str]:
+def listed_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -49,9 +49,9 @@ def test_office_files_are_copied_as_they_are(source: Path, data: Path) -> None:
         write_office(source / domain)
     outcome = prepare(source, data, "office10")
     assert outcome.missing == {}
-    assert outcome.prepared["dslr"] == "20 pictures of 10 classes"
-    assert listing(data / "office10") == listing(source)
-    for name in listing(source):
+    assert outcome.prepared["dslr"] == "20 images of 10 classes"
+    assert listed_files(data / "office10") == listed_files(source)
+    for name in listed_files(source):
         assert (data / "office10" / name).read_bytes() == (source / name).read_bytes()
 
 
@@ -73,7 +73,7 @@ def test_office_knows_the_other_names_of_classes_and_domains(source: Path, data:
     for domain in ("amazon", "caltech"):
         folders = sorted(path.name for path in (data / "office10" / domain).iterdir())
         assert folders == sorted(OFFICE_CLASSES)
-        assert len(listing(data / "office10" / domain)) == 20
+        assert len(listed_files(data / "office10" / domain)) == 20
 
 
 def test_each_name_in_caltech_is_a_class_of_office() -> None:
@@ -92,7 +92,7 @@ def test_caltech_from_its_tar(source: Path, data: Path, tmp_path: Path) -> None:
     with tarfile.open(source / "caltech256" / "256_ObjectCategories.tar", "w") as tar:
         tar.add(tmp_path / "256_ObjectCategories", "256_ObjectCategories")
     assert list(prepare(source, data, "office10").prepared) == ["caltech"]
-    assert len(listing(data / "office10")) == 20
+    assert len(listed_files(data / "office10")) == 20
 
 
 def test_office_faults(source: Path, data: Path) -> None:
@@ -102,7 +102,7 @@ def test_office_faults(source: Path, data: Path) -> None:
     for path in (source / "amazon" / "mug").iterdir():
         path.unlink()
     shutil.rmtree(source / "amazon" / "bike")
-    assert "amazon has no pictures of bike, mug" in refusal(source, data, "office10")
+    assert "amazon has no images of bike, mug" in refusal(source, data, "office10")
     write_office(source / "amazon", "back_pack")
     assert "more than one folder for backpack" in refusal(source, data, "office10")
 
@@ -114,7 +114,7 @@ def test_a_picture_that_is_replaced_leaves_nothing_behind(source: Path, data: Pa
     assert prepare(source, data, "office10").kept == ["amazon"]
     assert not (data / "office10" / "amazon" / "mug" / "new.jpg").exists()
     prepare(source, data, "office10", replace=True)
-    assert listing(data / "office10") == listing(source)
+    assert listed_files(data / "office10") == listed_files(source)
 
 
 def test_replacing_leaves_one_layout(source: Path, data: Path) -> None:
@@ -163,7 +163,7 @@ def test_domainnet_from_zips_and_a_folder_of_lists(
     assert list(prepare(source, data, "domainnet").prepared) == ["clipart", "quickdraw"]
     for domain in ("clipart", "quickdraw"):
         check_domainnet(data, domain)
-    assert listing(data / "domainnet") == ["clipart.npz", "quickdraw.npz"]
+    assert listed_files(data / "domainnet") == ["clipart.npz", "quickdraw.npz"]
 
 
 def test_domainnet_folder_in_capitals(source: Path, data: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_picture_that_is_listed_twice_is_there_twice(source: Path, data: Path)
         ("sketch/bird/sketch_031_000001.jpg 3", "in line 21"),
         ("real/../bird.jpg 3", "in line 21"),
         ("real/bird/real_000_000000.png", "in line 21"),
-        ("real/bird/absent.png 3", "lists 1 pictures that are not there"),
+        ("real/bird/absent.png 3", "lists 1 images that are not there"),
     ],
 )
 def test_split_file_faults(source: Path, data: Path, line: str, told: str) -> None:
@@ -219,11 +219,11 @@ def test_domainnet_needs_split_and_pictures(source: Path, data: Path) -> None:
     assert "has real_train.txt but lacks real_test.txt" in refusal(source, data, "domainnet")
     (source / "real_train.txt").unlink()
     sentence = refusal(source, data, "domainnet")
-    assert "pictures of real but lacks real_train.txt and real_test.txt" in sentence
+    assert "images of real but lacks real_train.txt and real_test.txt" in sentence
     for name, content in lists.items():
         write_file(source / name, content)
     (source / "real_train.txt").write_text("real/bird/real_000_000000.png 0\n")
-    assert f"lists no pictures of {', '.join(CLASSES[1:])}" in refusal(source, data, "domainnet")
+    assert f"lists no images of {', '.join(CLASSES[1:])}" in refusal(source, data, "domainnet")
     shutil.rmtree(source / "real")
     assert "lacks real.zip, or a folder real, with" in refusal(source, data, "domainnet")
     with zipfile.ZipFile(source / "real.zip", "w") as archive:
@@ -253,7 +253,7 @@ def test_a_failed_replacement_leaves_the_old(source: Path, data: Path) -> None:
     with pytest.raises(InvalidInput):
         prepare(source, data, "digit5", replace=True)
     assert (data / "digit5" / "usps.npz").read_bytes() == before
-    assert listing(data / "digit5") == ["usps.npz"]
+    assert listed_files(data / "digit5") == ["usps.npz"]
 
 
 def test_only_the_domains_asked_for(source: Path, data: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_kill_leaves_nothing_that_can_be_read(source: Path, data: Path, name: 
     assert ended.returncode == -9
     entries = [entry.name for entry in (data / name).iterdir()]
     assert entries == [".preparing"], "killed after all was written, before it was renamed"
-    assert listing(data / name / ".preparing") != []
+    assert listed_files(data / name / ".preparing") != []
     outcome = prepare(source, data, name)
     assert len(outcome.prepared) == 1
     assert ".preparing" not in [entry.name for entry in (data / name).iterdir()]

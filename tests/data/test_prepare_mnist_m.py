@@ -1,4 +1,4 @@
-"""`data prepare`: MNIST-M from its pictures and lists, and the sentence for each fault."""
+"""`data prepare`: MNIST-M from its images and lists, and the sentence for each fault."""
 
 import tarfile
 import zipfile

@@ -6,9 +6,9 @@ from typing import Any
 import numpy
 import pytest
 
-from mpfedcl.data.client_split import Deal, deal_images
-from mpfedcl.data.image_files import PictureStore
-from mpfedcl.data.image_set import ListedDomain, Listing, Part
+from mpfedcl.data.client_split import ClientSplit, split_among_clients
+from mpfedcl.data.image_files import ImageFileStore
+from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
@@ -16,81 +16,85 @@ from mpfedcl.experiment.datasets import SPECIFICATIONS
 Counts = dict[int, int]
 
 
-def make_listing(
+def make_image_index(
     name: str, domains: dict[str, list[int]], tests: dict[str, list[int]] | None = None
-) -> Listing:
+) -> ImageIndex:
     """Return a set that never has to be opened: images of each class by domain."""
     listed, begin = [], 0
     for domain, counts in domains.items():
         parts = []
         for sizes in (counts, tests[domain]) if tests else (counts,):
             labels = numpy.repeat(numpy.arange(len(sizes)), sizes)
-            parts.append(Part(numpy.arange(begin, begin + len(labels)), labels))
+            parts.append(Subset(numpy.arange(begin, begin + len(labels)), labels))
             begin += len(labels)
-        listed.append(ListedDomain(domain, *parts))
+        listed.append(DomainIndex(domain, *parts))
     classes = SPECIFICATIONS[name].class_names or tuple("abc")
-    return Listing(name, classes, tuple(listed), PictureStore([]))
+    return ImageIndex(name, classes, tuple(listed), ImageFileStore([]))
 
 
-def deal(listing: Listing, kind: str, **changes: Any) -> Deal:
-    experiment = Experiment().replace(dataset__name=listing.name, partition__kind=kind, **changes)
+def split_images(image_index: ImageIndex, kind: str, **changes: Any) -> ClientSplit:
+    experiment = Experiment().replace(
+        dataset__name=image_index.name, partition__kind=kind, **changes
+    )
     resolved = experiment.resolved()
-    chosen = resolved.dataset.domains or tuple(domain.name for domain in listing.domains)
-    kept = tuple(domain for domain in listing.domains if domain.name in chosen)
-    return deal_images(Listing(listing.name, listing.class_names, kept, listing.store), resolved)
+    chosen = resolved.dataset.domains or tuple(domain.name for domain in image_index.domains)
+    kept = tuple(domain for domain in image_index.domains if domain.name in chosen)
+    return split_among_clients(
+        ImageIndex(image_index.name, image_index.class_names, kept, image_index.store), resolved
+    )
 
 
-def count(part: Part) -> Counts:
+def count(part: Subset) -> Counts:
     return dict(sorted(Counter(part.labels.tolist()).items()))
 
 
-def examined(dealt: Deal, name: str) -> Part:
-    return dealt.test.take(dealt.own[name])
+def examined(split: ClientSplit, name: str) -> Subset:
+    return split.test.select(split.own_test[name])
 
 
-def assert_each_once(dealt: Deal) -> None:
-    rows = numpy.concatenate([*(part.rows for part in dealt.training.values()), dealt.test.rows])
+def assert_each_once(split: ClientSplit) -> None:
+    rows = numpy.concatenate([*(part.rows for part in split.training.values()), split.test.rows])
     assert len(numpy.unique(rows)) == len(rows)
 
 
 def test_digit5_feature_trains_on_10_and_tests_on_at_most_200_a_class() -> None:
-    listing = make_listing(
+    image_index = make_image_index(
         "digit5",
         {"mnist": [700] * 10, "usps": [9] + [500] * 9},
         {"mnist": [250] * 10, "usps": [150] * 9 + [201]},
     )
-    dealt = deal(listing, "feature")
-    assert count(dealt.training["mnist"]) == dict.fromkeys(range(10), 10)
-    assert count(dealt.training["usps"]) == {0: 9, **dict.fromkeys(range(1, 10), 10)}
-    assert count(examined(dealt, "mnist")) == dict.fromkeys(range(10), 200)
-    assert count(examined(dealt, "usps")) == {**dict.fromkeys(range(9), 150), 9: 200}
+    split = split_images(image_index, "feature")
+    assert count(split.training["mnist"]) == dict.fromkeys(range(10), 10)
+    assert count(split.training["usps"]) == {0: 9, **dict.fromkeys(range(1, 10), 10)}
+    assert count(examined(split, "mnist")) == dict.fromkeys(range(10), 200)
+    assert count(examined(split, "usps")) == {**dict.fromkeys(range(9), 150), 9: 200}
     # Official training images train, official test images test.
-    for domain in listing.domains:
+    for domain in image_index.domains:
         assert domain.test is not None
-        assert set(dealt.training[domain.name].rows) <= set(domain.train.rows)
-        assert set(examined(dealt, domain.name).rows) <= set(domain.test.rows)
-    assert_each_once(dealt)
+        assert set(split.training[domain.name].rows) <= set(domain.train.rows)
+        assert set(examined(split, domain.name).rows) <= set(domain.test.rows)
+    assert_each_once(split)
 
 
 def test_digit5_label_is_mnist_m_at_most_550_a_class_one_in_eleven_trains() -> None:
-    listing = make_listing(
+    image_index = make_image_index(
         "digit5",
         {"mnist": [900] * 10, "mnist_m": [700] * 9 + [100]},
         {"mnist": [5] * 10} | {"mnist_m": [5] * 10},
     )
-    dealt = deal(listing, "label")
-    assert list(dealt.training) == [f"client-{number}" for number in range(5)]
-    rows = set(listing.domains[1].train.rows)
+    split = split_images(image_index, "label")
+    assert list(split.training) == [f"client-{number}" for number in range(5)]
+    rows = set(image_index.domains[1].train.rows)
     total: Counter[int] = Counter()
-    for name, part in dealt.training.items():
-        train, test = count(part), count(examined(dealt, name))
-        assert rows >= set(part.rows) | set(examined(dealt, name).rows)
+    for name, part in split.training.items():
+        train, test = count(part), count(examined(split, name))
+        assert rows >= set(part.rows) | set(examined(split, name).rows)
         for label in train.keys() | test.keys():
             held = train.get(label, 0) + test.get(label, 0)
             assert train[label] == max(1, round(held / 11))
             total[label] += held
     assert total == {**dict.fromkeys(range(9), 550), 9: 100}
-    assert_each_once(dealt)
+    assert_each_once(split)
 
 
 @pytest.mark.parametrize("name", ["office10", "sixdomain"])
@@ -98,13 +102,15 @@ def test_sets_without_a_split_train_on_half_at_most_50_and_test_on_100_of_the_re
     name: str,
 ) -> None:
     num_classes = len(SPECIFICATIONS[name].class_names)
-    listing = make_listing(name, {"a": [200] * num_classes, "b": [13, 60] * (num_classes // 2)})
-    dealt = deal(listing, "feature")
-    assert set(count(dealt.training["a"]).values()) == {50}
-    assert set(count(examined(dealt, "a")).values()) == {100}
-    assert list(count(dealt.training["b"]).values())[:2] == [6, 30]
-    assert list(count(examined(dealt, "b")).values())[:2] == [7, 30]
-    assert_each_once(dealt)
+    image_index = make_image_index(
+        name, {"a": [200] * num_classes, "b": [13, 60] * (num_classes // 2)}
+    )
+    split = split_images(image_index, "feature")
+    assert set(count(split.training["a"]).values()) == {50}
+    assert set(count(examined(split, "a")).values()) == {100}
+    assert list(count(split.training["b"]).values())[:2] == [6, 30]
+    assert list(count(examined(split, "b")).values())[:2] == [7, 30]
+    assert_each_once(split)
 
 
 @pytest.mark.parametrize(
@@ -113,62 +119,64 @@ def test_sets_without_a_split_train_on_half_at_most_50_and_test_on_100_of_the_re
 )
 def test_label_skew_is_in_one_domain_and_matched(name: str, domain: str, cap: int | None) -> None:
     num_classes = len(SPECIFICATIONS[name].class_names)
-    listing = make_listing(name, {"aside": [99] * num_classes, domain: [260] * num_classes})
-    dealt = deal(listing, "label", partition__alpha=1.0)
+    image_index = make_image_index(name, {"aside": [99] * num_classes, domain: [260] * num_classes})
+    split = split_images(image_index, "label", partition__alpha=1.0)
     share = 0.25 if name == "domainnet" else 0.5
     total: Counter[int] = Counter()
-    for client, part in dealt.training.items():
-        train, test = count(part), count(examined(dealt, client))
-        assert set(part.rows) <= set(listing.domains[1].train.rows)
+    for client, part in split.training.items():
+        train, test = count(part), count(examined(split, client))
+        assert set(part.rows) <= set(image_index.domains[1].train.rows)
         for label in train.keys() | test.keys():
             held = train[label] + test.get(label, 0)
             assert train[label] == max(1, round(held * share))
             total[label] += held
     assert total == dict.fromkeys(range(num_classes), cap or 260)
-    assert_each_once(dealt)
+    assert_each_once(split)
 
 
 def test_domainnet_feature_trains_on_105_images_and_keeps_the_test_set() -> None:
-    listing = make_listing(
+    image_index = make_image_index(
         "domainnet",
         {"real": [40] * 10, "sketch": [20] * 10},
         {"real": [11] * 10, "sketch": [7] * 10},
     )
-    dealt = deal(listing, "feature")
-    assert [len(part.rows) for part in dealt.training.values()] == [105, 105]
-    assert count(examined(dealt, "real")) == dict.fromkeys(range(10), 11)
-    assert count(examined(dealt, "sketch")) == dict.fromkeys(range(10), 7)
+    split = split_images(image_index, "feature")
+    assert [len(part.rows) for part in split.training.values()] == [105, 105]
+    assert count(examined(split, "real")) == dict.fromkeys(range(10), 11)
+    assert count(examined(split, "sketch")) == dict.fromkeys(range(10), 7)
 
 
 def test_a_folder_is_halved() -> None:
-    listing = make_listing("folder", {"a": [10, 10, 1], "b": [4, 4, 4]})
-    by_domain = deal(listing, "feature")
+    image_index = make_image_index("folder", {"a": [10, 10, 1], "b": [4, 4, 4]})
+    by_domain = split_images(image_index, "feature")
     assert count(by_domain.training["a"]) == {0: 5, 1: 5, 2: 1}
     assert count(examined(by_domain, "a")) == {0: 5, 1: 5}
-    together = deal(listing, "iid", clients=1)
+    together = split_images(image_index, "iid", clients=1)
     assert count(together.training["client-0"]) == {0: 7, 1: 7, 2: 2}
 
 
 @pytest.mark.parametrize(("kind", "drawn"), [("feature", {0: 3, 1: 3}), ("iid", {0: 2, 1: 2})])
 def test_the_seed_draws_the_images(kind: str, drawn: Counts) -> None:
     sizes = {"a": [40, 40], "b": [40, 40]}
-    listing = make_listing("folder", sizes, sizes)
+    image_index = make_image_index("folder", sizes, sizes)
     changes = {"dataset__per_class": 3, "clients": 2 if kind == "feature" else 1}
-    dealt = [deal(listing, kind, seed=seed, **changes) for seed in (1, 1, 2)]
-    one, same, another = (next(iter(each.training.values())) for each in dealt)
+    split = [split_images(image_index, kind, seed=seed, **changes) for seed in (1, 1, 2)]
+    one, same, another = (next(iter(each.training.values())) for each in split)
     assert count(one) == drawn
     assert one.rows.tolist() == same.rows.tolist() != another.rows.tolist()
 
 
 def test_settings_win_over_the_protocol() -> None:
-    listing = make_listing("office10", {"amazon": [30] * 10, "caltech": [30] * 10})
-    dealt = deal(listing, "label", dataset__domains=("amazon",), dataset__per_class=7, clients=2)
-    assert sum(len(part.rows) for part in dealt.training.values()) + len(dealt.test.rows) == 70
-    assert max(dealt.test.rows) < 300
+    image_index = make_image_index("office10", {"amazon": [30] * 10, "caltech": [30] * 10})
+    split = split_images(
+        image_index, "label", dataset__domains=("amazon",), dataset__per_class=7, clients=2
+    )
+    assert sum(len(part.rows) for part in split.training.values()) + len(split.test.rows) == 70
+    assert max(split.test.rows) < 300
 
 
 def test_refuses_more_training_images_than_there_are() -> None:
     sizes = {"real": [5] * 10, "sketch": [20] * 10}
-    listing = make_listing("domainnet", sizes, sizes)
+    image_index = make_image_index("domainnet", sizes, sizes)
     with pytest.raises(InvalidInput, match=r"dataset\.train_size is 105; it must be at most 50"):
-        deal(listing, "feature")
+        split_images(image_index, "feature")

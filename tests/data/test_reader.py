@@ -8,7 +8,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from mpfedcl.data.reader import data_folder, read_image_set
+from mpfedcl.data.reader import find_data_folder, read_image_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
@@ -46,14 +46,14 @@ def save_picture(path: Path) -> None:
 def test_the_setting_wins_over_the_environment_and_that_over_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert data_folder(DatasetSettings())[0] == tmp_path / "home" / ".cache" / "mpfedcl"
+    assert find_data_folder(DatasetSettings())[0] == tmp_path / "home" / ".cache" / "mpfedcl"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert data_folder(DatasetSettings())[0] == tmp_path / "cache" / "mpfedcl"
+    assert find_data_folder(DatasetSettings())[0] == tmp_path / "cache" / "mpfedcl"
     monkeypatch.setenv("MPFEDCL_DATA", "~/data")
-    assert data_folder(DatasetSettings())[0] == tmp_path / "home" / "data"
-    assert data_folder(DatasetSettings(root=tmp_path / "x"))[0] == tmp_path / "x"
+    assert find_data_folder(DatasetSettings())[0] == tmp_path / "home" / "data"
+    assert find_data_folder(DatasetSettings(root=tmp_path / "x"))[0] == tmp_path / "x"
     monkeypatch.setenv("MPFEDCL_DATA", "")
-    assert data_folder(DatasetSettings())[0] == tmp_path / "cache" / "mpfedcl"
+    assert find_data_folder(DatasetSettings())[0] == tmp_path / "cache" / "mpfedcl"
 
 
 @pytest.mark.parametrize("through", ["dataset.root", "$MPFEDCL_DATA", "the cache folder"])

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl import run
-from mpfedcl.data.client_data import load_federated
-from mpfedcl.data.client_split import Deal, deal_images
-from mpfedcl.data.image_files import PictureStore
-from mpfedcl.data.image_set import ListedDomain, Listing, Part
+from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.client_split import ClientSplit, split_among_clients
+from mpfedcl.data.image_files import ImageFileStore
+from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from small_runs import save_images, small
@@ -20,23 +20,23 @@ from small_runs import save_images, small
 KINDS = ("label", "iid", "classes", "quantity", "feature")
 
 
-def make_listing(counts: list[list[int]], *, official: bool) -> Listing:
+def make_image_index(counts: list[list[int]], *, official: bool) -> ImageIndex:
     """Return a set that never has to be opened; `counts` are images of each class by domain."""
     domains, begin = [], 0
     for number, sizes in enumerate(counts):
         parts = []
         for _ in range(2 if official else 1):
             labels = numpy.repeat(numpy.arange(len(sizes)), sizes)
-            parts.append(Part(numpy.arange(begin, begin + len(labels)), labels))
+            parts.append(Subset(numpy.arange(begin, begin + len(labels)), labels))
             begin += len(labels)
-        domains.append(ListedDomain(f"domain-{number}", *parts))
-    return Listing("folder", tuple("abc"), tuple(domains), PictureStore([]))
+        domains.append(DomainIndex(f"domain-{number}", *parts))
+    return ImageIndex("folder", tuple("abc"), tuple(domains), ImageFileStore([]))
 
 
-def deal(listing: Listing, **changes: Any) -> Deal:
+def split_images(image_index: ImageIndex, **changes: Any) -> ClientSplit:
     base = Experiment().replace(dataset__name="folder", encoder__name="none", partition__alpha=2.0)
     clients = None if changes["partition__kind"] == "feature" else 3
-    return deal_images(listing, base.replace(clients=clients, **changes).resolved())
+    return split_among_clients(image_index, base.replace(clients=clients, **changes).resolved())
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,10 +51,10 @@ def deal(listing: Listing, **changes: Any) -> Deal:
 def test_each_client_is_tested_on_a_share_of_its_own_training_images(
     counts: list[list[int]], official: bool, kind: str, test: str, fraction: float, seed: int
 ) -> None:
-    listing = make_listing(counts, official=official)
+    image_index = make_image_index(counts, official=official)
     common = {"partition__kind": kind, "partition__test": test, "seed": seed}
-    whole = deal(listing, **common)
-    held = deal(listing, **common, partition__validation=fraction)
+    whole = split_images(image_index, **common)
+    held = split_images(image_index, **common, partition__validation=fraction)
     assert list(held.training) == list(whole.training)
     validation = []
     for name, before in whole.training.items():
@@ -69,41 +69,42 @@ def test_each_client_is_tested_on_a_share_of_its_own_training_images(
         rest = set(before.rows) - set(kept.rows)
         validation.append(rest)
         if test == "matched":
-            assert set(held.test.rows[held.own[name]]) == rest
+            assert set(held.test.rows[held.own_test[name]]) == rest
         else:
-            assert numpy.array_equal(held.own[name], numpy.arange(len(held.test.rows)))
+            assert numpy.array_equal(held.own_test[name], numpy.arange(len(held.test.rows)))
     # Each validation image once, and no test image among all that are ever opened.
     assert sorted(held.test.rows) == sorted(row for rest in validation for row in rest)
     assert not set(held.all_rows) & set(whole.test.rows)
 
 
 def test_the_draw_is_by_seed_and_touches_nothing_else() -> None:
-    listing = make_listing([[40, 40, 40]], official=True)
+    image_index = make_image_index([[40, 40, 40]], official=True)
     common = {"partition__kind": "label", "partition__test": "shared"}
     first, again, less = (
-        deal(listing, **common, partition__validation=share) for share in (0.25, 0.25, 0.0)
+        split_images(image_index, **common, partition__validation=share)
+        for share in (0.25, 0.25, 0.0)
     )
     for name, part in first.training.items():
         assert numpy.array_equal(part.rows, again.training[name].rows)
     assert numpy.array_equal(first.test.rows, again.test.rows)
     assert sum(len(part.rows) for part in less.training.values()) == 120
     assert len(less.test.rows) == 120
-    other = deal(listing, **common, partition__validation=0.25, seed=1)
+    other = split_images(image_index, **common, partition__validation=0.25, seed=1)
     assert set(other.test.rows) != set(first.test.rows)
 
 
 def test_single_images_stay_in_training() -> None:
-    listing = make_listing([[1, 1, 1], [10, 1, 2]], official=True)
-    dealt = deal(listing, partition__kind="feature", partition__validation=0.5)
-    assert [len(part.labels) for part in dealt.training.values()] == [3, 7]
-    assert [len(own) for own in dealt.own.values()] == [0, 6]
-    assert dealt.test.labels.tolist() == [0, 0, 0, 0, 0, 2]
+    image_index = make_image_index([[1, 1, 1], [10, 1, 2]], official=True)
+    split = split_images(image_index, partition__kind="feature", partition__validation=0.5)
+    assert [len(part.labels) for part in split.training.values()] == [3, 7]
+    assert [len(own) for own in split.own_test.values()] == [0, 6]
+    assert split.test.labels.tolist() == [0, 0, 0, 0, 0, 2]
 
 
 def test_nothing_to_hold_out_is_refused() -> None:
-    listing = make_listing([[1, 1, 1], [1, 1, 1]], official=True)
+    image_index = make_image_index([[1, 1, 1], [1, 1, 1]], official=True)
     with pytest.raises(InvalidInput) as refused:
-        deal(listing, partition__kind="feature", partition__validation=0.5)
+        split_images(image_index, partition__kind="feature", partition__validation=0.5)
     assert str(refused.value).startswith("partition.validation is 0.5 and holds out no image")
 
 
@@ -126,12 +127,12 @@ def spoil_test_images(path: Path) -> None:
 def test_the_test_images_are_never_read(tmp_path: Path, test: str) -> None:
     save_images(tmp_path / "stripes.npz", num_test=600)
     experiment = small(tmp_path, partition__test=test)
-    before = load_federated(experiment.replace(partition__validation=0.2))
+    before = load_federated_data(experiment.replace(partition__validation=0.2))
     spoil_test_images(tmp_path / "stripes.npz")
     if test == "shared":
         with pytest.raises(InvalidInput, match="x_test"):
-            load_federated(experiment)
-    after = load_federated(experiment.replace(partition__validation=0.2))
+            load_federated_data(experiment)
+    after = load_federated_data(experiment.replace(partition__validation=0.2))
     assert before.test_inputs.equal(after.test_inputs)
     assert [each.inputs.sum() for each in before.clients] == [
         each.inputs.sum() for each in after.clients

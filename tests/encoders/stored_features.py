@@ -2,7 +2,7 @@
 
 import numpy
 
-from mpfedcl.encoders.encoder import Advance, Features
+from mpfedcl.encoders.encoder import Features, OnProgress
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.images import Images
 
@@ -18,7 +18,7 @@ class SumEncoder:
     def __init__(self) -> None:
         self.encoded = 0
 
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         self.encoded += len(images)
         sums = images.reshape(len(images), -1).sum(axis=1)
         return numpy.repeat(sums[:, None], 4, axis=1).astype(numpy.float32)

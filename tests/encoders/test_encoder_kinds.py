@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.encoders.encoder import ResNetEncoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
@@ -85,7 +85,7 @@ def test_large_images_are_resampled_by_lanczos_and_small_ones_bicubically() -> N
     for size, method in ((128, Image.Resampling.LANCZOS), (28, Image.Resampling.BICUBIC)):
         image = draw_images(1, size, size, 3)
         expected = Image.fromarray(image[0]).resize((64, 64), method)
-        arranged = preprocessing.arrange(image)[0].transpose(1, 2, 0)
+        arranged = preprocessing.to_input_bytes(image)[0].transpose(1, 2, 0)
         assert numpy.array_equal(arranged, numpy.asarray(expected))
 
 
@@ -225,7 +225,7 @@ def test_real_weights_give_real_images_features_of_their_own() -> None:
     assert found.preprocessing == Preprocessing(64)
     classes = sorted((folder / "office10" / "dslr").iterdir())
     paths = [sorted(each.iterdir())[number] for each in classes[:3] for number in range(2)]
-    images = PictureStore(paths).load(numpy.arange(len(paths)), (128, 128), is_colour=True)
+    images = ImageFileStore(paths).load(numpy.arange(len(paths)), (128, 128), is_colour=True)
     features = found.encode(images)
     assert numpy.array_equal(features, find_encoder("resnet18", None, folder).encode(images))
     assert numpy.isfinite(features).all()

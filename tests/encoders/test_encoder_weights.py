@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models.base import Tensors
 from mpfedcl.models.resnet import ResNet18
+from mpfedcl.tensors import Tensors
 
 IMAGENET = Preprocessing(64, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

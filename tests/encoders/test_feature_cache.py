@@ -10,7 +10,7 @@ import pytest
 
 from mpfedcl.cli.arguments.experiments import DataCache
 from mpfedcl.cli.commands.feature_cache import data_cache_command
-from mpfedcl.encoders.encoder import Advance, Features
+from mpfedcl.encoders.encoder import Features, OnProgress
 from mpfedcl.encoders.feature_cache import FeatureCache, cache_limit, cache_path
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
@@ -30,7 +30,7 @@ class CountingEncoder:
         self.fingerprint = fingerprint
         self.encoded = 0
 
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         self.encoded += len(images)
         if on_progress is not None:
             on_progress(len(images))
@@ -88,16 +88,16 @@ def test_another_source_with_the_same_images_loads_but_does_not_encode(path: Pat
     other = cache.encode_source(encoder, "turned source", turned)
     assert (turned.calls, encoder.encoded) == (1, 300)
     assert numpy.array_equal(other, first[::-1])
-    assert numpy.array_equal(cache.features(encoder, load.images[7:9]), first[7:9])
+    assert numpy.array_equal(cache.encode_images(encoder, load.images[7:9]), first[7:9])
     assert encoder.encoded == 300
 
 
 def test_only_new_images_are_encoded_and_equal_ones_once(path: Path) -> None:
     encoder, cache = CountingEncoder(), open_cache(path)
     images = draw_images(6, 4, 4)
-    cache.features(encoder, images[:4])
+    cache.encode_images(encoder, images[:4])
     repeated = images[[5, 0, 5, 4, 1, 5]]
-    features = cache.features(encoder, repeated)
+    features = cache.encode_images(encoder, repeated)
     assert encoder.encoded == 4 + 2
     assert numpy.array_equal(features, encoder.encode(repeated))
 
@@ -105,12 +105,12 @@ def test_only_new_images_are_encoded_and_equal_ones_once(path: Path) -> None:
 def test_changed_weights_pixels_or_shapes_are_never_mistaken(path: Path) -> None:
     encoder, cache = CountingEncoder(), open_cache(path)
     images = draw_images(2, 4, 4)
-    cache.features(encoder, images)
+    cache.encode_images(encoder, images)
     changed = images.copy()
     changed[0, 3, 3] ^= 1
-    cache.features(encoder, changed)
+    cache.encode_images(encoder, changed)
     assert encoder.encoded == 3
-    cache.features(encoder, images.reshape(2, 2, 8))
+    cache.encode_images(encoder, images.reshape(2, 2, 8))
     assert encoder.encoded == 5
     other = CountingEncoder("cd" * 32)
     cache.encode_source(other, "source", lambda: images)
@@ -181,8 +181,8 @@ def test_describe_counts_by_encoder_and_clear_empties(path: Path) -> None:
     assert cache.describe().rows == 0
     assert not path.exists()
     first, second = CountingEncoder(), CountingEncoder("cd" * 32)
-    cache.features(first, draw_images(5, 4, 4))
-    cache.features(second, draw_images(900, 4, 4))
+    cache.encode_images(first, draw_images(5, 4, 4))
+    cache.encode_images(second, draw_images(900, 4, 4))
     content = cache.describe()
     assert content.rows == 905
     assert content.encoders == {"counting abababababab": 5, "counting cdcdcdcdcdcd": 900}
@@ -191,7 +191,7 @@ def test_describe_counts_by_encoder_and_clear_empties(path: Path) -> None:
     assert cache.describe().rows == 0
     assert cache.describe().encoders == {}
     assert cache.describe().bytes < content.bytes
-    cache.features(first, draw_images(5, 4, 4))
+    cache.encode_images(first, draw_images(5, 4, 4))
     assert first.encoded == 10
 
 
@@ -203,7 +203,7 @@ def test_the_command_shows_and_clears(
     assert data_cache_command(DataCache()) == 0
     assert "none" in capsys.readouterr().out
     with_rows = FeatureCache()
-    with_rows.features(CountingEncoder(), draw_images(1200, 4, 4))
+    with_rows.encode_images(CountingEncoder(), draw_images(1200, 4, 4))
     with_rows.close()
     assert data_cache_command(DataCache()) == 0
     shown = capsys.readouterr().out
@@ -277,7 +277,7 @@ def test_reading_ten_thousand_rows_is_quick(path: Path) -> None:
     class Wide(CountingEncoder):
         feature_size = 512
 
-        def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+        def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
             return numpy.repeat(super().encode(images)[:, :1], 512, axis=1)
 
     images = draw_images(10_000, 3, 3)

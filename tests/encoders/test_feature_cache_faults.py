@@ -8,7 +8,7 @@ import numpy
 import pytest
 from stored_features import LIMIT, SumEncoder, draw_images, key, vector
 
-from mpfedcl.encoders.encoder import Advance, Features
+from mpfedcl.encoders.encoder import Features, OnProgress
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.encoders.feature_store import FeatureStore
 from mpfedcl.images import Images
@@ -48,11 +48,11 @@ def test_a_damaged_file_is_set_aside_and_rebuilt(path: Path, damage: str) -> Non
 
 
 def test_what_another_process_has_rebuilt_is_not_set_aside_again(path: Path) -> None:
-    from mpfedcl.encoders.feature_store import set_aside
+    from mpfedcl.encoders.feature_store import move_damaged_database
 
     store = FeatureStore(path, LIMIT)
     store.write("ab", "test", {key(1): vector(1)})
-    set_aside(path)
+    move_damaged_database(path)
     assert path.exists()
     assert not path.with_name("features.sqlite.damaged").exists()
     assert store.read([key(1)])[0] == {key(1): vector(1)}
@@ -87,13 +87,13 @@ def test_sound_vectors_of_another_length_are_not_believed(path: Path) -> None:
     class WiderEncoder(SumEncoder):
         feature_size = 6
 
-        def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+        def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
             return numpy.repeat(super().encode(images)[:, :1], 6, axis=1)
 
     images = draw_images(5)
     cache = FeatureCache(path, LIMIT, warn=pytest.fail)
-    cache.features(SumEncoder(), images)
-    assert cache.features(WiderEncoder(), images).shape == (5, 6)
+    cache.encode_images(SumEncoder(), images)
+    assert cache.encode_images(WiderEncoder(), images).shape == (5, 6)
 
 
 def test_a_file_of_another_layout_is_emptied(path: Path) -> None:

@@ -149,6 +149,6 @@ def test_two_caches_at_once_give_the_same(path: Path) -> None:
     encoders = [SumEncoder(), SumEncoder()]
     for first in range(0, 600, 200):
         for cache, encoder in zip(caches, encoders, strict=True):
-            cache.features(encoder, images[first : first + 200])
+            cache.encode_images(encoder, images[first : first + 200])
     assert encoders[0].encoded == 600
     assert encoders[1].encoded == 0

@@ -11,9 +11,16 @@ from PIL import Image
 
 from mpfedcl.cli.arguments.experiments import Pretrain
 from mpfedcl.cli.commands.pretrain import pretrain_command
+from mpfedcl.data.pretraining import load_pretraining_data
 from mpfedcl.encoders.encoder import find_encoder
-from mpfedcl.encoders.pretraining import Epoch, PretrainObserver, checkpoint_path, pretrain
-from mpfedcl.encoders.pretraining_data import augment, load_pretrain_data
+from mpfedcl.encoders.pretraining import (
+    Epoch,
+    PretrainObserver,
+    PretrainResult,
+    checkpoint_path,
+)
+from mpfedcl.encoders.pretraining import pretrain as pretrain_on
+from mpfedcl.encoders.pretraining_data import augment
 from mpfedcl.encoders.weights import load_weights, read_safetensors_file
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings
@@ -52,6 +59,10 @@ def make_settings(folder: Path, **changes: Any) -> PretrainSettings:
         **changes,
     }
     return PretrainSettings(**values)
+
+
+def pretrain(settings: PretrainSettings, out: Path, **options: Any) -> PretrainResult:
+    return pretrain_on(settings, load_pretraining_data, out, **options)
 
 
 def refusal(action: Any) -> str:
@@ -103,7 +114,7 @@ def test_the_file_is_an_encoder_with_its_preprocessing(
     assert not checkpoint_path(path).exists()
 
 
-def test_a_stopped_training_goes_on_to_the_same_bytes(
+def test_a_stopped_training_resumes_to_the_same_bytes(
     trained: tuple[Path, list[Epoch]], folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "encoder.safetensors"
@@ -145,11 +156,11 @@ def test_single_precision_and_another_seed(
 def test_images_are_split_by_class_and_official_tests_are_kept(
     folder: Path, tmp_path: Path
 ) -> None:
-    data = load_pretrain_data(make_settings(folder))
+    data = load_pretraining_data(make_settings(folder))
     assert data.images.shape == (66, 3, SIZE, SIZE)
     assert torch.bincount(data.labels).tolist() == [22, 22, 22]
     assert torch.bincount(data.test_labels).tolist() == [2, 2, 2]
-    drawn = load_pretrain_data(
+    drawn = load_pretraining_data(
         make_settings(folder, dataset=DatasetSettings(name="folder", root=folder, train_size=10))
     )
     assert len(drawn.labels) == 10
@@ -160,7 +171,7 @@ def test_images_are_split_by_class_and_official_tests_are_kept(
         x_test=numpy.ones((4, 9, 9), dtype=numpy.uint8),
         y_test=numpy.arange(4) % 2,
     )
-    official = load_pretrain_data(make_settings(tmp_path))
+    official = load_pretraining_data(make_settings(tmp_path))
     assert official.images.shape == (6, 3, SIZE, SIZE)
     assert official.test_images.min() == official.test_images.max() == 1
 
@@ -209,7 +220,7 @@ def test_refuses_places_that_cannot_work(folder: Path, tmp_path: Path) -> None:
     assert "must be a new file" in refusal(lambda: pretrain(settings, there))
     assert there.read_bytes() == b"precious"
     new = tmp_path / "new.safetensors"
-    assert "to go on with" in refusal(lambda: pretrain(settings, new, resume=True))
+    assert "to resume" in refusal(lambda: pretrain(settings, new, resume=True))
     checkpoint_path(new).write_bytes(b"broken")
     assert "cannot be read" in refusal(lambda: pretrain(settings, new, resume=True))
 

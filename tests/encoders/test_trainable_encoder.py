@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from mpfedcl.encoders.encoder import ResNetEncoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
-from mpfedcl.encoders.trainable import TrainableEncoder, make_trainable
+from mpfedcl.encoders.trainable_encoder import TrainableEncoder, make_model
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models import Mlp
-from mpfedcl.models.base import Tensors
+from mpfedcl.models import Mlp, Model
 from mpfedcl.models.resnet import ResNet18, is_statistic
+from mpfedcl.tensors import Tensors
 
 SIZE = 16
 
@@ -31,11 +31,13 @@ def make_weights() -> Tensors:
     return weights
 
 
-def make_model(weights: Tensors | None = None, num_classes: int = 10) -> TrainableEncoder:
+def make_trainable_encoder(
+    weights: Tensors | None = None, num_classes: int = 10
+) -> TrainableEncoder:
     return TrainableEncoder(weights or make_weights(), Preprocessing(SIZE), num_classes)
 
 
-def start(model: TrainableEncoder, dtype: torch.dtype = torch.float32) -> Tensors:
+def start(model: Model, dtype: torch.dtype = torch.float32) -> Tensors:
     return model.init(torch.Generator().manual_seed(5), dtype)
 
 
@@ -45,7 +47,7 @@ def draw_pixels(count: int, seed: int = 0) -> Tensor:
 
 
 def test_parameters_are_encoder_and_head_without_statistics() -> None:
-    params = start(make_model())
+    params = start(make_trainable_encoder())
     assert sum(value.numel() for value in params.values()) == 11_176_512 + 133_898
     assert {n.split(".")[0] for n in params} == {"encoder", "hidden", "classifier"}
     assert params["hidden.0.weight"].shape == (256, 512)
@@ -54,7 +56,7 @@ def test_parameters_are_encoder_and_head_without_statistics() -> None:
 
 def test_the_encoder_starts_from_the_given_weights_and_does_not_share_their_memory() -> None:
     weights = make_weights()
-    model = make_model(weights)
+    model = make_trainable_encoder(weights)
     params = start(model)
     assert torch.equal(params["encoder.conv1.weight"], weights["conv1.weight"])
     params["encoder.conv1.weight"].zero_()
@@ -64,7 +66,7 @@ def test_the_encoder_starts_from_the_given_weights_and_does_not_share_their_memo
 
 def test_before_training_it_equals_the_frozen_encoder_with_the_same_head() -> None:
     weights, pixels = make_weights(), draw_pixels(6)
-    model = make_model(weights)
+    model = make_trainable_encoder(weights)
     params = start(model)
     frozen = ResNetEncoder("test", weights, Preprocessing(SIZE))
     features = torch.from_numpy(frozen.encode(pixels.permute(0, 2, 3, 1).numpy()))
@@ -74,7 +76,7 @@ def test_before_training_it_equals_the_frozen_encoder_with_the_same_head() -> No
 
 
 def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
-    model, pixels = make_model(), draw_pixels(3)
+    model, pixels = make_trainable_encoder(), draw_pixels(3)
     params = start(model)
     _, expected = model.apply(params, pixels)
     for inputs in (pixels.float(), pixels.flatten(start_dim=1), pixels.float().flatten(1)):
@@ -82,11 +84,11 @@ def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
 
 
 def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, pixels = make_model(), draw_pixels(7)
+    model, pixels = make_trainable_encoder(), draw_pixels(7)
     params = start(model)
     with torch.no_grad():
         whole = model.apply(params, pixels)
-        monkeypatch.setattr("mpfedcl.encoders.trainable._IMAGES_AT_ONCE", 3)
+        monkeypatch.setattr("mpfedcl.encoders.trainable_encoder._IMAGES_AT_ONCE", 3)
         sizes: list[int] = []
         network = ResNet18.apply
 
@@ -102,7 +104,7 @@ def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPa
 
 
 def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
-    model = make_model(num_classes=4)
+    model = make_trainable_encoder(num_classes=4)
     first = start(model, torch.float64)
     key = torch.Generator().manual_seed(9)
     second = {
@@ -129,7 +131,7 @@ def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
 def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
     weights = make_weights()
     kept = {name: value.clone() for name, value in weights.items()}
-    model = make_model(weights, num_classes=2)
+    model = make_trainable_encoder(weights, num_classes=2)
     params = {name: value.requires_grad_() for name, value in start(model).items()}
     pixels = draw_pixels(8)
     pixels[::2] //= 4
@@ -148,18 +150,19 @@ def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
 
 def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
     random = find_encoder("random-resnet18", None, tmp_path)
-    params = start(make_trainable(random, 10))
+    params = start(make_model(random, 512, 10, trains_encoder=True))
     assert sum(value.numel() for value in params.values()) == 11_310_410
     path = tmp_path / "model.onnx"
     path.write_bytes(b"anything")
+    onnx = find_encoder(f"onnx:{path}", None, tmp_path)
     with pytest.raises(InvalidInput, match=r"encoder.train is true, but .* model\.onnx cannot"):
-        make_trainable(find_encoder(f"onnx:{path}", None, tmp_path), 10)
+        make_model(onnx, 512, 10, trains_encoder=True)
 
 
 def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:
     preprocessing = Preprocessing(8, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))
     grey = numpy.full((2, 5, 9), 255, dtype=numpy.uint8)
-    arranged = preprocessing.arrange(grey)
+    arranged = preprocessing.to_input_bytes(grey)
     assert arranged.shape == (2, 3, 8, 8)
     assert arranged.dtype == numpy.uint8
     inputs = preprocessing.standardize(torch.from_numpy(arranged), torch.float64)
@@ -168,4 +171,4 @@ def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:
     )
     red = numpy.zeros((1, 8, 8, 3), dtype=numpy.uint8)
     red[..., 0] = 200
-    assert preprocessing.arrange(red)[0, :, 0, 0].tolist() == [200, 0, 0]
+    assert preprocessing.to_input_bytes(red)[0, :, 0, 0].tolist() == [200, 0, 0]

@@ -1,1 +1,1 @@
-"""Data: named sets, readers, partitions."""
+"""Image sets: read, split among clients, turned into tensors; public ones fetched and prepared."""

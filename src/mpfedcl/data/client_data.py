@@ -1,4 +1,4 @@
-"""The clients' data: images of a set, dealt out and turned into tensors."""
+"""The clients' data: images of a set, split among them and turned into tensors."""
 
 import math
 from collections.abc import Collection
@@ -10,11 +10,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_split import deal_images, split_newcomer
-from mpfedcl.data.image_set import Listing, Part
-from mpfedcl.data.inputs import InputMaker, pixel_inputs
+from mpfedcl.data.client_split import split_among_clients, split_own_images
+from mpfedcl.data.image_set import ImageIndex, Subset
+from mpfedcl.data.inputs import InputMaker, make_pixel_inputs
 from mpfedcl.data.reader import open_image_set
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
@@ -42,7 +42,7 @@ class FederatedData:
     test_inputs: Tensor
     test_labels: Tensor
     partition: dict[str, Any]
-    """Who holds what, as `Deal.describe` tells it."""
+    """Who holds what, as `ClientSplit.describe` tells it."""
 
     @property
     def num_classes(self) -> int:
@@ -68,11 +68,11 @@ class FederatedData:
     def _by_name(self) -> dict[str, ClientData]:
         return {client.name: client for client in self.clients}
 
-    def only(self, names: Collection[str]) -> Self:
+    def with_clients(self, names: Collection[str]) -> Self:
         """Return the data of some clients, with the test images of all."""
         return replace(self, clients=tuple(c for c in self.clients if c.name in names))
 
-    def alone(self, name: str, new_name: str | None = None) -> Self:
+    def with_one_client(self, name: str, new_name: str | None = None) -> Self:
         """Return one client's data with its own test images alone, under a new name if given."""
         client = self.client(name)
         own = replace(
@@ -112,58 +112,64 @@ class FederatedData:
         )
 
 
-def load_own(
-    experiment: Experiment, make_inputs: InputMaker | None = None, *, listing: Listing, name: str
+def load_own_images(
+    experiment: Experiment,
+    make_inputs: InputMaker | None = None,
+    *,
+    image_index: ImageIndex,
+    name: str,
 ) -> FederatedData:
     """Open the images of one client that has them to itself, and hold some of them out to test."""
-    train, test = split_newcomer(listing, name, experiment)
+    train, test = split_own_images(image_index, name, experiment)
     if not len(train.labels):
         raise InvalidInput(
             f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
             "must be more of a class, or the test fraction must be smaller."
         )
-    everything = Part.join([train, test])
-    inputs = (make_inputs or pixel_inputs)(listing, everything.rows, experiment)
+    everything = Subset.join([train, test])
+    inputs = (make_inputs or make_pixel_inputs)(image_index, everything.rows, experiment)
     inputs = inputs.flatten(start_dim=1)
     labels, count = torch.from_numpy(everything.labels), len(train.labels)
     own = torch.arange(len(test.labels))
     client = ClientData(name, inputs[:count], labels[:count], own)
     return FederatedData(
-        listing.name, listing.class_names, (client,), inputs[count:], labels[count:], {}
+        image_index.name, image_index.class_names, (client,), inputs[count:], labels[count:], {}
     )
 
 
-def load_federated(experiment: Experiment, make_inputs: InputMaker | None = None) -> FederatedData:
-    """Deal the data set of an experiment out to the clients, then open the images they need."""
+def load_federated_data(
+    experiment: Experiment, make_inputs: InputMaker | None = None
+) -> FederatedData:
+    """Split an experiment's data set among the clients, then open the images they need."""
     experiment = experiment.resolved()
-    listing = open_image_set(experiment.dataset)
-    dealt = deal_images(listing, experiment)
-    make_inputs = make_inputs or pixel_inputs
-    inputs = make_inputs(listing, dealt.all_rows, experiment)
+    image_index = open_image_set(experiment.dataset)
+    split = split_among_clients(image_index, experiment)
+    make_inputs = make_inputs or make_pixel_inputs
+    inputs = make_inputs(image_index, split.all_rows, experiment)
     # On record, because flat pixels no longer tell what images they were.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
-    partition = {**dealt.describe(listing.class_names), "input_shape": shape}
+    partition = {**split.describe(image_index.class_names), "input_shape": shape}
     clients = tuple(
         ClientData(
             name,
-            inputs[torch.from_numpy(dealt.place(part))],
-            torch.from_numpy(part.labels),
-            torch.from_numpy(dealt.own[name]),
+            inputs[torch.from_numpy(split.positions_of(subset))],
+            torch.from_numpy(subset.labels),
+            torch.from_numpy(split.own_test[name]),
         )
-        for name, part in dealt.training.items()
+        for name, subset in split.training.items()
     )
     return FederatedData(
-        listing.name,
-        listing.class_names,
+        image_index.name,
+        image_index.class_names,
         clients,
-        inputs[torch.from_numpy(dealt.place(dealt.test))],
-        torch.from_numpy(dealt.test.labels),
+        inputs[torch.from_numpy(split.positions_of(split.test))],
+        torch.from_numpy(split.test.labels),
         {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
     )
 
 
-def is_same_deal(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Tell whether two descriptions are of the same deal, up to rounding in the inputs."""
+def is_same_partition(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Tell whether two descriptions are of the same partition, up to rounding in the inputs."""
     # Older runs have no shape on record.
     before = {"input_shape": now.get("input_shape"), **before}
     means, others = before.get("input_means", {}), now["input_means"]

@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy
 from PIL import ExifTags, Image, ImageOps
 
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
-from mpfedcl.images import Images, Size, choose_size, resize_picture
+from mpfedcl.images import Images, Size, choose_size, resize_image
 from mpfedcl.waiting_bar import WaitingBar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
@@ -27,13 +27,13 @@ _MOST_FAULTS_NAMED = 3
 _Result = TypeVar("_Result")
 
 
-def is_picture(path: Path) -> bool:
+def is_image_file(path: Path) -> bool:
     """Say whether a path is an image file to read; hidden files are not."""
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
 @dataclass(frozen=True)
-class PictureStore:
+class ImageFileStore:
     """Image files, decoded in parallel when they are asked for."""
 
     paths: Sequence[Path]
@@ -45,7 +45,7 @@ class PictureStore:
         """Return path, size and times of change of each file."""
         return [identify_file(self.paths[row]) for row in rows]
 
-    def look(self) -> tuple[set[Size], bool]:
+    def inspect_images(self) -> tuple[set[Size], bool]:
         """Read the headers of all files."""
         headers = _map_files(_read_header, self.paths, "Looking at images")
         return {size for size, _ in headers}, any(is_colour for _, is_colour in headers)
@@ -64,14 +64,14 @@ class PictureStore:
         return images
 
 
-def read_pictures(paths: Sequence[Path], image_size: int | None) -> Images:
+def read_image_files(paths: Sequence[Path], image_size: int | None) -> Images:
     """Decode files into one array: RGB if any is, in the size that `choose_size` picks."""
-    store = PictureStore(paths)
-    sizes, is_colour = store.look()
+    store = ImageFileStore(paths)
+    sizes, is_colour = store.inspect_images()
     return store.load(numpy.arange(len(paths)), choose_size(sizes, image_size), is_colour)
 
 
-def read_picture(path: Path, size: Size, is_colour: bool) -> Images:
+def read_image_file(path: Path, size: Size, is_colour: bool) -> Images:
     """Decode one file: [height, width], or [height, width, 3] where `is_colour`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,15 +81,15 @@ def read_picture(path: Path, size: Size, is_colour: bool) -> Images:
             raise InvalidInput(_name_faults([f"{path} ({_explain(error, path)})"])) from None
 
 
-def bring_picture(picture: Image.Image, size: Size, is_colour: bool) -> Images:
-    """Return a picture upright, in one colour mode and size."""
-    flat = _flatten(ImageOps.exif_transpose(picture), "RGB" if is_colour else "L")
-    return numpy.asarray(resize_picture(flat, size))
+def convert_image(image: Image.Image, size: Size, is_colour: bool) -> Images:
+    """Return an image upright, in one colour mode and size."""
+    flat = _flatten(ImageOps.exif_transpose(image), "RGB" if is_colour else "L")
+    return numpy.asarray(resize_image(flat, size))
 
 
 def _decode(path: Path, size: Size, is_colour: bool) -> Images:
-    with _open(path) as picture:
-        return bring_picture(picture, size, is_colour)
+    with _open(path) as image:
+        return convert_image(image, size, is_colour)
 
 
 def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
@@ -140,38 +140,38 @@ def _name_faults(faults: list[str]) -> str:
 
 
 def _open(path: Path) -> Image.Image:
-    picture = Image.open(path, formats=_FORMATS)
+    image = Image.open(path, formats=_FORMATS)
     limit = Image.MAX_IMAGE_PIXELS
     # Pillow only warns up to twice its limit; a warning must not pass 89 million pixels on.
-    if limit is not None and picture.width * picture.height > limit:
-        picture.close()
+    if limit is not None and image.width * image.height > limit:
+        image.close()
         raise ValueError(
-            f"{picture.width} x {picture.height} pixels are more than the {limit:,} allowed"
+            f"{image.width} x {image.height} pixels are more than the {limit:,} allowed"
         )
-    return picture
+    return image
 
 
 def _read_header(path: Path) -> tuple[Size, bool]:
     """Return the size that the upright image will have, and whether it has colour."""
-    with _open(path) as picture:
+    with _open(path) as image:
         turned = False
         # Pillow would decode a whole PNG in search of an EXIF block at its end.
-        if picture.format != "PNG" or "exif" in picture.info:
-            turned = picture.getexif().get(ExifTags.Base.Orientation) in _TURNED
-        size = (picture.width, picture.height) if turned else (picture.height, picture.width)
-        return size, picture.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES)
+        if image.format != "PNG" or "exif" in image.info:
+            turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+        size = (image.width, image.height) if turned else (image.height, image.width)
+        return size, image.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES)
 
 
-def _flatten(picture: Image.Image, mode: str) -> Image.Image:
-    """Return the picture as 8-bit grey ("L") or colour ("RGB"); transparent parts turn white."""
-    if picture.mode in _DEEP_GREY_MODES:
+def _flatten(image: Image.Image, mode: str) -> Image.Image:
+    """Return the image as 8-bit grey ("L") or colour ("RGB"); transparent parts turn white."""
+    if image.mode in _DEEP_GREY_MODES:
         # Pillow would clip at 255; 16 bits scale to 8 by 65535 / 255.
-        deep = numpy.asarray(picture, dtype=numpy.float64)
+        deep = numpy.asarray(image, dtype=numpy.float64)
         scaled = numpy.clip(numpy.rint(deep / 257), 0, 255).astype(numpy.uint8)
         return Image.fromarray(scaled).convert(mode)
-    if picture.mode.endswith(("A", "a")) or "transparency" in picture.info:
-        see_through = picture.convert("LA" if mode == "L" else "RGBA")
-        flat = Image.new(mode, picture.size, "white")
+    if image.mode.endswith(("A", "a")) or "transparency" in image.info:
+        see_through = image.convert("LA" if mode == "L" else "RGBA")
+        flat = Image.new(mode, image.size, "white")
         flat.paste(see_through.convert(mode), mask=see_through.getchannel("A"))
         return flat
-    return picture.convert(mode)
+    return image.convert(mode)

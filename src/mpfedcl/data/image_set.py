@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.images import Images, Size
 
 
@@ -20,7 +20,7 @@ class ImageStore(Protocol):
         """Return what tells each image apart from others, and from itself before a change."""
         ...
 
-    def look(self) -> tuple[set[Size], bool]:
+    def inspect_images(self) -> tuple[set[Size], bool]:
         """Return the sizes of all images, and whether any has colour."""
         ...
 
@@ -30,7 +30,7 @@ class ImageStore(Protocol):
 
 
 @dataclass(frozen=True)
-class JoinedStore:
+class JoinedImageStore:
     """Several stores, one after the other."""
 
     stores: Sequence[ImageStore]
@@ -41,76 +41,76 @@ class JoinedStore:
     def identify(self, rows: Indices) -> list[str]:
         """Ask each store for its own."""
         names = numpy.empty(len(rows), dtype=object)
-        for store, positions, within in self._deal(rows):
+        for store, positions, within in self._split_by_store(rows):
             names[positions] = store.identify(within)
         return [str(name) for name in names]
 
-    def look(self) -> tuple[set[Size], bool]:
+    def inspect_images(self) -> tuple[set[Size], bool]:
         """Join what the stores see."""
-        seen = [store.look() for store in self.stores]
+        seen = [store.inspect_images() for store in self.stores]
         return set().union(*(sizes for sizes, _ in seen)), any(colour for _, colour in seen)
 
     def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
         """Load each store's images into their places."""
         shape = (len(rows), *size, *((3,) if is_colour else ()))
         images = numpy.empty(shape, dtype=numpy.uint8)
-        for store, positions, within in self._deal(rows):
+        for store, positions, within in self._split_by_store(rows):
             images[positions] = store.load(within, size, is_colour)
         return images
 
-    def _deal(self, rows: Indices) -> list[tuple[ImageStore, Indices, Indices]]:
+    def _split_by_store(self, rows: Indices) -> list[tuple[ImageStore, Indices, Indices]]:
         """Return for each store that is needed the positions in `rows`, and its own numbers."""
-        dealt, begin = [], 0
+        found, begin = [], 0
         for store in self.stores:
             end = begin + len(store)
             positions = numpy.flatnonzero((rows >= begin) & (rows < end))
             if len(positions):
-                dealt.append((store, positions, rows[positions] - begin))
+                found.append((store, positions, rows[positions] - begin))
             begin = end
-        return dealt
+        return found
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """Some images of a set: their numbers in its store, and their labels."""
 
     rows: Indices
     labels: Indices
 
-    def take(self, chosen: Indices | NDArray[numpy.bool_]) -> "Part":
+    def select(self, chosen: Indices | NDArray[numpy.bool_]) -> "Subset":
         """Return some of them, by position."""
-        return Part(self.rows[chosen], self.labels[chosen])
+        return Subset(self.rows[chosen], self.labels[chosen])
 
     @staticmethod
-    def join(parts: Sequence["Part"]) -> "Part":
-        """Return all of several parts."""
-        return Part(
-            numpy.concatenate([part.rows for part in parts]),
-            numpy.concatenate([part.labels for part in parts]),
+    def join(subsets: Sequence["Subset"]) -> "Subset":
+        """Return all of several subsets."""
+        return Subset(
+            numpy.concatenate([subset.rows for subset in subsets]),
+            numpy.concatenate([subset.labels for subset in subsets]),
         )
 
 
 @dataclass(frozen=True)
-class ListedDomain:
-    """A domain's parts; the test part is None where the set has no official split."""
+class DomainIndex:
+    """A domain's images, unopened; the test subset is None where the set has no official split."""
 
     name: str
-    train: Part
-    test: Part | None = None
+    train: Subset
+    test: Subset | None = None
 
 
 @dataclass(frozen=True)
-class Listing:
+class ImageIndex:
     """A data set before any image is opened: domains in order of name, labels, classes."""
 
     name: str
     class_names: tuple[str, ...]
-    domains: tuple[ListedDomain, ...]
+    domains: tuple[DomainIndex, ...]
     store: ImageStore
 
 
 @dataclass(frozen=True)
-class Domain:
+class DomainImages:
     """The images of one domain; the test part is None where the set has no official split."""
 
     name: str
@@ -125,5 +125,5 @@ class ImageSet:
     """A data set in memory: domains in order of name, all images of one size and colour mode."""
 
     name: str
-    domains: tuple[Domain, ...]
+    domains: tuple[DomainImages, ...]
     class_names: tuple[str, ...]

@@ -8,24 +8,24 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.image_set import Listing
-from mpfedcl.data.split import Indices
+from mpfedcl.data.image_set import ImageIndex
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.datasets import specification
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.images import Images, choose_size
 
-InputMaker = Callable[[Listing, Indices, Experiment], Tensor]
-"""Turns images of a listing, by number, into inputs [images, ...] in the experiment's precision."""
+InputMaker = Callable[[ImageIndex, Indices, Experiment], Tensor]
+"""Turns images of a set, by number, into inputs [images, ...] in the experiment's precision."""
 
 
-def pixel_inputs(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+def make_pixel_inputs(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
     """Return pixels [images, height, width] or [images, height, width, 3]; see `scale_pixels`."""
     # The size comes from all images of the set, so that it does not depend on the draw.
-    sizes, is_colour = listing.store.look()
+    sizes, is_colour = image_index.store.inspect_images()
     size = choose_size(sizes, experiment.dataset.image_size)
-    return scale_pixels(listing.store.load(rows, size, is_colour), experiment)
+    return scale_pixels(image_index.store.load(rows, size, is_colour), experiment)
 
 
 def scale_pixels(images: Images, experiment: Experiment) -> Tensor:
@@ -33,21 +33,21 @@ def scale_pixels(images: Images, experiment: Experiment) -> Tensor:
     pixels = torch.from_numpy(numpy.ascontiguousarray(images))
     inputs = pixels.to(getattr(torch, experiment.dtype)).div_(255)
     if experiment.dataset.standardize:
-        spec = specification(experiment.dataset.name)
+        spec = find_specification(experiment.dataset.name)
         inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)
     return inputs
 
 
-def feature_inputs(encoder: Encoder) -> InputMaker:
+def feature_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of features [images, feature_size]; images are opened only if it must be."""
 
-    def make(listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
+    def make(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
         def load() -> Images:
             # In the encoder's size at once: less memory, and every image is resized once.
             size = encoder.preprocessing.image_size
-            return listing.store.load(rows, (size, size), is_colour=True)
+            return image_index.store.load(rows, (size, size), is_colour=True)
 
-        names = json.dumps(listing.store.identify(rows)).encode()
+        names = json.dumps(image_index.store.identify(rows)).encode()
         with FeatureCache() as cache:
             signature = hashlib.sha256(names).hexdigest()
             features = cache.encode_source(encoder, signature, load)
@@ -56,12 +56,12 @@ def feature_inputs(encoder: Encoder) -> InputMaker:
     return make
 
 
-def byte_inputs(encoder: Encoder) -> InputMaker:
+def byte_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
 
-    def make(listing: Listing, rows: Indices, _experiment: Experiment) -> Tensor:
+    def make(image_index: ImageIndex, rows: Indices, _experiment: Experiment) -> Tensor:
         size = encoder.preprocessing.image_size
-        images = listing.store.load(rows, (size, size), is_colour=True)
-        return torch.from_numpy(encoder.preprocessing.arrange(images))
+        images = image_index.store.load(rows, (size, size), is_colour=True)
+        return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
 
     return make

@@ -10,7 +10,7 @@ import numpy
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images, Size, resize_images
 
@@ -25,7 +25,7 @@ Opener = Callable[[], IO[bytes]]
 
 
 @dataclass(frozen=True)
-class ArchiveStore:
+class ArchiveImageStore:
     """The images of one array of an archive; only its header is read until they are asked for."""
 
     open: Opener
@@ -43,7 +43,7 @@ class ArchiveStore:
         """Return the file's identity and the image's place in it."""
         return [f"{self.identity}|{self.key}|{row}" for row in rows]
 
-    def look(self) -> tuple[set[Size], bool]:
+    def inspect_images(self) -> tuple[set[Size], bool]:
         """All images of an array are alike."""
         return {(self.shape[1], self.shape[2])}, _is_colour(self.shape)
 
@@ -57,16 +57,18 @@ class ArchiveStore:
 
 
 @dataclass(frozen=True)
-class Archive:
+class DomainArchive:
     """One domain's archive, labels read and images left where they are."""
 
-    train: ArchiveStore
+    train: ArchiveImageStore
     train_labels: Indices
-    test: ArchiveStore | None
+    test: ArchiveImageStore | None
     test_labels: Indices | None
 
 
-def open_archive(opener: Opener, shown: str, identity: str, num_classes: int | None) -> Archive:
+def open_archive(
+    opener: Opener, shown: str, identity: str, num_classes: int | None
+) -> DomainArchive:
     """Read an archive's labels and check all that can be wrong with it but the pixels."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -80,20 +82,20 @@ def open_archive(opener: Opener, shown: str, identity: str, num_classes: int | N
             if key in found
         }
     stores = {
-        key: ArchiveStore(opener, key, shape, shown, identity) for key, shape in shapes.items()
+        key: ArchiveImageStore(opener, key, shape, shown, identity) for key, shape in shapes.items()
     }
     if shapes["x_train"][:1] == (0,):
         raise InvalidInput(f"{shown}: x_train has 0 images; it must have at least 1.")
     _check_image_shape(shapes["x_train"], f"{shown}: x_train")
     _check_lengths(shapes["x_train"][0], labels["y_train"], shown, "train")
     if "x_test" not in shapes or (shapes["x_test"][:1] == (0,) and len(labels["y_test"]) == 0):
-        return Archive(stores["x_train"], labels["y_train"], None, None)
+        return DomainArchive(stores["x_train"], labels["y_train"], None, None)
     _check_image_shape(shapes["x_test"], f"{shown}: x_test")
     _check_lengths(shapes["x_test"][0], labels["y_test"], shown, "test")
-    return Archive(stores["x_train"], labels["y_train"], stores["x_test"], labels["y_test"])
+    return DomainArchive(stores["x_train"], labels["y_train"], stores["x_test"], labels["y_test"])
 
 
-def open_images(opener: Opener, shown: str, identity: str) -> ArchiveStore:
+def open_unlabelled_images(opener: Opener, shown: str, identity: str) -> ArchiveImageStore:
     """Open images that need no labels: the array x_test, else x, else x_train."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -103,7 +105,7 @@ def open_images(opener: Opener, shown: str, identity: str) -> ArchiveStore:
             raise InvalidInput(f"{shown} has {listed}; it must have x_test, x or x_train.")
         shape = _read_shape(archive, key, shown)
     _check_image_shape(shape, f"{shown}: {key}")
-    return ArchiveStore(opener, key, shape, shown, identity)
+    return ArchiveImageStore(opener, key, shape, shown, identity)
 
 
 @contextmanager

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_files import PictureStore, is_picture
-from mpfedcl.data.image_set import ListedDomain, Listing, Part
+from mpfedcl.data.image_files import ImageFileStore, is_image_file
+from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.data.reader import (
-    list_archives,
-    list_entries,
-    list_folders,
+    index_archives,
+    index_folders,
+    list_visible_entries,
     open_archive_file,
     open_image_set,
 )
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import specification
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 
 _LAYOUTS = (
@@ -25,50 +25,52 @@ _LAYOUTS = (
 _MOST_CLASSES_LISTED = 12
 
 
-def open_own_images(path: Path, class_names: Sequence[str] | None) -> Listing:
+def open_own_images(path: Path, class_names: Sequence[str] | None) -> ImageIndex:
     """List images by the given classes, some of which may be missing; no image is opened.
 
-    Class folders go by name; the labels of npz files are places among the classes, from 0. Where
+    Class folders go by name; the labels of npz files are positions among the classes, from 0. Where
     the classes are not known yet the images decide.
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
-    listing = _open(path, len(class_names) if class_names else None)
+    image_index = _open(path, len(class_names) if class_names else None)
     if not class_names:
-        return listing
-    if isinstance(listing.store, PictureStore):
-        return _relabel(listing, class_names, path)
-    largest = max(int(part.labels.max()) for part in _parts(listing) if len(part.labels))
+        return image_index
+    if isinstance(image_index.store, ImageFileStore):
+        return _relabel(image_index, class_names, path)
+    largest = max(
+        int(subset.labels.max()) for subset in _subsets(image_index) if len(subset.labels)
+    )
     if largest >= len(class_names):
         raise InvalidInput(
             f"data is {str(path)!r}, which has the label {largest}; the run has "
             f"{len(class_names)} classes, so labels must be from 0 to {len(class_names) - 1}."
         )
-    return replace(listing, class_names=tuple(class_names))
+    return replace(image_index, class_names=tuple(class_names))
 
 
-def _open(path: Path, num_classes: int | None) -> Listing:
+def _open(path: Path, num_classes: int | None) -> ImageIndex:
     folder = DatasetSettings(name="folder", root=path)
-    spec = specification("folder")
+    spec = find_specification("folder")
     if path.is_file():
         if path.suffix.lower() != ".npz":
             raise InvalidInput(f"data is {str(path)!r}, a file; it must be {_LAYOUTS}.")
         archive = open_archive_file(path, num_classes)
-        return list_archives({path.stem: archive}, spec, folder)
-    entries = list_entries(path)
+        return index_archives({path.stem: archive}, spec, folder)
+    entries = list_visible_entries(path)
     inner = [entry for entry in entries if entry.is_dir()]
     if not inner and not any(entry.suffix.lower() == ".npz" for entry in entries):
         raise InvalidInput(
             f"data is {str(path)!r}, which holds neither class folders nor npz files; it must be "
             f"{_LAYOUTS}."
         )
-    if any(is_picture(file) for entry in inner for file in list_entries(entry)):
-        return list_folders({path.name: path}, [path.name], spec, folder)
+    if any(is_image_file(file) for entry in inner for file in list_visible_entries(entry)):
+        return index_folders({path.name: path}, [path.name], spec, folder)
     return open_image_set(folder)
 
 
-def _relabel(listing: Listing, class_names: Sequence[str], path: Path) -> Listing:
-    unknown = sorted(set(listing.class_names) - set(class_names))
+def _relabel(image_index: ImageIndex, class_names: Sequence[str], path: Path) -> ImageIndex:
+    unknown = sorted(set(image_index.class_names) - set(class_names))
     if unknown:
         shown = ", ".join(class_names[:_MOST_CLASSES_LISTED])
         more = len(class_names) - _MOST_CLASSES_LISTED
@@ -77,18 +79,18 @@ def _relabel(listing: Listing, class_names: Sequence[str], path: Path) -> Listin
             f"{shown}{f' and {more} more' if more > 0 else ''}, and class folders must be named "
             "as they are."
         )
-    places = numpy.array([list(class_names).index(name) for name in listing.class_names])
+    labels = numpy.array([list(class_names).index(name) for name in image_index.class_names])
 
-    def relabel(part: Part) -> Part:
-        return Part(part.rows, places[part.labels])
+    def relabel(subset: Subset) -> Subset:
+        return Subset(subset.rows, labels[subset.labels])
 
     domains = tuple(
-        ListedDomain(each.name, relabel(each.train), each.test and relabel(each.test))
-        for each in listing.domains
+        DomainIndex(each.name, relabel(each.train), each.test and relabel(each.test))
+        for each in image_index.domains
     )
-    return replace(listing, class_names=tuple(class_names), domains=domains)
+    return replace(image_index, class_names=tuple(class_names), domains=domains)
 
 
-def _parts(listing: Listing) -> list[Part]:
-    both = [part for domain in listing.domains for part in (domain.train, domain.test)]
-    return [part for part in both if part is not None]
+def _subsets(image_index: ImageIndex) -> list[Subset]:
+    both = [subset for domain in image_index.domains for subset in (domain.train, domain.test)]
+    return [subset for subset in both if subset is not None]

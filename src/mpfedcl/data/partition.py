@@ -1,7 +1,7 @@
 """Partitions: which client gets which images, from the labels alone.
 
 Each kind first draws a table of counts [clients, classes], again and again until every client has
-`min_size` training images, and only then deals out the images of each class at random. Every image
+`min_size` training images, and only then assigns the images of each class at random. Every image
 goes to exactly one client; only `partition_by_classes` leaves out classes that nobody holds.
 
 With a `test_fraction`, each client holds out that share of each of its classes for its own test
@@ -14,7 +14,7 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mpfedcl.data.split import Indices, count_training
+from mpfedcl.data.train_test_split import Indices, count_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.rng import numpy_generator
 
@@ -35,17 +35,17 @@ def partition_iid(
     min_size: int = 1,
     test_fraction: float | None = None,
 ) -> list[Indices]:
-    """Deal the images out at random in shares that differ by one image at most."""
+    """Split the images at random into shares that differ by one image at most."""
     _refuse_impossible(labels, num_clients, min_size, test_fraction)
     generator = numpy_generator(seed, "partition", "iid")
     owners = numpy.arange(len(labels)) * num_clients // len(labels)
     sizes = numpy.bincount(owners, minlength=num_clients)
 
     def draw(num_draws: int) -> Indices:
-        return numpy.stack([_draw_labels(labels, sizes, generator) for _ in range(num_draws)])
+        return numpy.stack([_draw_label_counts(labels, sizes, generator) for _ in range(num_draws)])
 
     counts = _redraw(draw, labels, num_clients, min_size, test_fraction, "iid", None)
-    return _deal(labels, counts, generator)
+    return _assign_images(labels, counts, generator)
 
 
 def partition_by_label(
@@ -58,7 +58,7 @@ def partition_by_label(
     min_size: int = 1,
     test_fraction: float | None = None,
 ) -> list[Indices]:
-    """Deal each class out by shares from a Dirichlet distribution over the clients.
+    """Split each class by shares from a Dirichlet distribution over the clients.
 
     `balanced`: a client that already holds its fair share of all images (images / clients) gets
     none of the next class; the shares of the others are scaled up, and drawn again where they are
@@ -80,10 +80,10 @@ def partition_by_label(
                 # held >= images / clients, in integers.
                 is_open = held[hopeful] * num_clients < len(labels)
             shares = _draw_shares(is_open, alpha, generator)
-            dealt = _cut(shares, int(class_sizes[label]))
-            counts[hopeful, :, label] = dealt
-            held[hopeful] += dealt
-            training[hopeful] += count_training(dealt, test_fraction)
+            drawn = _round_shares(shares, int(class_sizes[label]))
+            counts[hopeful, :, label] = drawn
+            held[hopeful] += drawn
+            training[hopeful] += count_training(drawn, test_fraction)
             # Draws that can no longer give everyone enough are not worth finishing.
             left -= int(class_sizes[label])
             missing = numpy.maximum(0, min_size - training[hopeful]).sum(axis=1)
@@ -93,7 +93,7 @@ def partition_by_label(
         return counts
 
     counts = _redraw(draw, labels, num_clients, min_size, test_fraction, "label", alpha)
-    return _deal(labels, counts, generator)
+    return _assign_images(labels, counts, generator)
 
 
 def partition_by_quantity(
@@ -105,23 +105,23 @@ def partition_by_quantity(
     min_size: int = 1,
     test_fraction: float | None = None,
 ) -> list[Indices]:
-    """Deal the images out at random in shares of the whole from a Dirichlet distribution."""
+    """Split the images at random by shares of the whole from a Dirichlet distribution."""
     _refuse_impossible(labels, num_clients, min_size, test_fraction)
     generator = numpy_generator(seed, "partition", "quantity")
     num_classes = int(labels.max()) + 1
     everyone = numpy.ones((1, num_clients), dtype=bool)
 
     def draw_once() -> Indices:
-        sizes = _cut(_draw_shares(everyone, alpha, generator), len(labels))[0]
+        sizes = _round_shares(_draw_shares(everyone, alpha, generator), len(labels))[0]
         if sizes.min() < min_size:
             return numpy.zeros((num_clients, num_classes), dtype=numpy.int64)
-        return _draw_labels(labels, sizes, generator)
+        return _draw_label_counts(labels, sizes, generator)
 
     def draw(num_draws: int) -> Indices:
         return numpy.stack([draw_once() for _ in range(num_draws)])
 
     counts = _redraw(draw, labels, num_clients, min_size, test_fraction, "quantity", alpha)
-    return _deal(labels, counts, generator)
+    return _assign_images(labels, counts, generator)
 
 
 def partition_by_classes(
@@ -163,7 +163,7 @@ def partition_by_classes(
         return counts
 
     counts = _redraw(draw, labels, num_clients, min_size, test_fraction, "classes", None)
-    return _deal(labels, counts, generator)
+    return _assign_images(labels, counts, generator)
 
 
 def _refuse_impossible(
@@ -173,7 +173,7 @@ def _refuse_impossible(
     if num_clients > len(labels):
         raise InvalidInput(
             f"clients is {num_clients}; it must be at most {len(labels):,}, the number of images "
-            "to deal out."
+            "to split."
         )
     most = len(labels)
     held_out = ""
@@ -233,31 +233,31 @@ def _draw_shares(is_open: NDArray[numpy.bool_], alpha: float, generator: Generat
     return shares
 
 
-def _cut(shares: Floats, total: int) -> Indices:
+def _round_shares(shares: Floats, total: int) -> Indices:
     """Cut `total` images into whole numbers by each row's shares (of any positive sum)."""
     ends = numpy.cumsum(shares, axis=1)
     # Dividing by the last end makes it exactly 1, so that a client without a share gets nothing.
-    # Rounded, not cut off: cutting off would hand the leftover single images to the last client.
+    # Rounded, not cut off: cutting off would give the leftover single images to the last client.
     cuts = numpy.rint(ends / ends[:, -1:] * total).astype(numpy.int64)
     return numpy.diff(cuts, axis=1, prepend=0)
 
 
-def _draw_labels(labels: Indices, sizes: Indices, generator: Generator) -> Indices:
-    """Count the labels [clients, classes] of a random deal with the given sizes."""
+def _draw_label_counts(labels: Indices, sizes: Indices, generator: Generator) -> Indices:
+    """Count the labels [clients, classes] of a random split with the given sizes."""
     num_classes = int(labels.max()) + 1
     owners = numpy.repeat(numpy.arange(len(sizes)), sizes)
     cells = owners * num_classes + generator.permutation(labels)
     return numpy.bincount(cells, minlength=len(sizes) * num_classes).reshape(len(sizes), -1)
 
 
-def _deal(labels: Indices, counts: Indices, generator: Generator) -> list[Indices]:
-    """Deal the images of each class out at random by the counts; each hand in ascending order."""
+def _assign_images(labels: Indices, counts: Indices, generator: Generator) -> list[Indices]:
+    """Assign the images of each class at random by the counts; each client's in ascending order."""
     num_clients = len(counts)
     owners = numpy.full(len(labels), num_clients)
     for label in numpy.flatnonzero(counts.sum(axis=0)):
         members = generator.permutation(numpy.flatnonzero(labels == label))
-        hands = numpy.repeat(numpy.arange(num_clients), counts[:, label])
-        owners[members[: len(hands)]] = hands
+        clients = numpy.repeat(numpy.arange(num_clients), counts[:, label])
+        owners[members[: len(clients)]] = clients
     by_owner = numpy.argsort(owners, kind="stable")
     ends = numpy.cumsum(numpy.bincount(owners, minlength=num_clients + 1))[:num_clients]
-    return [numpy.asarray(hand) for hand in numpy.split(by_owner, ends)[:num_clients]]
+    return [numpy.asarray(own) for own in numpy.split(by_owner, ends)[:num_clients]]

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_files import EXTENSIONS, PictureStore, is_picture
+from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
 from mpfedcl.data.image_set import (
-    Domain,
+    DomainImages,
+    DomainIndex,
+    ImageIndex,
     ImageSet,
     ImageStore,
-    JoinedStore,
-    ListedDomain,
-    Listing,
-    Part,
+    JoinedImageStore,
+    Subset,
 )
-from mpfedcl.data.npz_archive import Archive, open_archive
+from mpfedcl.data.npz_archive import DomainArchive, open_archive
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import DatasetSpecification, specification
+from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import identify_file
 from mpfedcl.images import choose_size
@@ -30,9 +30,9 @@ _MOST_NAMES_LISTED = 5
 _LONGEST_NAME = 200
 
 
-def open_image_set(dataset: DatasetSettings) -> Listing:
+def open_image_set(dataset: DatasetSettings) -> ImageIndex:
     """Find the data set that the settings name and list it; no image is opened."""
-    spec = specification(dataset.name)
+    spec = find_specification(dataset.name)
     try:
         found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
     except OSError as error:
@@ -48,8 +48,8 @@ def open_image_set(dataset: DatasetSettings) -> Listing:
     return found
 
 
-def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
-    _choose([spec.name], dataset, f"the embedded {spec.name}")
+def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageIndex:
+    _choose_domains([spec.name], dataset, f"the embedded {spec.name}")
     resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
     archive = open_archive(
         lambda: resource.open("rb"),
@@ -57,13 +57,13 @@ def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> List
         f"{spec.name} {version('mpfedcl')}",
         len(spec.class_names),
     )
-    return list_archives({spec.name: archive}, spec, dataset)
+    return index_archives({spec.name: archive}, spec, dataset)
 
 
-def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
-    root = locate_set(dataset)
+def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageIndex:
+    root = find_set_folder(dataset)
     archives, folders = _list_domains(root, dataset)
-    chosen = _choose(sorted({*archives, *folders}), dataset, str(root))
+    chosen = _choose_domains(sorted({*archives, *folders}), dataset, str(root))
     from_archive = [name for name in chosen if name in archives]
     from_folder = [name for name in chosen if name in folders]
     if from_archive and from_folder:
@@ -75,58 +75,58 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> Listing:
     if from_archive:
         num_classes = len(spec.class_names) or None
         opened = {name: open_archive_file(archives[name], num_classes) for name in chosen}
-        return list_archives(opened, spec, dataset)
-    return list_folders(folders, chosen, spec, dataset)
+        return index_archives(opened, spec, dataset)
+    return index_folders(folders, chosen, spec, dataset)
 
 
 def read_image_set(dataset: DatasetSettings) -> ImageSet:
     """Read the data set that the settings name, whole, in one size and one colour mode."""
-    listing = open_image_set(dataset)
-    sizes, is_colour = listing.store.look()
+    image_index = open_image_set(dataset)
+    sizes, is_colour = image_index.store.inspect_images()
     size = choose_size(sizes, dataset.image_size)
     # All at once: files are decoded in parallel, and broken ones are all named together.
-    images = listing.store.load(numpy.arange(len(listing.store)), size, is_colour)
+    images = image_index.store.load(numpy.arange(len(image_index.store)), size, is_colour)
     domains = tuple(
-        Domain(
+        DomainImages(
             domain.name,
             images[domain.train.rows],
             domain.train.labels,
             None if domain.test is None else images[domain.test.rows],
             None if domain.test is None else domain.test.labels,
         )
-        for domain in listing.domains
+        for domain in image_index.domains
     )
-    return ImageSet(listing.name, domains, listing.class_names)
+    return ImageSet(image_index.name, domains, image_index.class_names)
 
 
-def open_archive_file(path: Path, num_classes: int | None) -> Archive:
+def open_archive_file(path: Path, num_classes: int | None) -> DomainArchive:
     """Open the archive `<domain>.npz`."""
     return open_archive(lambda: path.open("rb"), str(path), identify_file(path), num_classes)
 
 
-def list_archives(
-    archives: dict[str, Archive], spec: DatasetSpecification, dataset: DatasetSettings
-) -> Listing:
+def index_archives(
+    archives: dict[str, DomainArchive], spec: DatasetSpecification, dataset: DatasetSettings
+) -> ImageIndex:
     """List domains kept as archives; the store has each domain's training part, then its test."""
-    domains: list[ListedDomain] = []
+    domains: list[DomainIndex] = []
     stores: list[ImageStore] = []
     begin = 0
     for name, archive in archives.items():
-        parts: list[Part] = []
+        subsets: list[Subset] = []
         for store, labels in (
             (archive.train, archive.train_labels),
             (archive.test, archive.test_labels),
         ):
             if store is not None and labels is not None:
-                parts.append(Part(numpy.arange(begin, begin + len(store)), labels))
+                subsets.append(Subset(numpy.arange(begin, begin + len(store)), labels))
                 stores.append(store)
                 begin += len(store)
-        domains.append(ListedDomain(name, *parts))
+        domains.append(DomainIndex(name, *subsets))
     class_names = spec.class_names or _name_classes(domains)
-    return Listing(dataset.name, class_names, tuple(domains), JoinedStore(stores))
+    return ImageIndex(dataset.name, class_names, tuple(domains), JoinedImageStore(stores))
 
 
-def data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
+def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
     """Return the folder that holds the named sets, and the setting that says so."""
     if dataset.root is not None:
         return dataset.root.expanduser(), "dataset.root"
@@ -136,20 +136,20 @@ def data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
     return Path(cache).expanduser() / "mpfedcl", "the cache folder"
 
 
-def is_here(name: str, root: Path | None = None) -> bool:
+def is_available(name: str, root: Path | None = None) -> bool:
     """Tell whether a data set is in the data folder, or inside the package."""
-    if specification(name).embedded:
+    if find_specification(name).embedded:
         return True
     try:
-        locate_set(DatasetSettings(name=name, root=root))
+        find_set_folder(DatasetSettings(name=name, root=root))
     except InvalidInput:
         return False
     return True
 
 
-def locate_set(dataset: DatasetSettings) -> Path:
+def find_set_folder(dataset: DatasetSettings) -> Path:
     """Return the existing folder of the set that the settings name."""
-    folder, origin = data_folder(dataset)
+    folder, origin = find_data_folder(dataset)
     if dataset.name == "folder":
         if dataset.root is None:
             raise InvalidInput(
@@ -175,7 +175,7 @@ def locate_set(dataset: DatasetSettings) -> Path:
 
 def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
     """Return the archives and the domain folders of a set by domain."""
-    entries = list_entries(root)
+    entries = list_visible_entries(root)
     archives = {
         entry.stem: entry for entry in entries if entry.suffix.lower() == ".npz" and entry.is_file()
     }
@@ -183,11 +183,11 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
     for entry in entries:
         if not entry.is_dir():
             continue
-        within = list_entries(entry)
+        within = list_visible_entries(entry)
         if any(inner.is_dir() for inner in within):
             folders[entry.name] = entry
         # Images that would silently be left out; whoever names the domains may have others lie.
-        elif not dataset.domains and any(is_picture(inner) for inner in within):
+        elif not dataset.domains and any(is_image_file(inner) for inner in within):
             raise InvalidInput(
                 f"{entry} holds images but no class folders; images must lie at "
                 f"{root}/<domain>/<class>/*.png|jpg."
@@ -204,7 +204,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
     return archives, folders
 
 
-def list_entries(folder: Path) -> list[Path]:
+def list_visible_entries(folder: Path) -> list[Path]:
     """Return the entries of a folder in order of name, without hidden ones."""
     found = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
     return sorted(found, key=lambda entry: entry.name)
@@ -219,7 +219,7 @@ def _check_name(name: str, root: Path) -> None:
         )
 
 
-def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[str]:
+def _choose_domains(available: list[str], dataset: DatasetSettings, place: str) -> list[str]:
     """Return the domains to read, in order of name."""
     for name in dataset.domains:
         if name not in available:
@@ -229,16 +229,16 @@ def _choose(available: list[str], dataset: DatasetSettings, place: str) -> list[
     return sorted(set(dataset.domains)) or available
 
 
-def list_folders(
+def index_folders(
     folders: dict[str, Path],
     chosen: list[str],
     spec: DatasetSpecification,
     dataset: DatasetSettings,
-) -> Listing:
+) -> ImageIndex:
     """List domains kept as folders of class folders."""
     # Classes come from every domain, chosen or not, so that a label means the same in all runs.
     classes = {
-        name: [entry for entry in list_entries(folder) if entry.is_dir()]
+        name: [entry for entry in list_visible_entries(folder) if entry.is_dir()]
         for name, folder in folders.items()
     }
     class_names = tuple(sorted({entry.name for entries in classes.values() for entry in entries}))
@@ -257,10 +257,10 @@ def list_folders(
     for name in chosen:
         before = len(paths)
         for entry in classes[name]:
-            pictures = [path for path in list_entries(entry) if is_picture(path)]
-            paths += pictures
-            labels += [class_names.index(entry.name)] * len(pictures)
-            if not pictures:
+            files = [path for path in list_visible_entries(entry) if is_image_file(path)]
+            paths += files
+            labels += [class_names.index(entry.name)] * len(files)
+            if not files:
                 empty.append(entry)
         sizes.append(len(paths) - before)
     if empty:
@@ -270,21 +270,21 @@ def list_folders(
             f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
         )
     ends = numpy.cumsum(sizes)[:-1]
-    everything = Part(numpy.arange(len(paths)), numpy.asarray(labels, dtype=numpy.int64))
+    everything = Subset(numpy.arange(len(paths)), numpy.asarray(labels, dtype=numpy.int64))
     domains = tuple(
-        ListedDomain(name, everything.take(rows))
+        DomainIndex(name, everything.select(rows))
         for name, rows in zip(chosen, numpy.split(everything.rows, ends), strict=True)
     )
-    return Listing(dataset.name, class_names, domains, PictureStore(paths))
+    return ImageIndex(dataset.name, class_names, domains, ImageFileStore(paths))
 
 
-def _name_classes(domains: list[ListedDomain]) -> tuple[str, ...]:
+def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:
     """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
     largest = max(
-        int(part.labels.max())
+        int(subset.labels.max())
         for domain in domains
-        for part in (domain.train, domain.test)
-        if part is not None
+        for subset in (domain.train, domain.test)
+        if subset is not None
     )
     return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
 

@@ -14,9 +14,9 @@ from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
-from mpfedcl.models.base import Tensors
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
+from mpfedcl.tensors import Tensors
 from mpfedcl.waiting_bar import WaitingBar
 
 IMAGES_AT_ONCE = 128
@@ -27,7 +27,7 @@ _VERSION = 1
 
 Features = NDArray[numpy.float32]
 """[images, feature_size]."""
-Advance = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Told how many more images are done."""
 
 
@@ -54,7 +54,7 @@ class Encoder(Protocol):
         """What happens to an image first."""
         ...
 
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features of images in any size; a bar shows unless `on_progress` is given."""
         ...
 
@@ -75,12 +75,12 @@ class ResNetEncoder:
         self.preprocessing = preprocessing
         self.tensors = tensors
         """Parameters and running statistics in float32, for `TrainableEncoder` to start from."""
-        self.fingerprint = fingerprint_of("resnet18", tensors, preprocessing)
+        self.fingerprint = fingerprint_weights("resnet18", tensors, preprocessing)
         self._device = torch.device(device)
         self._network = ResNet18()
 
     @torch.inference_mode()
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, 512]."""
         params = {name: value.to(self._device) for name, value in self.tensors.items()}
 
@@ -92,8 +92,8 @@ class ResNetEncoder:
             inputs = self.preprocessing.standardize(pixels, torch.float32)
             return self._network.apply(params, inputs)[: len(batch)].cpu().numpy()
 
-        batches = split_batches(images, self.preprocessing, IMAGES_AT_ONCE)
-        return join_features(encode_batch, batches, len(images), self, on_progress)
+        batches = prepare_batches(images, self.preprocessing, IMAGES_AT_ONCE)
+        return encode_in_batches(encode_batch, batches, len(images), self, on_progress)
 
 
 def find_encoder(
@@ -130,32 +130,32 @@ def find_encoder(
     raise InvalidInput(f"encoder.name is {name!r}; it must be {KINDS}.")
 
 
-def fingerprint_of(kind: str, tensors: Tensors, preprocessing: Preprocessing) -> str:
+def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: Preprocessing) -> str:
     """Return the SHA-256 over everything that decides what the features are."""
-    sha = hashlib.sha256(describe_kind(kind, preprocessing))
+    sha = hashlib.sha256(fingerprint_header(kind, preprocessing))
     for name, value in sorted(tensors.items()):
         sha.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
         sha.update(value.detach().cpu().contiguous().numpy().data)
     return sha.hexdigest()
 
 
-def describe_kind(kind: str, preprocessing: Preprocessing) -> bytes:
+def fingerprint_header(kind: str, preprocessing: Preprocessing) -> bytes:
     """Return what a fingerprint begins with."""
     return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
 
 
-def split_batches(images: Images, preprocessing: Preprocessing, size: int) -> Iterator[Images]:
+def prepare_batches(images: Images, preprocessing: Preprocessing, size: int) -> Iterator[Images]:
     """Yield the images as bytes [batch, 3, size, size], so that few are in memory at once."""
     for first in range(0, len(images), size):
-        yield preprocessing.arrange(images[first : first + size])
+        yield preprocessing.to_input_bytes(images[first : first + size])
 
 
-def join_features(
+def encode_in_batches(
     encode_batch: Callable[[Images], Features],
     batches: Iterator[Images],
     total: int,
     encoder: Encoder,
-    on_progress: Advance | None,
+    on_progress: OnProgress | None,
 ) -> Features:
     """Encode batch by batch, with a bar where the caller shows none; refuse broken numbers."""
     features = numpy.empty((total, encoder.feature_size), dtype=numpy.float32)

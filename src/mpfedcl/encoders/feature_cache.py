@@ -13,7 +13,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy
@@ -24,7 +23,7 @@ from mpfedcl.encoders.feature_store import (
     Key,
     StoreDescription,
     is_damaged,
-    set_aside,
+    move_damaged_database,
 )
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
@@ -83,12 +82,7 @@ class FeatureCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def encode_source(
@@ -96,33 +90,33 @@ class FeatureCache:
     ) -> Features:
         """Return the features of a source's images in order; `load` is called only if needed."""
         listing = hashlib.sha256(f"{encoder.fingerprint} {signature}".encode()).digest()
-        keys = self._use(lambda store: store.read_listing(listing))
+        keys = self._with_store(lambda store: store.read_listing(listing))
         if keys:
             vectors = self._read(keys, listing)
             is_whole = len(vectors) == len(set(keys))
             if is_whole and len({len(vector) for vector in vectors.values()}) == 1:
-                return _stack(keys, vectors)
+                return _stack_vectors(keys, vectors)
         images = load()
-        keys = _keys_of(images, encoder)
+        keys = _image_keys(images, encoder)
         features = self._encode(encoder, images, keys)
-        self._use(lambda store: store.write_listing(listing, keys))
+        self._with_store(lambda store: store.write_listing(listing, keys))
         return features
 
-    def features(self, encoder: Encoder, images: Images) -> Features:
+    def encode_images(self, encoder: Encoder, images: Images) -> Features:
         """Return the features of images that are in memory anyway."""
-        return self._encode(encoder, images, _keys_of(images, encoder))
+        return self._encode(encoder, images, _image_keys(images, encoder))
 
     def describe(self) -> StoreDescription:
         """Return what the cache holds; nothing where there is none."""
         empty = StoreDescription(0, 0, {})
         if not self.path.exists():
             return empty
-        return self._use(lambda store: store.describe()) or empty
+        return self._with_store(lambda store: store.describe()) or empty
 
     def clear(self) -> None:
         """Drop everything."""
         if self.path.exists():
-            self._use(lambda store: store.clear())
+            self._with_store(lambda store: store.clear())
 
     def close(self) -> None:
         """Let go of the file; it is opened again when needed."""
@@ -148,27 +142,29 @@ class FeatureCache:
                 if places:
                     missing = images[list(places.values())]
                     encoded = encoder.encode(missing, on_progress=bar.advance)
-                    vectors |= self._keep(encoder, list(places), encoded)
-                features[first : first + len(chunk)] = _stack(chunk, vectors)
+                    vectors |= self._write_vectors(encoder, list(places), encoded)
+                features[first : first + len(chunk)] = _stack_vectors(chunk, vectors)
         return features
 
-    def _keep(self, encoder: Encoder, keys: list[Key], encoded: Features) -> dict[Key, bytes]:
+    def _write_vectors(
+        self, encoder: Encoder, keys: list[Key], encoded: Features
+    ) -> dict[Key, bytes]:
         """Write new vectors into the store; return them as they are there."""
         new = {k: vector.astype("<f4").tobytes() for k, vector in zip(keys, encoded, strict=True)}
-        self._use(lambda store: store.write(encoder.fingerprint, encoder.name, new))
+        self._with_store(lambda store: store.write(encoder.fingerprint, encoder.name, new))
         return new
 
     def _read(self, keys: list[Key], listing: Key = b"") -> dict[Key, bytes]:
         """Return the vectors that are here; note that they were used."""
-        found = self._use(lambda store: store.read(keys))
+        found = self._with_store(lambda store: store.read(keys))
         if found is None:
             return {}
         vectors, stale = found
         if stale:
-            self._use(lambda store: store.note_use(stale, listing))
+            self._with_store(lambda store: store.note_use(stale, listing))
         return vectors
 
-    def _use(self, action: Callable[[FeatureStore], _Result]) -> _Result | None:
+    def _with_store(self, action: Callable[[FeatureStore], _Result]) -> _Result | None:
         """Do something with the store; None where it cannot be done."""
         if not self._usable:
             return None
@@ -180,25 +176,25 @@ class FeatureCache:
             if is_damaged(error) and not self._was_rebuilt:
                 self._rebuild()
             else:
-                self._give_up(str(error))
+                self._disable(str(error))
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._disable(error.strerror or str(error))
         return None
 
     def _rebuild(self) -> None:
         self._was_rebuilt = True
         self.close()
         try:
-            aside = set_aside(self.path)
+            aside = move_damaged_database(self.path)
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._disable(error.strerror or str(error))
             return
         self._warn(
             f"The feature cache {self.path} was damaged; it is now {aside.name}, and features are "
             "computed anew."
         )
 
-    def _give_up(self, reason: str) -> None:
+    def _disable(self, reason: str) -> None:
         self._usable = False
         self.close()
         self._warn(
@@ -214,7 +210,7 @@ class FeatureCache:
             )
 
 
-def _keys_of(images: Images, encoder: Encoder) -> list[Key]:
+def _image_keys(images: Images, encoder: Encoder) -> list[Key]:
     """Return a key for each image: encoder, shape and pixels."""
     begin = hashlib.sha256(f"{encoder.fingerprint} {images.shape[1:]}".encode())
     keys = []
@@ -225,7 +221,7 @@ def _keys_of(images: Images, encoder: Encoder) -> list[Key]:
     return keys
 
 
-def _stack(keys: Sequence[Key], vectors: Mapping[Key, bytes]) -> Features:
+def _stack_vectors(keys: Sequence[Key], vectors: Mapping[Key, bytes]) -> Features:
     joined = b"".join([vectors[key] for key in keys])
     # A copy: what frombuffer gives cannot be written to, and torch warns of that.
     return numpy.frombuffer(joined, dtype="<f4").reshape(len(keys), -1).astype(numpy.float32)

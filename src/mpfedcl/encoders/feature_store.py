@@ -1,7 +1,6 @@
 """The database behind the feature cache: SQLite, shared by processes, safe to kill."""
 
 import contextlib
-import fcntl
 import sqlite3
 import time
 import zlib
@@ -9,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 Key = bytes
 """SHA-256 of what a row stands for."""
@@ -59,13 +60,13 @@ class FeatureStore:
 
     def _open(self) -> sqlite3.Connection:
         # Two processes that begin together must not both make the tables, or set WAL.
-        with _locked(self.path):
+        with _lock(self.path):
             connection = sqlite3.connect(self.path, _SECONDS_TO_WAIT, isolation_level=None)
             try:
                 connection.execute("PRAGMA synchronous = NORMAL")
                 (layout,) = connection.execute("PRAGMA user_version").fetchone()
                 if layout != _LAYOUT:
-                    _lay_out(connection)
+                    _create_tables(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -93,7 +94,7 @@ class FeatureStore:
             "INSERT OR REPLACE INTO listings VALUES (?, ?, ?)",
             (key, b"".join(keys), int(time.time())),
         )
-        self._keep_limit()
+        self._enforce_limit()
 
     def read(self, keys: Iterable[Key]) -> tuple[dict[Key, bytes], list[int]]:
         """Return the sound vectors by key, and the rows whose use is to be noted again."""
@@ -148,7 +149,7 @@ class FeatureStore:
                 self._connection.execute(
                     "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (row, encoder, now)
                 )
-        self._keep_limit()
+        self._enforce_limit()
 
     def describe(self) -> StoreDescription:
         """Return how much of which encoder is here."""
@@ -168,7 +169,7 @@ class FeatureStore:
         with self._transaction():
             for table in ("features", "uses", "listings", "encoders"):
                 self._connection.execute(f"DELETE FROM {table}")
-        self._shrink()
+        self._release_space()
 
     def _bytes_used(self) -> int:
         size, pages, free = (
@@ -177,7 +178,7 @@ class FeatureStore:
         )
         return int(size * (pages - free))
 
-    def _keep_limit(self) -> None:
+    def _enforce_limit(self) -> None:
         """Drop the rows and listings that were not used for the longest time, if need be."""
         if self._bytes_used() <= self._limit:
             return
@@ -199,9 +200,9 @@ class FeatureStore:
                     )
             # Without its rows a listing is of no use.
             self._connection.execute("DELETE FROM listings WHERE used <= ?", (last_used,))
-        self._shrink()
+        self._release_space()
 
-    def _shrink(self) -> None:
+    def _release_space(self) -> None:
         # Others may be reading; the room is then given back another time.
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
@@ -221,7 +222,7 @@ class FeatureStore:
         self._connection.execute("COMMIT")
 
 
-def _lay_out(connection: sqlite3.Connection) -> None:
+def _create_tables(connection: sqlite3.Connection) -> None:
     """Make the tables, in place of those of another layout."""
     # The first two must precede the first table; later they change nothing.
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
@@ -241,10 +242,10 @@ def is_damaged(error: sqlite3.Error) -> bool:
     )
 
 
-def set_aside(path: Path) -> Path:
+def move_damaged_database(path: Path) -> Path:
     """Move a damaged database out of the way, unless another process just did; return where to."""
     aside = path.with_name(f"{path.name}.damaged")
-    with _locked(path):
+    with _lock(path):
         if path.exists() and not _is_sound(path):
             # One such file is kept, for whoever wonders; more would only fill the disk.
             path.replace(aside)
@@ -265,9 +266,6 @@ def _check_bytes(vector: bytes) -> bytes:
     return zlib.crc32(vector).to_bytes(_CHECK_BYTES, "big")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the right to make or replace the database; ends with the process, however it ends."""
-    with path.with_name(f"{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _lock(path: Path) -> FileLock:
+    """Return the right to make or replace the database; ends with the process, however it ends."""
+    return FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)

@@ -11,11 +11,11 @@ import numpy
 
 from mpfedcl.encoders.encoder import (
     IMAGES_AT_ONCE,
-    Advance,
     Features,
-    describe_kind,
-    join_features,
-    split_batches,
+    OnProgress,
+    encode_in_batches,
+    fingerprint_header,
+    prepare_batches,
 )
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
@@ -45,7 +45,7 @@ class OnnxEncoder:
         self.name = f"onnx {path.name}"
         self._path = path
         # Size and scale are read from the file itself, so its bytes decide everything.
-        sha = hashlib.sha256(describe_kind("onnx", _AS_THEY_ARE))
+        sha = hashlib.sha256(fingerprint_header("onnx", _AS_THEY_ARE))
         sha.update(self.content)
         self.fingerprint = sha.hexdigest()
 
@@ -67,10 +67,10 @@ class OnnxEncoder:
         black = numpy.zeros((self._batch_size or 1, 3, size, size), dtype=numpy.uint8)
         return int(self._encode_batch(black).shape[1])
 
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, feature_size]."""
-        batches = split_batches(images, self.preprocessing, self._batch_size or IMAGES_AT_ONCE)
-        return join_features(self._encode_batch, batches, len(images), self, on_progress)
+        batches = prepare_batches(images, self.preprocessing, self._batch_size or IMAGES_AT_ONCE)
+        return encode_in_batches(self._encode_batch, batches, len(images), self, on_progress)
 
     @cached_property
     def _session(self) -> Any:

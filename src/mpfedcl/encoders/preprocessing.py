@@ -27,7 +27,7 @@ class Preprocessing:
     """Images become RGB squares (grey is replicated) whose pixels are (x / 255 - mean) / std.
 
     Images that shrink (photos, mostly) are resampled by Lanczos, images that grow (digits) by
-    bicubic interpolation; see `resize_picture`.
+    bicubic interpolation; see `resize_image`.
     """
 
     image_size: int = 64
@@ -42,7 +42,7 @@ class Preprocessing:
         if min(self.std) <= 0:
             raise InvalidInput(f"the encoder's std is {self.std}; each must be above 0.")
 
-    def arrange(self, images: Images) -> Images:
+    def to_input_bytes(self, images: Images) -> Images:
         """Return the images as RGB bytes [images, 3, image_size, image_size]."""
         resized = resize_images(images, (self.image_size, self.image_size), is_colour=True)
         return numpy.ascontiguousarray(resized.transpose(0, 3, 1, 2))

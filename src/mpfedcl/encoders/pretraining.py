@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from mpfedcl.encoders.preprocessing import NOTE, Preprocessing
-from mpfedcl.encoders.pretraining_data import PretrainData, augment, load_pretrain_data
+from mpfedcl.encoders.pretraining_data import PretrainingData, augment
 from mpfedcl.encoders.weights import read_safetensors_file
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings
@@ -46,7 +46,7 @@ class Epoch:
 class PretrainObserver:
     """How training is watched."""
 
-    on_start: Callable[[PretrainData, int, int], None] = lambda *_: None
+    on_start: Callable[[PretrainingData, int, int], None] = lambda *_: None
     """The images, steps in all, steps done before."""
     on_step: Callable[[float], None] = lambda *_: None
     """The loss of a batch."""
@@ -63,6 +63,7 @@ class PretrainResult:
 
 def pretrain(
     settings: PretrainSettings,
+    load: Callable[[PretrainSettings], PretrainingData],
     out: Path,
     *,
     resume: bool = False,
@@ -70,18 +71,19 @@ def pretrain(
 ) -> PretrainResult:
     """Train an encoder and write it to `out`; after each epoch a checkpoint lies beside it.
 
+    `load` reads the images, once the other settings are known to be right.
     A resumed training gives the same bytes as one that was never stopped.
     """
-    _check_place(out)
+    _check_output(out)
     _check_device(settings.device)
-    training = _Training(settings, load_pretrain_data(settings))
+    training = _Training(settings, load(settings))
     checkpoint = checkpoint_path(out)
     if resume:
         training.load(checkpoint)
     elif checkpoint.exists():
         raise InvalidInput(
             f"out is {str(out)!r}, and {checkpoint} holds a training that was stopped; --resume "
-            "goes on with it, or it must be removed."
+            "resumes it, or it must be removed."
         )
     training.run(checkpoint, observer or PretrainObserver())
     write_atomically(out, training.encoder_file())
@@ -97,7 +99,7 @@ def checkpoint_path(out: Path) -> Path:
 class _Training:
     """Weights, running statistics and momentum, and how far they are."""
 
-    def __init__(self, settings: PretrainSettings, data: PretrainData) -> None:
+    def __init__(self, settings: PretrainSettings, data: PretrainingData) -> None:
         self.history: list[Epoch] = []
         self._settings = settings
         self._data = data
@@ -138,7 +140,7 @@ class _Training:
                 loss = self._step(batch, epoch, done, done / (num_steps * settings.epochs))
                 total += loss * len(batch)
                 observer.on_step(loss)
-            self.history.append(Epoch(epoch, total / len(self._data.labels), self._examine()))
+            self.history.append(Epoch(epoch, total / len(self._data.labels), self._evaluate()))
             observer.on_epoch(self.history[-1])
             write_atomically(checkpoint, self._checkpoint_file())
 
@@ -165,10 +167,10 @@ class _Training:
         return pack_tensors(tensors, (NOTE, json.dumps(content)))
 
     def load(self, path: Path) -> None:
-        """Take up what the checkpoint holds."""
+        """Restore what the checkpoint holds."""
         if not path.exists():
             raise InvalidInput(
-                f"there is no {path} to go on with; --resume must be left out to begin anew."
+                f"there is no {path} to resume; --resume must be left out to begin anew."
             )
         tensors, metadata = read_safetensors_file(path)
         try:
@@ -257,7 +259,7 @@ class _Training:
         return linear(features, self._params["fc.weight"], self._params["fc.bias"])
 
     @torch.inference_mode()
-    def _examine(self) -> float | None:
+    def _evaluate(self) -> float | None:
         """Return the accuracy on the images held out, in %."""
         count = len(self._data.test_labels)
         if count == 0:
@@ -292,7 +294,7 @@ def _check_device(name: str) -> None:
         ) from None
 
 
-def _check_place(out: Path) -> None:
+def _check_output(out: Path) -> None:
     if out.suffix != ".safetensors":
         raise InvalidInput(f"out is {str(out)!r}; it must be a file that ends in .safetensors.")
     if out.exists():

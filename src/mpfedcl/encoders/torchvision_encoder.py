@@ -8,11 +8,11 @@ import torch
 
 from mpfedcl.encoders.encoder import (
     IMAGES_AT_ONCE,
-    Advance,
     Features,
-    fingerprint_of,
-    join_features,
-    split_batches,
+    OnProgress,
+    encode_in_batches,
+    fingerprint_weights,
+    prepare_batches,
 )
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.weights import read_torch_file
@@ -35,7 +35,7 @@ class TorchvisionEncoder:
     ) -> None:
         self.name = name
         self.preprocessing = preprocessing
-        self.fingerprint = fingerprint_of(name, module.state_dict(), preprocessing)
+        self.fingerprint = fingerprint_weights(name, module.state_dict(), preprocessing)
         self._device = torch.device(device)
         self._module = module.to(self._device).eval()
         size = preprocessing.image_size
@@ -43,7 +43,7 @@ class TorchvisionEncoder:
             self.feature_size = self._run(torch.zeros(1, 3, size, size)).shape[1]
 
     @torch.inference_mode()
-    def encode(self, images: Images, on_progress: Advance | None = None) -> Features:
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, feature_size]."""
 
         def encode_batch(batch: Images) -> Features:
@@ -51,8 +51,8 @@ class TorchvisionEncoder:
             features: Features = self._run(pixels).cpu().numpy()
             return features
 
-        batches = split_batches(images, self.preprocessing, IMAGES_AT_ONCE)
-        return join_features(encode_batch, batches, len(images), self, on_progress)
+        batches = prepare_batches(images, self.preprocessing, IMAGES_AT_ONCE)
+        return encode_in_batches(encode_batch, batches, len(images), self, on_progress)
 
     def _run(self, inputs: torch.Tensor) -> Any:
         return self._module(inputs.to(self._device)).flatten(start_dim=1)

@@ -6,9 +6,10 @@ from torch import Tensor
 from mpfedcl.encoders.encoder import Encoder, ResNetEncoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models.base import Tensors
-from mpfedcl.models.mlp import Mlp
+from mpfedcl.models.base import Model
+from mpfedcl.models.mlp import Mlp, make_mlp
 from mpfedcl.models.resnet import ResNet18, is_statistic
+from mpfedcl.tensors import Tensors
 
 EMBEDDING_SIZE = 256
 _PREFIX = "encoder."
@@ -16,8 +17,12 @@ _IMAGES_AT_ONCE = 256
 """Images that pass together where no gradient is asked for: the whole test set would not fit."""
 
 
-def make_trainable(encoder: Encoder, num_classes: int) -> "TrainableEncoder":
-    """Return the model that starts from an encoder's weights; it must be a ResNet-18."""
+def make_model(
+    encoder: Encoder | None, input_size: int, num_classes: int, *, trains_encoder: bool = False
+) -> Model:
+    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it."""
+    if encoder is None or not trains_encoder:
+        return make_mlp(input_size, num_classes, is_encoded=encoder is not None)
     if not isinstance(encoder, ResNetEncoder):
         raise InvalidInput(
             f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "
@@ -30,8 +35,8 @@ class TrainableEncoder:
     """ResNet-18 and the head 512-256-C; every client trains all of it.
 
     Inputs are pixels in 0 to 255, as bytes or as numbers, either [B, 3, size, size] or flattened
-    (see `Preprocessing.arrange`); the model standardizes them itself. Parameters are `encoder.*`,
-    `hidden.0.*` and `classifier.*`.
+    (see `Preprocessing.to_input_bytes`); the model standardizes them itself. Parameters are
+    `encoder.*`, `hidden.0.*` and `classifier.*`.
 
     The running statistics of batch normalisation are constants of this object and no parameters:
     they stay what they were in the weights file, so they never travel, get no gradient, and a

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
-from mpfedcl.models.base import Tensors
 from mpfedcl.models.resnet import ResNet18
+from mpfedcl.tensors import Tensors
 
-VARIABLE = "MPFEDCL_WEIGHTS"
+WEIGHTS_VARIABLE = "MPFEDCL_WEIGHTS"
 _SAFETENSORS = (".safetensors",)
 _TORCH = (".pth", ".pt")
 _PREFIXES = ("module.", "encoder.", "backbone.")
@@ -38,9 +38,9 @@ class EncoderWeights:
 def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     """Return the weights file: the one asked for, else $MPFEDCL_WEIGHTS, else beside the data."""
     if asked is not None:
-        return _pick(asked.expanduser(), "encoder.weights")
-    if os.environ.get(VARIABLE):
-        return _pick(Path(os.environ[VARIABLE]).expanduser(), f"${VARIABLE}")
+        return _choose_file(asked.expanduser(), "encoder.weights")
+    if os.environ.get(WEIGHTS_VARIABLE):
+        return _choose_file(Path(os.environ[WEIGHTS_VARIABLE]).expanduser(), f"${WEIGHTS_VARIABLE}")
     places = [
         place / "weights"
         for folder in data_folders
@@ -49,9 +49,9 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     for place in places:
         found = _list_weights(place)
         if found:
-            return _only(found, place)
+            return _single_file(found, place)
     raise InvalidInput(
-        f"encoder.weights is not set, and neither ${VARIABLE} nor "
+        f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
         f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
         "a file resnet18*.safetensors or resnet18*.pth; it must name weights, which "
         f"`mpfedcl pretrain` makes from any images ({_RANDOM})."
@@ -78,13 +78,13 @@ def load_weights(path: Path) -> EncoderWeights:
             f"file of ResNet-18 weights ({_RANDOM})."
         ) from None
     return EncoderWeights(
-        _check(_clean(found), path),
+        _check_shapes(_strip_prefixes(found), path),
         Preprocessing.from_metadata(metadata, Preprocessing()),
         path,
     )
 
 
-def _pick(path: Path, origin: str) -> Path:
+def _choose_file(path: Path, origin: str) -> Path:
     if not path.exists():
         raise InvalidInput(
             f"{origin} is {str(path)!r}, which does not exist; it must be a file of ResNet-18 "
@@ -99,7 +99,7 @@ def _pick(path: Path, origin: str) -> Path:
             f"{origin} is the folder {path}, which has no file resnet18*.safetensors or "
             "resnet18*.pth; it must have one, or name a file."
         )
-    return _only(found, path)
+    return _single_file(found, path)
 
 
 def _list_weights(folder: Path) -> list[Path]:
@@ -111,7 +111,7 @@ def _list_weights(folder: Path) -> list[Path]:
     return []
 
 
-def _only(found: list[Path], folder: Path) -> Path:
+def _single_file(found: list[Path], folder: Path) -> Path:
     if len(found) > 1:
         raise InvalidInput(
             f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must say "
@@ -162,7 +162,7 @@ def read_torch_file(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _clean(found: Mapping[str, Any]) -> dict[str, Any]:
+def _strip_prefixes(found: Mapping[str, Any]) -> dict[str, Any]:
     """Strip what wrappers put before names; leave out the classifier and the batch counters."""
     cleaned = {}
     for full_name, value in found.items():
@@ -174,7 +174,7 @@ def _clean(found: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def _check(found: Mapping[str, Any], path: Path) -> Tensors:
+def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
     shapes = ResNet18().shapes()
     missing = [name for name in shapes if name not in found]
     unknown = [name for name in found if name not in shapes]

@@ -29,18 +29,18 @@ _FAULTS = (
 )
 """What the readers of archives raise on broken, encrypted or unknown ones."""
 
-Wanted = Callable[[PurePosixPath], bool]
-"""Tells by its path inside the archive whether a file is wanted."""
+MemberFilter = Callable[[PurePosixPath], bool]
+"""Tells by its path inside the archive whether a file is is_wanted."""
 
 
-def unpack(archive: Path, folder: Path, wanted: Wanted) -> Path:
-    """Write the wanted files of a zip or tar archive below a folder, and return the folder."""
+def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path:
+    """Write the is_wanted files of a zip or tar archive below a folder, and return the folder."""
     free = shutil.disk_usage(folder.parent).free
     budget, count = min(MOST_BYTES_UNPACKED, free), 0
     with _explain_faults(archive), _open_members(archive) as members:
         for name, size, content in members:
             path = _check_name(archive, name)
-            if not wanted(path):
+            if not is_wanted(path):
                 continue
             budget, count = budget - size, count + 1
             if budget < 0 or count > MOST_FILES_UNPACKED:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_set import Domain
-from mpfedcl.files import hold_folder, sync_folder
+from mpfedcl.data.image_set import DomainImages
+from mpfedcl.files import lock_folder, sync_folder
 
 SCRATCH = ".preparing"
 """Inside the set's folder, so that a rename out of it never crosses file systems; the reader of
@@ -18,7 +18,7 @@ sets passes hidden entries over."""
 
 
 @dataclass(frozen=True)
-class PictureFolders:
+class ImageFolders:
     """A domain kept as image files: the files of each class."""
 
     name: str
@@ -28,7 +28,7 @@ class PictureFolders:
 @contextmanager
 def open_destination(folder: Path) -> Iterator[Path]:
     """Hold the folder of a set and give an empty scratch folder in it."""
-    with hold_folder(folder):
+    with lock_folder(folder):
         scratch = folder / SCRATCH
         # Whatever an earlier process left there died with it.
         shutil.rmtree(scratch, ignore_errors=True)
@@ -47,9 +47,9 @@ def is_prepared(folder: Path, domain: str) -> bool:
     return (folder / f"{domain}.npz").is_file() or (folder / domain).is_dir()
 
 
-def write_domain(folder: Path, scratch: Path, domain: Domain | PictureFolders) -> None:
+def write_domain(folder: Path, scratch: Path, domain: DomainImages | ImageFolders) -> None:
     """Write a domain beside its place and rename it into it, in place of what was there."""
-    if isinstance(domain, Domain):
+    if isinstance(domain, DomainImages):
         beside, place = _write_archive(scratch, domain), folder / f"{domain.name}.npz"
         old = folder / domain.name
     else:
@@ -64,7 +64,7 @@ def write_domain(folder: Path, scratch: Path, domain: Domain | PictureFolders) -
     sync_folder(folder)
 
 
-def _write_archive(scratch: Path, domain: Domain) -> Path:
+def _write_archive(scratch: Path, domain: DomainImages) -> Path:
     assert domain.test_images is not None
     assert domain.test_labels is not None
     beside = scratch / f"{domain.name}.npz"
@@ -82,13 +82,13 @@ def _write_archive(scratch: Path, domain: Domain) -> Path:
     return beside
 
 
-def _write_folders(scratch: Path, domain: PictureFolders) -> Path:
+def _write_folders(scratch: Path, domain: ImageFolders) -> Path:
     beside = scratch / f"{domain.name}.new"
-    for class_name, pictures in domain.classes.items():
+    for class_name, images in domain.classes.items():
         (beside / class_name).mkdir(parents=True)
-        for picture in pictures:
-            copy = beside / class_name / picture.name
-            shutil.copyfile(picture, copy)
+        for image in images:
+            copy = beside / class_name / image.name
+            shutil.copyfile(image, copy)
             with copy.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(beside / class_name)

@@ -4,45 +4,49 @@ from pathlib import Path, PurePosixPath
 
 import numpy
 
-from mpfedcl.data.image_files import read_pictures
-from mpfedcl.data.image_set import Domain
-from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
-from mpfedcl.data.split import Indices
+from mpfedcl.data.image_files import read_image_files
+from mpfedcl.data.image_set import DomainImages
+from mpfedcl.data.prepare.originals_folder import (
+    OriginalsFolder,
+    enumerate_names,
+    find_train_and_test,
+)
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import specification
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.images import Images, resize_images
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-CLASSES = specification("domainnet").class_names
+CLASSES = find_specification("domainnet").class_names
 SIDE = 64
 """The encoder's input. Image folders have no place for a split, so that arrays are written, and
 those in the originals' size would take gigabytes."""
 
 
-def read_domainnet_domain(source: Source, domain: str) -> Domain | None:
-    """Read the ten classes of a domain; None without its pictures and its split."""
+def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages | None:
+    """Read the ten classes of a domain; None without its images and its split."""
     folder = source.find_folder([domain], _holds_classes)
     archive = source.find_file(f"{domain}.zip")
-    splits = find_both(source, [f"{domain}_train.txt"], [f"{domain}_test.txt"])
+    splits = find_train_and_test(source, [f"{domain}_train.txt"], [f"{domain}_test.txt"])
     if splits is None:
         if folder is None and archive is None:
             return None
         raise InvalidInput(
-            f"{source.root} has pictures of {domain} but lacks {domain}_train.txt and "
+            f"{source.root} has images of {domain} but lacks {domain}_train.txt and "
             f"{domain}_test.txt; the official split must be there."
         )
     if folder is None and archive is not None:
         # Three files in a hundred are wanted, so that no more is written.
-        folder = source.unpack(archive, _is_wanted).find_folder([domain], _holds_classes)
+        folder = source.unpack_archive(archive, _is_wanted).find_folder([domain], _holds_classes)
     if folder is None:
         raise InvalidInput(
             f"{source.root} has {splits[0].name} but lacks {domain}.zip, or a folder {domain}, "
-            "with pictures of the ten classes; they must be there."
+            "with images of the ten classes; they must be there."
         )
     train, test = (_read_split(path, domain, folder) for path in splits)
     images = _read_images([*train, *test])
     ends = len(train)
-    return Domain(domain, images[:ends], _number(train), images[ends:], _number(test))
+    return DomainImages(domain, images[:ends], _number(train), images[ends:], _number(test))
 
 
 def _holds_classes(folder: Path) -> bool:
@@ -54,7 +58,7 @@ def _is_wanted(path: PurePosixPath) -> bool:
 
 
 def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
-    """Return the pictures of the ten classes that a split file lists, in its order."""
+    """Return the images of the ten classes that a split file lists, in its order."""
     paths = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
@@ -71,14 +75,14 @@ def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
                 )
             if parts[1] in CLASSES:
                 paths.append(folder.joinpath(*parts[1:]))
-    held = {picture.parent.name for picture in paths}
+    held = {image.parent.name for image in paths}
     lacking = [name for name in CLASSES if name not in held]
     if lacking:
-        raise InvalidInput(f"{path} lists no pictures of {', '.join(lacking)}; it must list some.")
-    missing = [str(picture) for picture in paths if not picture.is_file()]
+        raise InvalidInput(f"{path} lists no images of {', '.join(lacking)}; it must list some.")
+    missing = [str(image) for image in paths if not image.is_file()]
     if missing:
         raise InvalidInput(
-            f"{path} lists {len(missing):,} pictures that are not there "
+            f"{path} lists {len(missing):,} images that are not there "
             f"({enumerate_names(missing, 3)}); all of them must be."
         )
     return paths
@@ -87,7 +91,7 @@ def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
 def _read_images(paths: list[Path]) -> Images:
     # Each file is decoded once, should a list have it twice.
     positions = {path: position for position, path in enumerate(dict.fromkeys(paths))}
-    images = resize_images(read_pictures(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
+    images = resize_images(read_image_files(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
     chosen: Images = images[[positions[path] for path in paths]]
     return chosen
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_set import Domain
+from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.source import Source
-from mpfedcl.data.split import Indices
+from mpfedcl.data.prepare.originals_folder import OriginalsFolder
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
 
@@ -25,7 +25,7 @@ _UNSIGNED_BYTES = 8
 _MOST_BYTES = 4 * 2**30
 
 
-def read_mnist(source: Source) -> Domain | None:
+def read_mnist(source: OriginalsFolder) -> DomainImages | None:
     """Read MNIST from its four files; None if none of them is there."""
     found = [_find(source, name) for name in FILES]
     there = [path for path in found if path is not None]
@@ -38,14 +38,14 @@ def read_mnist(source: Source) -> Domain | None:
             "four must be there."
         )
     train_images, train_labels, test_images, test_labels = there
-    return Domain(
+    return DomainImages(
         "mnist",
         *_read_pair(train_images, train_labels),
         *_read_pair(test_images, test_labels),
     )
 
 
-def _find(source: Source, name: str) -> Path | None:
+def _find(source: OriginalsFolder, name: str) -> Path | None:
     # Some copies spell train-images.idx3-ubyte.
     dotted = name.replace("-idx", ".idx")
     return source.find_file(name, f"{name}.gz", dotted, f"{dotted}.gz")

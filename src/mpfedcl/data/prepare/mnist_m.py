@@ -2,11 +2,15 @@
 
 from pathlib import Path, PurePosixPath
 
-from mpfedcl.data.image_files import read_pictures
-from mpfedcl.data.image_set import Domain
+from mpfedcl.data.image_files import read_image_files
+from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.source import Source, enumerate_names, find_both
-from mpfedcl.data.split import Indices
+from mpfedcl.data.prepare.originals_folder import (
+    OriginalsFolder,
+    enumerate_names,
+    find_train_and_test,
+)
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images, resize_images
 
@@ -16,18 +20,18 @@ ARCHIVES = ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip")
 _LONGEST_LABEL_FILE = 2**26
 
 
-def read_mnist_m(source: Source) -> Domain | None:
+def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
     """Read MNIST-M from its folder or its archive; None without them."""
-    paths = find_both(source, LABEL_FILES[:1], LABEL_FILES[1:])
+    paths = find_train_and_test(source, LABEL_FILES[:1], LABEL_FILES[1:])
     archive = source.find_file(*ARCHIVES)
     if paths is None and archive is not None:
-        content = source.unpack(archive, _is_part)
-        paths = find_both(content, LABEL_FILES[:1], LABEL_FILES[1:])
+        content = source.unpack_archive(archive, _is_part)
+        paths = find_train_and_test(content, LABEL_FILES[:1], LABEL_FILES[1:])
         if paths is None:
             raise InvalidInput(f"{archive} must hold {' and '.join(LABEL_FILES)}.")
     if paths is None:
         return None
-    return Domain("mnist_m", *_read_part(paths[0]), *_read_part(paths[1]))
+    return DomainImages("mnist_m", *_read_part(paths[0]), *_read_part(paths[1]))
 
 
 def _is_part(path: PurePosixPath) -> bool:
@@ -45,7 +49,7 @@ def _read_part(label_file: Path) -> tuple[Images, Indices]:
             f"{label_file} names {len(missing):,} images that are not there "
             f"({enumerate_names(missing, 3)}); all of them must lie in {folder}."
         )
-    images = read_pictures(paths, None)
+    images = read_image_files(paths, None)
     images = resize_images(images, (images.shape[1], images.shape[2]), is_colour=True)
     return images, check_labels(list(labels.values()), range(10), label_file, len(images))
 

@@ -1,11 +1,11 @@
-"""Office-Caltech: the ten classes that Office-31 and Caltech-256 share, as folders of pictures."""
+"""Office-Caltech: the ten classes that Office-31 and Caltech-256 share, as folders of images."""
 
 import re
 from pathlib import Path, PurePosixPath
 
-from mpfedcl.data.image_files import is_picture, read_pictures
-from mpfedcl.data.prepare.destination import PictureFolders
-from mpfedcl.data.prepare.source import Source, list_folders
+from mpfedcl.data.image_files import is_image_file, read_image_files
+from mpfedcl.data.prepare.destination import ImageFolders
+from mpfedcl.data.prepare.originals_folder import OriginalsFolder, list_folders
 from mpfedcl.errors import InvalidInput
 
 CLASSES = {
@@ -35,8 +35,8 @@ _NUMBER = re.compile(r"^\d+\.")
 _CALTECH_101 = re.compile(r"_101$")
 
 
-def read_office_domain(source: Source, domain: str) -> PictureFolders | None:
-    """Find the pictures of a domain; None without its folder."""
+def read_office_domain(source: OriginalsFolder, domain: str) -> ImageFolders | None:
+    """Find the images of a domain; None without its folder."""
     folder = _find_domain(source, domain)
     if folder is None:
         return None
@@ -50,16 +50,16 @@ def read_office_domain(source: Source, domain: str) -> PictureFolders | None:
                 f"{folder} has more than one folder for {name}, {inner.name} among them; it must "
                 "have one."
             )
-        classes[name] = sorted(path for path in inner.iterdir() if is_picture(path))
+        classes[name] = sorted(path for path in inner.iterdir() if is_image_file(path))
     lacking = [name for name in CLASSES if not classes.get(name)]
     if lacking:
         raise InvalidInput(
-            f"{folder} has no pictures of {', '.join(lacking)}; it must have some of each "
+            f"{folder} has no images of {', '.join(lacking)}; it must have some of each "
             "of the ten classes."
         )
     # Decoded once and thrown away: a broken file should be named now, not by the first run.
-    read_pictures([path for paths in classes.values() for path in paths], image_size=8)
-    return PictureFolders(domain, {name: classes[name] for name in CLASSES})
+    read_image_files([path for paths in classes.values() for path in paths], image_size=8)
+    return ImageFolders(domain, {name: classes[name] for name in CLASSES})
 
 
 def name_class(folder: str) -> str | None:
@@ -72,25 +72,27 @@ def name_class(folder: str) -> str | None:
     return None
 
 
-def _find_domain(source: Source, domain: str) -> Path | None:
+def _find_domain(source: OriginalsFolder, domain: str) -> Path | None:
     names = DOMAIN_FOLDERS[domain]
     folder = source.find_folder(names, _holds_classes)
     if folder is None and domain == "caltech":
         archive = source.find_file(CALTECH_ARCHIVE)
         if archive is not None:
-            folder = source.unpack(archive, _is_shared).find_folder(names, _holds_classes)
+            folder = source.unpack_archive(archive, _is_shared).find_folder(names, _holds_classes)
             if folder is None:
                 raise InvalidInput(f"{archive} must hold class folders such as 003.backpack.")
-    return None if folder is None else _enter(folder)
+    return None if folder is None else _class_folders_of(folder)
 
 
-def _enter(folder: Path) -> Path:
+def _class_folders_of(folder: Path) -> Path:
     """Return the folder with the class folders; Office-31 has amazon/images/back_pack."""
     return folder / "images" if (folder / "images").is_dir() else folder
 
 
 def _holds_classes(folder: Path) -> bool:
-    return any(name_class(inner.name) is not None for inner in list_folders(_enter(folder)))
+    return any(
+        name_class(inner.name) is not None for inner in list_folders(_class_folders_of(folder))
+    )
 
 
 def _is_shared(path: PurePosixPath) -> bool:

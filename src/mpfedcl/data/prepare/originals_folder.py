@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpfedcl.data.prepare.unpack import Wanted, unpack
+from mpfedcl.data.prepare.archives import MemberFilter, unpack_archive
 from mpfedcl.errors import InvalidInput
 
 DEPTH = 2
@@ -13,7 +13,7 @@ DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Source:
+class OriginalsFolder:
     """The originals that a user has, and a scratch folder for what their archives hold."""
 
     root: Path
@@ -22,7 +22,7 @@ class Source:
     """The root, the folders in it, and the folders in those."""
 
     @classmethod
-    def open(cls, root: Path, scratch: Path) -> "Source":
+    def open(cls, root: Path, scratch: Path) -> "OriginalsFolder":
         """List the folders of a source."""
         levels: list[tuple[Path, ...]] = [(root,)]
         for _ in range(DEPTH):
@@ -35,7 +35,7 @@ class Source:
             for name in names:
                 found = [folder / name for folder in folders if (folder / name).is_file()]
                 if found:
-                    return _only(found)
+                    return _single(found)
         return None
 
     def find_folder(self, names: Sequence[str], holds: Callable[[Path], bool]) -> Path | None:
@@ -43,17 +43,17 @@ class Source:
         for folders in self.levels:
             found = [folder for folder in folders if folder.name.lower() in names and holds(folder)]
             if found:
-                return _only(found)
+                return _single(found)
         return None
 
-    def unpack(self, archive: Path, wanted: Wanted) -> "Source":
+    def unpack_archive(self, archive: Path, wanted: MemberFilter) -> "OriginalsFolder":
         """Return the content of an archive as a source of its own."""
         folder = self.scratch / archive.name
         folder.mkdir(parents=True, exist_ok=True)
-        return Source.open(unpack(archive, folder, wanted), self.scratch)
+        return OriginalsFolder.open(unpack_archive(archive, folder, wanted), self.scratch)
 
 
-def _only(found: list[Path]) -> Path:
+def _single(found: list[Path]) -> Path:
     if len(found) > 1:
         raise InvalidInput(
             f"{found[0]} and {found[1]} could both be meant; source must hold one of them, or be "
@@ -70,7 +70,9 @@ def list_folders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if not name.startswith(".")]
 
 
-def find_both(source: Source, train: Sequence[str], test: Sequence[str]) -> list[Path] | None:
+def find_train_and_test(
+    source: OriginalsFolder, train: Sequence[str], test: Sequence[str]
+) -> list[Path] | None:
     """Return the training and the test file, None if neither is there; one is not enough."""
     files = [source.find_file(*train), source.find_file(*test)]
     there = [path for path in files if path is not None]

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mpfedcl.data.image_set import Domain
-from mpfedcl.data.prepare import domainnet, idx, mat, mnist_m, office, usps
+from mpfedcl.data.image_set import DomainImages
+from mpfedcl.data.prepare import domainnet, mnist, mnist_m, office, svhn_and_synth, usps
 from mpfedcl.data.prepare.destination import (
-    PictureFolders,
+    ImageFolders,
     is_prepared,
     open_destination,
     write_domain,
 )
-from mpfedcl.data.prepare.source import Source
+from mpfedcl.data.prepare.originals_folder import OriginalsFolder
 from mpfedcl.errors import InvalidInput
 
 
@@ -21,11 +21,11 @@ from mpfedcl.errors import InvalidInput
 class _Recipe:
     """How a domain is read; `read` gives None where no file of it is there."""
 
-    read: Callable[[Source], Domain | PictureFolders | None]
+    read: Callable[[OriginalsFolder], DomainImages | ImageFolders | None]
     looked_for: str
 
 
-_MNIST = _Recipe(idx.read_mnist, f"{', '.join(idx.FILES)} (plain or .gz)")
+_MNIST = _Recipe(mnist.read_mnist, f"{', '.join(mnist.FILES)} (plain or .gz)")
 
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "mnist": {"mnist": _MNIST},
@@ -36,8 +36,11 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             f"{', '.join(mnist_m.LABEL_FILES)} with the folders mnist_m_train and mnist_m_test, or "
             f"{mnist_m.ARCHIVES[0]}",
         ),
-        "svhn": _Recipe(mat.read_svhn, ", ".join(mat.SVHN_FILES)),
-        "synth": _Recipe(mat.read_synth, f"{', '.join(mat.SYNTH_FILES)}, or {mat.SYNTH_ARCHIVE}"),
+        "svhn": _Recipe(svhn_and_synth.read_svhn, ", ".join(svhn_and_synth.SVHN_FILES)),
+        "synth": _Recipe(
+            svhn_and_synth.read_synth,
+            f"{', '.join(svhn_and_synth.SYNTH_FILES)}, or {svhn_and_synth.SYNTH_ARCHIVE}",
+        ),
         "usps": _Recipe(usps.read_usps, f"{', '.join(usps.LIBSVM_FILES)}, or {usps.HDF5_FILE}"),
     },
     "office10": {
@@ -69,7 +72,7 @@ class Preparation:
     """What was looked for of each domain that was not found."""
 
 
-def set_domains(name: str) -> tuple[str, ...]:
+def preparable_domains(name: str) -> tuple[str, ...]:
     """Return the domains of a set that can be prepared."""
     if name not in _RECIPES:
         raise InvalidInput(
@@ -89,9 +92,9 @@ def prepare_set(
     """Write the domains whose originals lie in `source` into the folder of the set.
 
     A domain that is there already stays as it is unless `replace`; each is written whole or not
-    at all, so that a later call can go on.
+    at all, so that a later call can do the rest.
     """
-    domains = [domain for domain in set_domains(name) if only is None or domain in only]
+    domains = [domain for domain in preparable_domains(name) if only is None or domain in only]
     if not source.is_dir():
         raise InvalidInput(f"source is {str(source)!r}; it must be a folder with the originals.")
     outcome = Preparation(folder)
@@ -110,9 +113,9 @@ def prepare_set(
     return outcome
 
 
-def _read(recipe: _Recipe, source: Path, scratch: Path) -> Domain | PictureFolders | None:
+def _read(recipe: _Recipe, source: Path, scratch: Path) -> DomainImages | ImageFolders | None:
     try:
-        return recipe.read(Source.open(source, scratch))
+        return recipe.read(OriginalsFolder.open(source, scratch))
     except OSError as error:
         raise InvalidInput(
             f"{error.filename or source} cannot be used ({error.strerror or error}); the originals "
@@ -120,10 +123,10 @@ def _read(recipe: _Recipe, source: Path, scratch: Path) -> Domain | PictureFolde
         ) from None
 
 
-def _describe(domain: Domain | PictureFolders) -> str:
-    if isinstance(domain, PictureFolders):
-        num_pictures = sum(len(pictures) for pictures in domain.classes.values())
-        return f"{num_pictures:,} pictures of {len(domain.classes)} classes"
+def _describe(domain: DomainImages | ImageFolders) -> str:
+    if isinstance(domain, ImageFolders):
+        num_images = sum(len(images) for images in domain.classes.values())
+        return f"{num_images:,} images of {len(domain.classes)} classes"
     assert domain.test_labels is not None
     height, width = domain.train_images.shape[1:3]
     colour = "grey" if domain.train_images.ndim == 3 else "RGB"

@@ -3,10 +3,10 @@
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mpfedcl.data.image_set import Domain
+from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.source import Source, find_both
-from mpfedcl.data.split import Indices
+from mpfedcl.data.prepare.originals_folder import OriginalsFolder, find_train_and_test
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
 
@@ -15,29 +15,29 @@ SYNTH_FILES = ("synth_train_32x32.mat", "synth_test_32x32.mat")
 SYNTH_ARCHIVE = "SynthDigits.zip"
 
 
-def read_svhn(source: Source) -> Domain | None:
+def read_svhn(source: OriginalsFolder) -> DomainImages | None:
     """Read the cropped digits of SVHN, where label 10 means 0; None without the files."""
-    paths = find_both(source, SVHN_FILES[:1], SVHN_FILES[1:])
+    paths = find_train_and_test(source, SVHN_FILES[:1], SVHN_FILES[1:])
     if paths is None:
         return None
     parts = [_read_part(path, range(1, 11)) for path in paths]
     (train_images, train_labels), (test_images, test_labels) = parts
-    return Domain("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
+    return DomainImages("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
 
 
-def read_synth(source: Source) -> Domain | None:
+def read_synth(source: OriginalsFolder) -> DomainImages | None:
     """Read SynthDigits from its files or its zip archive; None without them."""
-    paths = find_both(source, SYNTH_FILES[:1], SYNTH_FILES[1:])
+    paths = find_train_and_test(source, SYNTH_FILES[:1], SYNTH_FILES[1:])
     archive = source.find_file(SYNTH_ARCHIVE)
     if paths is None and archive is not None:
-        content = source.unpack(archive, _is_synth)
-        paths = find_both(content, SYNTH_FILES[:1], SYNTH_FILES[1:])
+        content = source.unpack_archive(archive, _is_synth)
+        paths = find_train_and_test(content, SYNTH_FILES[:1], SYNTH_FILES[1:])
         if paths is None:
             raise InvalidInput(f"{archive} must hold {' and '.join(SYNTH_FILES)}.")
     if paths is None:
         return None
     parts = [_read_part(path, range(10)) for path in paths]
-    return Domain("synth", *parts[0], *parts[1])
+    return DomainImages("synth", *parts[0], *parts[1])
 
 
 def _is_synth(path: PurePosixPath) -> bool:

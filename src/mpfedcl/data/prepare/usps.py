@@ -7,10 +7,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.data.image_set import Domain
+from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.source import Source, find_both
-from mpfedcl.data.split import Indices
+from mpfedcl.data.prepare.originals_folder import OriginalsFolder, find_train_and_test
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
 
@@ -22,11 +22,11 @@ _SLACK = 1e-6
 """What a decimal fraction in a text file may lie beyond the range."""
 
 
-def read_usps(source: Source) -> Domain | None:
+def read_usps(source: OriginalsFolder) -> DomainImages | None:
     """Read USPS from whichever files are there, the text files first; None without any."""
-    paths = find_both(source, LIBSVM_FILES[:1], LIBSVM_FILES[1:])
+    paths = find_train_and_test(source, LIBSVM_FILES[:1], LIBSVM_FILES[1:])
     if paths is not None:
-        return Domain("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
+        return DomainImages("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
     path = source.find_file(HDF5_FILE)
     return None if path is None else _read_hdf5(path)
 
@@ -42,13 +42,13 @@ def _read_libsvm(path: Path) -> tuple[Images, Indices]:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise InvalidInput(
             f"{path} cannot be read ({reason}); it must be a whole LIBSVM text file with "
-            f"{_SIDE**2} pixels a line, bzip2 compressed."
+            f"{_SIDE**2} pixels per line, bzip2 compressed."
         ) from None
     images = _scale(pixels.toarray(), -1, 1, path)
     return images, check_labels(labels, range(1, 11), path, len(images)) - 1
 
 
-def _read_hdf5(path: Path) -> Domain:
+def _read_hdf5(path: Path) -> DomainImages:
     """Read the groups train and test, each with data from 0 to 1 and target from 0 to 9."""
     try:
         # Not a dependency: this one file of one data set needs it, and there is a text form.
@@ -67,7 +67,7 @@ def _read_hdf5(path: Path) -> Domain:
             )
         images = _scale(pixels.reshape(len(pixels), -1), 0, 1, path)
         parts.append((images, check_labels(labels, range(10), path, len(images))))
-    return Domain("usps", *parts[0], *parts[1])
+    return DomainImages("usps", *parts[0], *parts[1])
 
 
 def _read_group(h5py: Any, path: Path, group: str) -> tuple[NDArray[Any], NDArray[Any]]:
