@@ -12,10 +12,12 @@ import pytest
 
 from browsing import MARKS, SCREENSHOTS, Page, block, shoot
 from mpfedcl import Experiment, run
-from mpfedcl.report.document import gather_document
-from mpfedcl.report.html import fill_page
-from mpfedcl.report.sources import find_sources
+from mpfedcl.api import RUNNER
+from mpfedcl.report.document import build_document
+from mpfedcl.report.html import render_page
+from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.jobs import JobOptions
 from small_runs import small
 from written_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
 
@@ -29,7 +31,7 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     run(small(images, rounds=6, partition__alpha=0.3), root / "run")
     base = small(images, rounds=4, partition__alpha=0.3)
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg", "local"), (0, 1), root / "both")
-    assert comparison.run(1, lambda: False, lambda: None)
+    assert comparison.run(JobOptions(RUNNER))
     comparison.write(comparison.collect())
     (root / "paper").mkdir()
     write_json(root / "paper" / "result.json", paper_result())
@@ -54,7 +56,7 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     found = {}
     for name, given in folders.items():
         found[name] = root / f"{name}.html"
-        text = fill_page(gather_document(find_sources([root / each for each in given])))
+        text = render_page(build_document(find_result_folders([root / each for each in given])))
         found[name].write_text(text)
     return found
 
@@ -314,7 +316,7 @@ def test_the_embedded_data(opened: Any, pages: dict[str, Path]) -> None:
     path = pages["run"].parent / "digits"
     run(Experiment(rounds=3, evaluate_every=1), path)
     pages["digits"] = path / "report.html"
-    pages["digits"].write_text(fill_page(gather_document(find_sources([path]))))
+    pages["digits"].write_text(render_page(build_document(find_result_folders([path]))))
     page = opened("digits")
     block(page, "Map of the prototypes").locator(".canvas svg").focus()
     assert block(page, "Map of the prototypes").locator("circle.prototype").count() > 10

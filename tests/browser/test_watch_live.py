@@ -21,8 +21,9 @@ from browsing import (
     wait_for_round,
     wait_until,
 )
+from command_processes import command, environment
 from mpfedcl.runs.directory import RunDirectory
-from small_runs import command, environment, flags
+from small_runs import flags
 from watched_folder import Server, watched
 from written_runs import write_run
 

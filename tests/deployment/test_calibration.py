@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mpfedcl import resume, run
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.calibration import RATES, find_thresholds
-from mpfedcl.deployment.trained_run import load_trained
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.deployment.calibration import FALSE_ALARM_RATES, find_thresholds
+from mpfedcl.deployment.trained_run import load_trained_run
+from mpfedcl.runs.observer import Observer
 from small_runs import small
 
 pytestmark = pytest.mark.whole
@@ -36,7 +36,7 @@ def test_closed_form() -> None:
 @given(st.lists(st.floats(0, 2), min_size=2, max_size=120))
 def test_no_more_false_alarms_than_said(values: list[float]) -> None:
     """Each in turn is the new image: over all of them at most a share α is flagged."""
-    alarms = dict.fromkeys(RATES, 0)
+    alarms = dict.fromkeys(FALSE_ALARM_RATES, 0)
     for place, value in enumerate(values):
         others = torch.tensor(values[:place] + values[place + 1 :], dtype=torch.float64)
         for rate, threshold in find_thresholds(others).items():
@@ -49,7 +49,7 @@ def test_thresholds_are_quantiles_of_the_test_images(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     path = run(small(images, method, partition__test="matched"), tmp_path / "run").path
-    trained, found = load_trained(path), calibration_of(path)
+    trained, found = load_trained_run(path), calibration_of(path)
     data, model = load_data_and_model(trained.experiment, torch.device("cpu"))
     assert trained.reference is not None
     prototypes = trained.reference.vectors.double().numpy()

@@ -1,4 +1,4 @@
-"""Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
+"""ExportedFile files beside PyTorch: every format, reading and kind of run; what is refused."""
 
 import json
 import shutil
@@ -19,14 +19,15 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from command_processes import environment
 from mpfedcl import Experiment, InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.deployment.export.exported_network import PrototypeDistances
-from mpfedcl.deployment.export.exporter import Export, export_run
+from mpfedcl.deployment.export.exporter import ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
 from onnx_models import save_convolution
 from pictured_runs import pictured
-from small_runs import EXAMPLES, Say, environment, small
+from small_runs import EXAMPLES, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -70,7 +71,7 @@ def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answ
 
 def test_a_thousand_digits(digits_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(digits_run)
-    done = export_run(predictor, Export(), tmp_path / "model.onnx")
+    done = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
     images, labels = digits()
     assert len(images) == 1000
     answers, note = ask(done.path, images)
@@ -90,14 +91,14 @@ def test_a_thousand_digits(digits_run: Path, tmp_path: Path) -> None:
     content = done.path.read_bytes()
     for place in (str(Path.cwd()), str(tmp_path), "site-packages", "torch/fx", "client-0"):
         assert place.encode() not in content
-    again = export_run(predictor, Export(), tmp_path / "again.onnx")
+    again = export_run(predictor, ExportSettings(), tmp_path / "again.onnx")
     assert again.path.read_bytes() == content
 
 
 def test_int8_is_a_quarter_and_within_a_point(digits_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(digits_run)
-    whole = export_run(predictor, Export(), tmp_path / "model.onnx")
-    small_one = export_run(predictor, Export(quantized=True), tmp_path / "int8.onnx")
+    whole = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
+    small_one = export_run(predictor, ExportSettings(quantized=True), tmp_path / "int8.onnx")
     assert small_one.num_bytes < 0.3 * whole.num_bytes
     images, labels = digits()
     exact, quantized = (ask(each.path, images)[0]["label"] for each in (whole, small_one))
@@ -109,7 +110,7 @@ def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Pat
     predictor = Predictor.load(digits_run, "client-3")
     images, _ = digits()
     said = predictor.predict(images[:50])
-    wanted = Export(rule="classifier", check_images=50)
+    wanted = ExportSettings(rule="classifier", check_images=50)
     answers, note = ask(export_run(predictor, wanted, tmp_path / "c.onnx").path, images[:50])
     assert list(answers) == ["label", "scores"]
     assert note["model"] == "client-3"
@@ -118,7 +119,7 @@ def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Pat
         assert predictor.class_names[label] == each.classifier.label
         assert scores.max() == pytest.approx(each.classifier.probability, abs=1e-5)
 
-    program = export_run(predictor, Export(format="torch-export", check_images=50))
+    program = export_run(predictor, ExportSettings(format="torch-export", check_images=50))
     assert program.path == digits_run / "exported" / "client-3-prototype.pt2"
     extra = {"mpfedcl": ""}
     module = torch.export.load(program.path, extra_files=extra).module()
@@ -131,7 +132,9 @@ def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Pat
     # An example would be there as a pickle.
     assert [size for name, size in sizes.items() if name.endswith(".pt")] == [0]
 
-    tensors = export_run(predictor, Export(format="safetensors"), tmp_path / "m.safetensors").path
+    tensors = export_run(
+        predictor, ExportSettings(format="safetensors"), tmp_path / "m.safetensors"
+    ).path
     found = load_file(tensors)
     for name, value in predictor.params.items():
         assert torch.equal(found[name], value)
@@ -150,7 +153,7 @@ def test_other_methods_and_precisions(
     path = run(small(images, method, **changes), tmp_path / "run").path
     predictor = Predictor.load(path, "client-0")
     pixels = numpy.load(images / "stripes.npz")["x_test"]
-    answers, note = ask(export_run(predictor, Export()).path, pixels)
+    answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
     if method == "fedavg":
         assert note["reading"] == "classifier"
         said = [each.classifier.label for each in predictor.predict(pixels)]
@@ -165,12 +168,12 @@ def test_the_encoder_inside_outside_and_trained(pictures: Path, tmp_path: Path) 
         changes = {"encoder__train": trains, "rounds": 1, "train__lr": 0.01}
         path = run(pictured(pictures, **changes), tmp_path / f"run-{trains}").path
         predictor = Predictor.load(path)
-        form = predictor.trained.form
-        brought = numpy.stack([predictor.bring(each) for each in paths])
+        form = predictor.trained.input_format
+        brought = numpy.stack([predictor.convert(each) for each in paths])
         assert brought.shape[1:] == form.shape
-        answers, _ = ask(export_run(predictor, Export(check_images=8)).path, brought)
+        answers, _ = ask(export_run(predictor, ExportSettings(check_images=8)).path, brought)
         assert_same_labels(predictor, brought, answers)
-        outside = Export(with_encoder=False, check_images=8)
+        outside = ExportSettings(with_encoder=False, check_images=8)
         if trains:
             with pytest.raises(InvalidInput, match="the run has trained the encoder"):
                 export_run(predictor, outside)
@@ -188,13 +191,13 @@ def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -
     encoder = save_convolution(tmp_path / "encoder.onnx", shape)
     path = run(pictured(pictures, encoder__name=f"onnx:{encoder}"), tmp_path / "run").path
     predictor = Predictor.load(path)
-    done = export_run(predictor, Export(), tmp_path / "whole.onnx")
+    done = export_run(predictor, ExportSettings(), tmp_path / "whole.onnx")
     encoder.unlink()
-    brought = numpy.stack([predictor.bring(each) for each in sorted(pictures.glob("*/*/*"))])
+    brought = numpy.stack([predictor.convert(each) for each in sorted(pictures.glob("*/*/*"))])
     answers, _ = ask(done.path, brought)
     assert_same_labels(predictor, brought, answers)
     with pytest.raises(InvalidInput, match=r"cannot be exported as torch-export; .*'exclude'"):
-        export_run(predictor, Export(format="torch-export"))
+        export_run(predictor, ExportSettings(format="torch-export"))
 
 
 def test_a_file_that_disagrees_is_not_written(
@@ -216,10 +219,10 @@ def test_a_file_that_disagrees_is_not_written(
     monkeypatch.syspath_prepend(tmp_path)
     path = run(small(images, "two_faced:TwoFaced"), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"labels differ from PyTorch's, .*nothing was written"):
-        export_run(Predictor.load(path), Export(), tmp_path / "model.onnx")
+        export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
     path = run(small(images, "two_faced:Fickle", guard__max_norm=1e9), tmp_path / "other").path
     with pytest.raises(InvalidInput, match="it cannot be traced"):
-        export_run(Predictor.load(path), Export(), tmp_path / "model.onnx")
+        export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -261,7 +264,7 @@ def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> N
 
 def test_the_example_runs_without_torch_and_mpfedcl(digits_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(digits_run)
-    model = export_run(predictor, Export(check_images=20), tmp_path / "model.onnx").path
+    model = export_run(predictor, ExportSettings(check_images=20), tmp_path / "model.onnx").path
     images, _ = digits()
     Image.fromarray(images[0]).save(tmp_path / "grey.png")
     Image.fromarray(images[1]).convert("RGBA").resize((90, 70)).save(tmp_path / "clear.png")

@@ -12,11 +12,11 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from mpfedcl import InvalidInput, prototype_contrastive_loss, run
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.deployment.join import join
-from mpfedcl.deployment.new_client import Newcomer
+from mpfedcl.deployment.new_client import NewClient
 from mpfedcl.deployment.predictor import Predictor
-from mpfedcl.deployment.trained_run import load_trained
+from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.prototypes import cluster_prototypes
@@ -59,7 +59,7 @@ def change(path: Path, copy: Path, **settings: Any) -> Path:
 
 
 def test_without_training_everything_is_as_by_hand(finished: Path, late: Path) -> None:
-    trained = load_trained(finished)
+    trained = load_trained_run(finished)
     joined = join(finished, late, "late", epochs=0)
     with numpy.load(late) as archive:
         pixels = {part: archive[f"x_{part}"].reshape(-1, 36) / 255 for part in ("train", "test")}
@@ -82,7 +82,7 @@ def test_without_training_everything_is_as_by_hand(finished: Path, late: Path) -
         num_prototypes=2,
         seed=seed_for(0, 3, "late", "clusters"),
     )
-    own = joined.learned.prototypes
+    own = joined.outcome.prototypes
     torch.testing.assert_close(own.vectors, expected.vectors)
     assert own.labels.tolist() == expected.labels.tolist()
     assert own.counts.tolist() == expected.counts.tolist()
@@ -109,16 +109,16 @@ def test_without_training_everything_is_as_by_hand(finished: Path, late: Path) -
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epochs: int) -> None:
     """Held to plain autograd and torch's own optimiser."""
-    trained = load_trained(finished)
-    newcomer = Newcomer(trained, late, "late")
+    trained = load_trained_run(finished)
+    new_client = NewClient(trained, late, "late")
     assert trained.pool is not None
-    learned = newcomer.learn(trained.parameters(), trained.pool, epochs=epochs, lr=0.05)
+    learned = new_client.train(trained.parameters(), trained.pool, epochs=epochs, lr=0.05)
     params = {name: value.clone().requires_grad_() for name, value in trained.parameters().items()}
     optimizer = torch.optim.SGD(params.values(), lr=0.05, momentum=0.5)
     settings = trained.experiment.replace(train__epochs=epochs)
-    for batch in draw_batches(newcomer.client, settings, round_number=3):
-        embeddings, logits = trained.model.apply(params, newcomer.client.inputs[batch])
-        z, labels = trained.method.project(embeddings), newcomer.client.labels[batch]
+    for batch in draw_batches(new_client.client, settings, round_number=3):
+        embeddings, logits = trained.model.apply(params, new_client.client.inputs[batch])
+        z, labels = trained.method.project(embeddings), new_client.client.labels[batch]
         contrast = prototype_contrastive_loss(z, labels, trained.pool, temperature=0.07)
         loss = cross_entropy(logits, labels) + contrast
         gradients = torch.autograd.grad(loss, list(params.values()))
@@ -135,17 +135,17 @@ def test_it_trains_against_the_grid_that_the_runs_clients_had(
 ) -> None:
     """With K = 40 nobody has K prototypes of a class, and all slots are padded."""
     path = run(small(images, prototypes__per_class=40), tmp_path / "run").path
-    trained = load_trained(path)
+    trained = load_trained_run(path)
     assert trained.pool is not None
     assert bool((trained.pool.slots() < 0).all())
-    expected = Newcomer(trained, late, "late").learn(trained.parameters(), trained.pool, epochs=1)
-    learned = join(path, late, "late", epochs=1).learned
+    expected = NewClient(trained, late, "late").train(trained.parameters(), trained.pool, epochs=1)
+    learned = join(path, late, "late", epochs=1).outcome
     for name, value in expected.params.items():
         assert torch.equal(learned.params[name], value)
 
 
 def test_training_on_its_own_images_lowers_the_loss(finished: Path, late: Path) -> None:
-    losses = [join(finished, late, "late", epochs=n).learned.update.loss for n in (1, 5, 20)]
+    losses = [join(finished, late, "late", epochs=n).outcome.update.loss for n in (1, 5, 20)]
     assert losses[0] > losses[1] > losses[2]
 
 
@@ -154,7 +154,7 @@ def test_the_same_join_gives_the_same_bits_and_leaves_the_run_alone(
 ) -> None:
     before = {file: file.read_bytes() for file in sorted(finished.rglob("*")) if file.is_file()}
     first, second = (join(finished, late, "late", epochs=2) for _ in range(2))
-    assert torch.equal(first.learned.prototypes.vectors, second.learned.prototypes.vectors)
+    assert torch.equal(first.outcome.prototypes.vectors, second.outcome.prototypes.vectors)
     assert first.to_json() == second.to_json()
     after = {file: file.read_bytes() for file in sorted(finished.rglob("*")) if file.is_file()}
     assert before == after
@@ -171,13 +171,13 @@ def test_a_late_domain_gets_the_images_it_would_have_been_dealt(tmp_path: Path) 
         experiment = base.replace(**changes)
         path = tmp_path / f"run-{len(changes)}"
         run(experiment.replace(dataset__domains=("ink", "oil")), path)
-        newcomer = Newcomer(load_trained(path), tmp_path / "set" / "pen", "pen")
-        everyone = load_federated(experiment)
+        new_client = NewClient(load_trained_run(path), tmp_path / "set" / "pen", "pen")
+        everyone = load_federated_data(experiment)
         wanted = everyone.client("pen")
-        assert torch.equal(newcomer.client.inputs, wanted.inputs)
-        assert torch.equal(newcomer.client.labels, wanted.labels)
-        assert torch.equal(newcomer.data.test_inputs, everyone.test_inputs[wanted.test])
-        assert torch.equal(newcomer.data.test_labels, everyone.test_labels[wanted.test])
+        assert torch.equal(new_client.client.inputs, wanted.inputs)
+        assert torch.equal(new_client.client.labels, wanted.labels)
+        assert torch.equal(new_client.data.test_inputs, everyone.test_inputs[wanted.test])
+        assert torch.equal(new_client.data.test_labels, everyone.test_labels[wanted.test])
 
 
 def test_classes_may_be_missing_and_keep_their_places(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_classes_may_be_missing_and_keep_their_places(tmp_path: Path) -> None:
     path = run(small(tmp_path / "set"), tmp_path / "run").path
     write_pictures(tmp_path / "new", {"ant": 4, "cat": 6})
     joined = join(path, tmp_path / "new", "new", epochs=1)
-    assert set(joined.learned.prototypes.labels.tolist()) == {0, 2}
+    assert set(joined.outcome.prototypes.labels.tolist()) == {0, 2}
     assert (joined.classes_held, joined.train_images, joined.test_images) == (2, 5, 5)
 
 
@@ -193,7 +193,7 @@ def test_more_prototypes_than_images(finished: Path, tmp_path: Path) -> None:
     """K = 2, one training image of each class: one prototype each, its own embedding."""
     save_images(tmp_path / "few.npz", num_train=3, num_test=3)
     for epochs in (0, 1):
-        own = join(finished, tmp_path / "few.npz", "few", epochs=epochs).learned.prototypes
+        own = join(finished, tmp_path / "few.npz", "few", epochs=epochs).outcome.prototypes
         assert own.labels.tolist() == [0, 1, 2]
         assert own.counts.tolist() == [1, 1, 1]
         torch.testing.assert_close(own.vectors.norm(dim=1), torch.ones(3))
@@ -202,7 +202,7 @@ def test_more_prototypes_than_images(finished: Path, tmp_path: Path) -> None:
 def test_one_image(tmp_path: Path, finished: Path) -> None:
     write_pictures(tmp_path / "one", {"0": 1})
     joined = join(finished, tmp_path / "one", "one", epochs=1)
-    assert (joined.train_images, joined.test_images, len(joined.learned.prototypes)) == (1, 0, 1)
+    assert (joined.train_images, joined.test_images, len(joined.outcome.prototypes)) == (1, 0, 1)
     assert set(joined.after.values()) == {None}
 
 
@@ -234,7 +234,7 @@ def test_the_share_held_out_can_be_said(tmp_path: Path, finished: Path) -> None:
         ("mp-fedcl", {"share_model": False}, "keep their models"),
     ],
 )
-def test_a_run_that_gives_a_newcomer_nothing_is_refused(
+def test_a_run_that_gives_a_new_client_nothing_is_refused(
     images: Path, late: Path, tmp_path: Path, method: str, changes: Any, expected: str
 ) -> None:
     path = run(small(images, method, rounds=1, **changes), tmp_path / "run").path
@@ -247,14 +247,14 @@ def test_the_other_prototype_methods(images: Path, late: Path, tmp_path: Path, m
     path = run(small(images, method), tmp_path / "run").path
     joined = join(path, late, "late", add=True)
     assert joined.was_added
-    assert "late" in load_trained(path).pool.names  # type: ignore[union-attr]
+    assert "late" in load_trained_run(path).pool.names  # type: ignore[union-attr]
 
 
 def test_raw_embeddings_in_double_precision(images: Path, late: Path, tmp_path: Path) -> None:
     experiment = small(images, prototypes__normalize=False, dtype="float64")
     path = run(experiment, tmp_path / "run").path
     assert join(path, late, "late", epochs=1, add=True).was_added
-    pool = load_trained(path).pool
+    pool = load_trained_run(path).pool
     assert pool is not None
     assert pool.vectors.dtype == torch.float64
 
@@ -266,7 +266,7 @@ def test_a_client_that_leaves_bounds_is_rejected(
     before = (path / "pool.safetensors").read_bytes()
     for epochs, reason in ((0, "a prototype has length"), (1, "the model changed by")):
         joined = join(path, late, "late", epochs=epochs, add=True)
-        assert reason in (joined.learned.rejected or "")
+        assert reason in (joined.outcome.rejected or "")
         assert not joined.was_added
     assert (path / "pool.safetensors").read_bytes() == before
     events = [json.loads(line) for line in (path / "joins.jsonl").read_text().splitlines()]
@@ -277,7 +277,7 @@ def test_a_client_that_leaves_bounds_is_rejected(
 def test_training_that_blows_up_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:
     path = change(finished, tmp_path / "copy")
     joined = join(path, late, "late", epochs=3, lr=1e30, add=True)
-    assert "must be finite" in (joined.learned.rejected or "")
+    assert "must be finite" in (joined.outcome.rejected or "")
     assert not joined.was_added
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_has_not_ended_is_refused(finished: Path, late: Path, tmp_pat
         join(path, late, "late")
 
 
-def test_predictions_hear_the_newcomer(finished: Path, tmp_path: Path) -> None:
+def test_predictions_hear_the_new_client(finished: Path, tmp_path: Path) -> None:
     """One image a class, so that each is its own prototype, and nobody else's is nearer."""
     path = change(finished, tmp_path / "copy")
     save_images(tmp_path / "few.npz", num_train=3, num_test=3)

@@ -11,8 +11,8 @@ from PIL import Image
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.join import join
-from mpfedcl.deployment.new_client import Newcomer
-from mpfedcl.deployment.trained_run import load_trained
+from mpfedcl.deployment.new_client import NewClient
+from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
 
@@ -56,11 +56,11 @@ def test_features_are_those_that_the_run_would_have_used(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
-    newcomer = Newcomer(load_trained(path), pictures / "pen", "pen")
+    new_client = NewClient(load_trained_run(path), pictures / "pen", "pen")
     everyone = pictured(pictures, dataset__domains=("ink", "oil", "pen"))
     data, _ = load_data_and_model(everyone.resolved(), torch.device("cpu"))
-    assert torch.equal(newcomer.client.inputs, data.client("pen").inputs)
-    assert torch.equal(newcomer.data.test_inputs, data.test_inputs[data.client("pen").test])
+    assert torch.equal(new_client.client.inputs, data.client("pen").inputs)
+    assert torch.equal(new_client.data.test_inputs, data.test_inputs[data.client("pen").test])
     assert join(path, pictures / "pen", "pen", add=True).was_added
 
     def refuse(*_: object, **__: object) -> None:
@@ -83,7 +83,7 @@ def test_an_encoder_that_is_trained_too(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures, encoder__train=True), tmp_path / "run").path
     joined = join(path, pictures / "pen", "pen", epochs=1, add=True)
     assert (joined.train_images, joined.test_images, joined.was_added) == (6, 6, True)
-    learned, params = joined.learned.params, load_trained(path).parameters()
+    learned, params = joined.outcome.params, load_trained_run(path).parameters()
     assert any(not torch.equal(learned[name], value) for name, value in params.items())
 
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.image_form import ImageForm
-from mpfedcl.deployment.trained_run import load_trained
+from mpfedcl.deployment.input_format import InputFormat
+from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.runs.observer import Observer
 from pictured_runs import pictured
 from small_runs import small
 
@@ -30,11 +30,11 @@ def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:
     path = run(experiment, tmp_path / "run").path
     data, model = load_data_and_model(experiment.resolved(), torch.device("cpu"))
     shutil.rmtree(tmp_path / "images")
-    trained = load_trained(path)
+    trained = load_trained_run(path)
     assert trained.class_names == data.class_names
     assert trained.clients == data.names
     pixels = numpy.load(images / "stripes.npz")["x_test"]
-    embeddings, logits = trained.apply(trained.parameters(), trained.form.bring(pixels))
+    embeddings, logits = trained.apply(trained.parameters(), trained.input_format.convert(pixels))
     expected, expected_logits = model.apply(trained.parameters(), data.test_inputs)
     assert torch.equal(embeddings, trained.method.project(expected))
     assert torch.equal(logits, expected_logits)
@@ -47,12 +47,12 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     numpy.savez(tmp_path / "images" / "wide.npz", x_train=pixels, y_train=labels)
     path = run(small(tmp_path / "images", clients=2), tmp_path / "run").path
-    assert load_trained(path).form == ImageForm(4, 9, is_colour=False)
+    assert load_trained_run(path).input_format == InputFormat(4, 9, is_colour=False)
     # 4 x 9 numbers might as well be 6 x 6: what is on record is what counts.
     content = json.loads((path / "partition.json").read_text())
     content["input_shape"] = "damaged"
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained(path).form == ImageForm(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == InputFormat(6, 6, is_colour=False)
 
 
 def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Path) -> None:
@@ -60,14 +60,14 @@ def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Pa
     content = json.loads((path / "partition.json").read_text())
     assert content.pop("input_shape") == [6, 6]
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained(path).form == ImageForm(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == InputFormat(6, 6, is_colour=False)
 
 
 @given(st.integers(1, 60), st.booleans())
 def test_square_forms_are_guessed(side: int, is_colour: bool) -> None:
-    form = ImageForm(side, side, is_colour)
-    assert ImageForm.guess(int(numpy.prod(form.shape))) == form
-    assert ImageForm.from_shape(list(form.shape)) == form
+    form = InputFormat(side, side, is_colour)
+    assert InputFormat.guess(int(numpy.prod(form.shape))) == form
+    assert InputFormat.from_shape(list(form.shape)) == form
 
 
 @given(
@@ -78,8 +78,8 @@ def test_any_image_is_brought_to_the_form(
     count: int, height: int, width: int, channels: tuple[int, ...], is_colour: bool
 ) -> None:
     images = numpy.full((count, height, width, *channels), 77, dtype=numpy.uint8)
-    form = ImageForm(5, 4, is_colour)
-    brought = form.bring(images)
+    form = InputFormat(5, 4, is_colour)
+    brought = form.convert(images)
     assert brought.shape == (count, *form.shape)
     assert (brought == 77).all()
 
@@ -90,19 +90,19 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
         save_file(ResNet18().init(generator(number, "test"), torch.float32), file)
     experiment = pictured(pictures, encoder__name="resnet18", encoder__weights=first)
     path = run(experiment, tmp_path / "run").path
-    assert load_trained(path).form == ImageForm(64, 64, is_colour=True)
+    assert load_trained_run(path).input_format == InputFormat(64, 64, is_colour=True)
     first.rename(moved)
     with pytest.raises(InvalidInput, match=r"resnet18\.safetensors', which does not exist"):
-        load_trained(path)
+        load_trained_run(path)
     with pytest.raises(InvalidInput, match="trained behind another one"):
-        load_trained(path, weights=second)
-    assert load_trained(path, weights=moved).encoder is not None
+        load_trained_run(path, weights=second)
+    assert load_trained_run(path, weights=moved).encoder is not None
 
 
 def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None:
     experiment = pictured(pictures, encoder__train=True, train__lr=0.01, rounds=1)
     path = run(experiment, tmp_path / "run").path
-    trained = load_trained(path)
+    trained = load_trained_run(path)
     data, model = load_data_and_model(trained.experiment, torch.device("cpu"))
     params = trained.parameters("photo")
     images = data.test_inputs[:4].view(4, 3, 64, 64).permute(0, 2, 3, 1).numpy()
@@ -113,16 +113,16 @@ def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
-        load_trained(tmp_path)
+        load_trained_run(tmp_path)
     rounds: list[object] = []
     observer = Observer(on_round=rounds.append, should_stop=lambda: bool(rounds))
     path = run(small(images), tmp_path / "stopped", observer).path
-    with pytest.raises(InvalidInput, match=r"has not ended; go on with it .*--resume"):
-        load_trained(path)
+    with pytest.raises(InvalidInput, match=r"has not ended; resume it .*--resume"):
+        load_trained_run(path)
     path = run(small(images), tmp_path / "run").path
     with pytest.raises(InvalidInput, match="weights is 'x'; it must be left out"):
-        load_trained(path, weights=Path("x"))
-    trained = load_trained(path)
+        load_trained_run(path, weights=Path("x"))
+    trained = load_trained_run(path)
     with pytest.raises(InvalidInput, match=r"'\.\./model'; it must be one of client-0, client-1"):
         trained.parameters("../model")
     tensors = load_file(path / "model.safetensors")
@@ -136,16 +136,16 @@ def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> 
         trained.parameters()
     (path / "pool.safetensors").write_bytes(b"damaged")
     with pytest.raises(InvalidInput, match=r"pool\.safetensors cannot be read"):
-        load_trained(path)
+        load_trained_run(path)
     (path / "partition.json").write_text("{}")
     with pytest.raises(InvalidInput, match="must name the classes"):
-        load_trained(path)
+        load_trained_run(path)
 
 
 def test_clients_are_named_where_there_is_no_average(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "local"), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"no averaged model; it must be one of client-0, "):
-        load_trained(path).parameters()
+        load_trained_run(path).parameters()
     path = run(small(images, "local", personal_models=False), tmp_path / "none").path
     with pytest.raises(InvalidInput, match="no personal model was kept"):
-        load_trained(path).parameters()
+        load_trained_run(path).parameters()

@@ -8,8 +8,9 @@ import numpy
 import pytest
 from PIL import Image
 
+from command_processes import call
 from mpfedcl import Predictor, run
-from small_runs import Json, Say, call, small
+from small_runs import Json, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
-from mpfedcl.data.client_split import deal_images
-from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.reader import open_image_set
 from mpfedcl.images import Images
 from pictured_runs import pictured
@@ -140,12 +140,12 @@ def test_the_accuracy_is_that_of_the_run(pictures: Path, tmp_path: Path) -> None
     """From the files on, by another way than the run's: through no cache, in other batches."""
     result = run(pictured(pictures), tmp_path / "run")
     assert result.summary is not None
-    listing = open_image_set(result.experiment.dataset)
-    test = deal_images(listing, result.experiment).test
-    assert isinstance(listing.store, PictureStore)
-    paths = [listing.store.paths[row] for row in test.rows]
+    image_index = open_image_set(result.experiment.dataset)
+    test = split_among_clients(image_index, result.experiment).test
+    assert isinstance(image_index.store, ImageFileStore)
+    paths = [image_index.store.paths[row] for row in test.rows]
     said = Predictor.load(result.path).predict(paths)
-    right = [listing.class_names[n] for n in test.labels]
+    right = [image_index.class_names[n] for n in test.labels]
     by_prototype = numpy.mean([p.label == truth for p, truth in zip(said, right, strict=True)])
     by_classifier = numpy.mean(
         [p.classifier.label == truth for p, truth in zip(said, right, strict=True)]

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 import torch
-from gathered import gather, texts
+from report_documents import cell_texts, document_of
 
 from mpfedcl.methods import READINGS
 from mpfedcl.tensors import pack_tensors
@@ -40,18 +40,18 @@ def raise_accuracies(path: Path, shift: float) -> None:
 
 
 def test_a_run_is_told_by_its_last_round(tmp_path: Path) -> None:
-    document = gather(write_run(tmp_path / "run", rounds=4))
+    document = document_of(write_run(tmp_path / "run", rounds=4))
     (section,) = document["sections"]
     last = fmean(accuracy_of(4, client) for client in range(3))
     expected = [[f"{last - 10 * i - j:.2f}" for i in range(2)] for j, _ in enumerate(READINGS)]
-    assert [row[1:] for row in texts(section["tables"][0])] == expected
+    assert [row[1:] for row in cell_texts(section["tables"][0])] == expected
     strong = [row[0]["text"] for row in section["tables"][0]["rows"] if row[0].get("strong")]
     assert strong == ["personal, prototype"]
     assert section["title"] == "mp-fedcl on mnist-sample"
 
 
 def test_curves_hold_every_round(tmp_path: Path) -> None:
-    document = gather(write_run(tmp_path / "run", rounds=4))
+    document = document_of(write_run(tmp_path / "run", rounds=4))
     curves = document["groups"][0]["curves"]
     means = [fmean(accuracy_of(number, client) for client in range(3)) for number in range(1, 5)]
     curve = curves["accuracy"]["union"]["averaged_prototype"]
@@ -62,13 +62,13 @@ def test_curves_hold_every_round(tmp_path: Path) -> None:
 
 
 def test_costs_are_totals_of_all_rounds(tmp_path: Path) -> None:
-    (group,) = gather(write_run(tmp_path / "run", rounds=4))["groups"]
+    (group,) = document_of(write_run(tmp_path / "run", rounds=4))["groups"]
     assert group["seconds"] == {"train": 2.0, "cluster": 1.0, "evaluate": 4.0}
     assert group["bytes"] == {"up": 4000.0, "down": 2000.0}
 
 
 def test_clients_classes_and_confusions(tmp_path: Path) -> None:
-    (run,) = gather(write_run(tmp_path / "run"))["runs"]
+    (run,) = document_of(write_run(tmp_path / "run"))["runs"]
     assert [each["accuracy"] for each in run["clients"]] == [43.0, 36.0, 29.0]
     kept = json.loads((tmp_path / "run" / "confusion.json").read_text())["clients"]
     assert run["confusion"]["all"] == [
@@ -83,9 +83,9 @@ def test_clients_classes_and_confusions(tmp_path: Path) -> None:
 
 
 def test_rejections_are_joined_by_client_and_reason(tmp_path: Path) -> None:
-    (run,) = gather(write_run(tmp_path / "run", rejected={"client-1": "a number is not finite"}))[
-        "runs"
-    ]
+    (run,) = document_of(
+        write_run(tmp_path / "run", rejected={"client-1": "a number is not finite"})
+    )["runs"]
     assert run["absences"]["rows"] == [
         {
             "client": "client-1",
@@ -102,7 +102,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", rounds=5, finished=False)
     lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
     (path / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
-    document = gather(path)
+    document = document_of(path)
     about = " ".join(document["sections"][0]["about"])
     assert "round 2 of 5" in about
     assert "1 damaged" in about
@@ -111,7 +111,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_method_that_is_gone_is_still_reported(tmp_path: Path) -> None:
-    (run,) = gather(write_run(tmp_path / "run", method="gone_module:Gone"))["runs"]
+    (run,) = document_of(write_run(tmp_path / "run", method="gone_module:Gone"))["runs"]
     assert run["settings"]["command"] is None
     assert "no pool.safetensors" in run["map"]["missing"]
 
@@ -119,14 +119,14 @@ def test_a_method_that_is_gone_is_still_reported(tmp_path: Path) -> None:
 def test_a_run_from_before_has_no_confusion_and_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     (path / "confusion.json").unlink()
-    assert "made before" in gather(path)["runs"][0]["confusion"]["missing"]
+    assert "made before" in document_of(path)["runs"][0]["confusion"]["missing"]
 
 
 def test_a_confusion_of_an_earlier_end_is_not_shown(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     content = json.loads((path / "confusion.json").read_text())
     write_json(path / "confusion.json", {**content, "round": 2})
-    assert "in round 2" in gather(path)["runs"][0]["confusion"]["missing"]
+    assert "in round 2" in document_of(path)["runs"][0]["confusion"]["missing"]
 
 
 # A comparison
@@ -134,7 +134,7 @@ def test_a_confusion_of_an_earlier_end_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     path = write_comparison(tmp_path / "both", ("fedavg", "mp-fedcl"), (0, 1, 2))
-    document = gather(path)
+    document = document_of(path)
     (section,) = document["sections"]
     headline = section["tables"][0]
     base = fmean(accuracy_of(3, client) for client in range(3))
@@ -152,7 +152,7 @@ def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 def test_a_folder_of_runs_without_comparison_json_is_a_comparison(tmp_path: Path) -> None:
     path = write_comparison(tmp_path / "both", ("fedavg", "local"), (0, 1))
     (path / "comparison.json").unlink()
-    (section,) = gather(path)["sections"]
+    (section,) = document_of(path)["sections"]
     assert section["kind"] == "comparison"
     assert len(section["groups"]) == 2
 
@@ -164,7 +164,7 @@ def test_only_first_seeds_of_a_comparison_have_a_map(tmp_path: Path) -> None:
         pool = {"vectors": torch.eye(2), **columns}
         content = pack_tensors(pool, note=("names", json.dumps(["client-0", "client-1"])))
         (path / f"mp-fedcl-seed{seed}" / "pool.safetensors").write_bytes(content)
-    maps = [run["map"] for run in gather(path)["runs"]]
+    maps = [run["map"] for run in document_of(path)["runs"]]
     assert len(maps[0]["prototypes"]["x"]) == 2
     assert "first seed" in maps[1]["missing"]
     assert ["no prototypes" in each["missing"] for each in maps[2:]] == [True, True]
@@ -177,7 +177,7 @@ def test_several_folders_have_a_section_each_and_one_together(tmp_path: Path) ->
     one = write_run(tmp_path / "one", seed=0)
     two = write_run(tmp_path / "two", seed=1)
     other = write_run(tmp_path / "other", method="fedavg", seed=0)
-    document = gather(one, two, other)
+    document = document_of(one, two, other)
     assert [section["kind"] for section in document["sections"]] == ["together"] + 3 * ["run"]
     groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
     assert [(group["name"], group["seeds"]) for group in groups] == [
@@ -192,7 +192,7 @@ def test_several_folders_have_a_section_each_and_one_together(tmp_path: Path) ->
 def test_runs_on_other_data_are_not_ranked(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one")
     two = write_run(tmp_path / "two", partition__alpha=0.5)
-    table = gather(one, two)["sections"][0]["tables"][0]
+    table = document_of(one, two)["sections"][0]["tables"][0]
     assert not any("mark" in cell for row in table["rows"] for cell in row)
     assert any("Nothing is marked" in note for note in table["notes"])
     assert [row[0]["text"] for row in table["rows"]] == ["mp-fedcl (one)", "mp-fedcl (two)"]
@@ -201,7 +201,7 @@ def test_runs_on_other_data_are_not_ranked(tmp_path: Path) -> None:
 def test_runs_of_other_lengths_are_not_ranked(tmp_path: Path) -> None:
     for method, rounds in (("fedavg", 3), ("local", 5)):
         write_run(tmp_path / method, method=method, rounds=rounds)
-    table = gather(tmp_path)["sections"][0]["tables"][0]
+    table = document_of(tmp_path)["sections"][0]["tables"][0]
     assert not any("mark" in cell for row in table["rows"] for cell in row)
     said = "the last rounds that were evaluated differ (fedavg 3, local 5)"
     assert f"Nothing is marked as best: {said}." in table["notes"]
@@ -215,23 +215,23 @@ def test_the_last_round_that_was_read_counts(tmp_path: Path) -> None:
     *before, last = [json.loads(line) for line in file.read_text().splitlines()]
     last |= {"accuracy": None, "accuracy_per_client": None}
     file.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
-    notes = gather(tmp_path)["sections"][0]["tables"][0]["notes"]
+    notes = document_of(tmp_path)["sections"][0]["tables"][0]["notes"]
     assert any("(fedavg 5, local 4)" in note for note in notes)
 
 
 def test_runs_of_one_length_are_ranked(tmp_path: Path) -> None:
     for method in ("fedavg", "local"):
         write_run(tmp_path / method, method=method)
-    table = gather(tmp_path)["sections"][0]["tables"][0]
+    table = document_of(tmp_path)["sections"][0]["tables"][0]
     assert [row[1].get("mark") for row in table["rows"]] == ["best", "best"]
 
 
 def test_the_same_folder_twice_is_one(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
-    assert len(gather(path, path)["sections"]) == 1
+    assert len(document_of(path, path)["sections"]) == 1
 
 
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
-    document = gather(write_run(tmp_path / "one"), write_run(tmp_path / "two"))
+    document = document_of(write_run(tmp_path / "one"), write_run(tmp_path / "two"))
     groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
     assert [group["seeds"] for group in groups] == [[0], [0]]

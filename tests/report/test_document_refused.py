@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from gathered import gather
+from report_documents import document_of
 
 from mpfedcl.errors import InvalidInput
 from small_runs import Json
@@ -12,7 +12,7 @@ from written_runs import paper_result, write_json, write_run
 
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
-        gather(tmp_path)
+        document_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
         ("experiment.toml", "rounds = 'x'", "rounds"),
         ("partition.json", "{", "partition.json is not valid JSON"),
         ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',
-         "one number a class"),
+         "one number per class"),
         ("confusion.json", '{"round": 3, "reading": "personal_prototype", "classes": ["a", "b"],'
-         ' "clients": {"c": [[1, 2]]}}', "one row and one column a class"),
+         ' "clients": {"c": [[1, 2]]}}', "one row and one column per class"),
         ("confusion.json", '{"format": 2}', "newer"),
         ("summary.json", "[]", "summary.json is not as mpfedcl writes it"),
         ("pool.safetensors", "not a pool", "pool.safetensors cannot be read"),
@@ -38,7 +38,7 @@ def test_damaged_files_are_told_in_one_sentence(
     path = write_run(tmp_path / "run")
     (path / file).write_text(content)
     with pytest.raises(InvalidInput, match=says) as refusal:
-        gather(path)
+        document_of(path)
     assert "\n" not in str(refusal.value)
 
 
@@ -50,7 +50,7 @@ def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> 
     content = {"rounds": 3, "seeds": [0], "methods": {"fedavg": {"runs": [name]}}}
     write_json(path / "comparison.json", content)
     with pytest.raises(InvalidInput, match="names the run"):
-        gather(path)
+        document_of(path)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> 
 def test_a_damaged_paper_result_is_refused(tmp_path: Path, changes: Json) -> None:
     write_json(tmp_path / "result.json", paper_result(**changes))
     with pytest.raises(InvalidInput, match=r"result\.json"):
-        gather(tmp_path)
+        document_of(tmp_path)

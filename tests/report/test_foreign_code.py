@@ -8,7 +8,7 @@ import torch
 
 from mpfedcl.cli.main import main
 from mpfedcl.methods import find_method
-from mpfedcl.report.run_content import RunRecords
+from mpfedcl.report.run_description import RunRecords
 from mpfedcl.tensors import pack_tensors
 from parsed_pages import document_in
 from written_runs import Json, write_run, write_tuning

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.report.document import gather_document
-from mpfedcl.report.html import escape_json, fill_page
-from mpfedcl.report.sources import find_sources
+from mpfedcl.report.document import build_document
+from mpfedcl.report.html import escape_json, render_page
+from mpfedcl.report.result_folders import find_result_folders
 from parsed_pages import Page, document_in
 from written_runs import HOSTILE, paper_result, write_json, write_run
 
@@ -19,7 +19,7 @@ MEGABYTE = 1_000_000
 
 
 def page_of(*folders: Path) -> str:
-    return fill_page(gather_document(find_sources(folders)))
+    return render_page(build_document(find_result_folders(folders)))
 
 
 def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_the_only_addresses_are_names_of_formats(tmp_path: Path) -> None:
 
 def test_the_document_comes_through_whole(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", clients=HOSTILE, classes=HOSTILE)
-    document = gather_document(find_sources([path]))
-    assert document_in(fill_page(document)) == json.loads(json.dumps(document))
+    document = build_document(find_result_folders([path]))
+    assert document_in(render_page(document)) == json.loads(json.dumps(document))
     names = [client["name"] for client in document["runs"][0]["clients"]]
     assert names == list(HOSTILE)
 

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from mpfedcl.report.markdown import enumerate_names, escape, fence, plain, quote
+from mpfedcl.report.markdown import (
+    code_block,
+    enumerate_names,
+    escape_markdown,
+    printable_name,
+    yaml_string,
+)
 
 _READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _NASTY = st.text(
@@ -18,7 +24,7 @@ _NASTY = st.text(
 
 @given(_NASTY, _NASTY)
 def test_a_cell_shows_the_name_and_nothing_else(name: str, other: str) -> None:
-    table = f"| a | b |\n| --- | --- |\n| {escape(name)} | {escape(other)} |\n"
+    table = f"| a | b |\n| --- | --- |\n| {escape_markdown(name)} | {escape_markdown(other)} |\n"
     tokens = _READER.parse(table)
     cells = [tokens[i + 1] for i, each in enumerate(tokens) if each.type == "td_open"]
     assert len(cells) == 2
@@ -26,25 +32,25 @@ def test_a_cell_shows_the_name_and_nothing_else(name: str, other: str) -> None:
         kinds = {child.type for child in cell.children or []}
         assert kinds <= {"text", "text_special"}
         shown = "".join(child.content for child in cell.children or [])
-        assert shown == (plain(meant).strip() or "(no name)")
+        assert shown == (printable_name(meant).strip() or "(no name)")
     # What GitHub would make links of.
-    assert not re.search(r"(?i)://|www\.|(?<!\\)@", escape(name))
+    assert not re.search(r"(?i)://|www\.|(?<!\\)@", escape_markdown(name))
 
 
 @given(_NASTY)
 def test_a_fence_ends_where_it_should(text: str) -> None:
     text = text.replace("\ud800", "").replace("\r", "").replace("\0", "")
-    tokens = _READER.parse(fence(text, "sh") + "\nafter\n")
+    tokens = _READER.parse(code_block(text, "sh") + "\nafter\n")
     assert [each.type for each in tokens][:2] == ["fence", "paragraph_open"]
     assert tokens[0].content.split("\n")[:-1] == text.split("\n")
 
 
 @given(_NASTY)
 def test_yaml_reads_a_quoted_name(name: str) -> None:
-    assert yaml.safe_load(f"name: {quote(name)}") == {"name": plain(name)}
+    assert yaml.safe_load(f"name: {yaml_string(name)}") == {"name": printable_name(name)}
 
 
 def test_long_lists_and_names_are_cut() -> None:
     assert enumerate_names("abc", 2) == "a, b and 1 more"
     assert enumerate_names("ab", 2) == "a, b"
-    assert len(plain("x" * 1000)) == 80
+    assert len(printable_name("x" * 1000)) == 80

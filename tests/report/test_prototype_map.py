@@ -13,8 +13,8 @@ from sklearn.decomposition import PCA
 
 from mpfedcl import resume, run
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.prototype_map import describe_map, project_to_plane
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.report.prototype_map import describe_prototype_map, project_to_plane
+from mpfedcl.runs.observer import Observer
 from small_runs import small
 
 Json = dict[str, object]
@@ -23,7 +23,7 @@ Json = dict[str, object]
 def map_of(path: Path) -> dict[str, object]:
     experiment = Experiment.from_toml(path / "experiment.toml")
     partition = json.loads((path / "partition.json").read_text())
-    return describe_map(path, experiment, partition, partition["classes"])
+    return describe_prototype_map(path, experiment, partition, partition["classes"])
 
 
 @given(st.integers(0, 10_000), st.integers(3, 40), st.integers(2, 12))

@@ -1,41 +1,167 @@
 """The command in a report gives the same experiment."""
 
+import math
 import shlex
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpfedcl.cli.main import parse
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
-from mpfedcl.report.reproduction import compare_command, file_command, run_command
+from mpfedcl.experiment.datasets import SPECIFICATIONS
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods import built_in_methods, find_method
+from mpfedcl.report.reproduction import compare_command, file_command, run_command, tune_command
+
+PARTITIONS = ("label", "feature", "iid", "classes", "quantity")
+ODD_TEXTS = ("", "-", "--rounds", "-1", "None", "a\nb", "\0", "\x1b[1m", "\udcff")
+quick = settings(max_examples=25, deadline=None)
+
+
+def values_of(annotation: Any, limits: Any, texts: st.SearchStrategy[str]) -> Any:
+    """Return what a setting may be; None, which is the default, is left out."""
+    if get_origin(annotation) is Literal:
+        return st.sampled_from(get_args(annotation))
+    if NoneType in get_args(annotation):
+        (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
+        return values_of(annotation, limits, texts)
+    if annotation is str:
+        return texts
+    if annotation is Path:
+        return texts.map(Path)
+    if get_origin(annotation) is tuple:
+        return st.lists(values_of(get_args(annotation)[0], (), texts), max_size=3).map(tuple)
+    if get_origin(annotation) is dict:
+        return st.dictionaries(texts, texts, max_size=2)
+    limited: Any = Annotated[annotation, *limits] if limits else annotation
+    # A minus would be a flag: zero has none here.
+    return (
+        st.from_type(limited).filter(math.isfinite).map(abs if annotation is float else annotation)
+    )
+
+
+def all_settings(kind: type[Settings], texts: st.SearchStrategy[str], prefix: str = "") -> Any:
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            found |= all_settings(field.annotation, texts, f"{name}__")
+        else:
+            limits = [each for each in field.metadata if "annotated_types" in type(each).__module__]
+            found[prefix + name] = values_of(field.annotation, limits, texts)
+    return found
+
+
+def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
+    """Return whole experiments in which up to eight settings are not the defaults."""
+    values = all_settings(Experiment, texts)
+    first = {
+        "method": st.sampled_from(list(built_in_methods())),
+        "dataset__name": st.sampled_from(list(SPECIFICATIONS)),
+        "partition__kind": st.sampled_from(PARTITIONS),
+    }
+    names = st.lists(
+        st.sampled_from([each for each in values if each not in first]), max_size=8, unique=True
+    )
+    chosen = names.flatmap(lambda some: st.fixed_dictionaries(first | {n: values[n] for n in some}))
+    return chosen.map(lambda changes: resolved(Experiment().replace(**changes)))
+
+
+plain_texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1)
+plain_texts = plain_texts.filter(
+    lambda text: text.isprintable() and not text.startswith("-") and text != "None"
+)
+any_texts = plain_texts | st.sampled_from(ODD_TEXTS) | st.text()
 
 
 def resolved(experiment: Experiment) -> Experiment:
     return experiment.resolved(find_method(experiment.method).defaults)
 
 
-CHANGES: list[dict[str, Any]] = [
-    {},
-    {"method": "fedavg", "rounds": 7},
-    {"method": "dp-fedcl", "share_model": False},
-    {"dataset__name": "office10", "partition__kind": "feature"},
-    {"dataset__name": "digit5", "partition__alpha": 0.5, "dataset__domains": ("usps", "svhn")},
-    {"partition__balanced": False, "prototypes__normalize": False, "encoder__train": True},
-    {"dataset__root": Path("a folder/with 'quotes'"), "options": {"beta": "0.5"}},
-    {"train__lr": 1e-05, "seed": 3, "personal_models": False},
-]
+def parsed(command: str) -> Any:
+    words = shlex.split(command)
+    assert words[0] == "mpfedcl"
+    return parse(words[1:])
 
 
-@pytest.mark.parametrize("changes", CHANGES)
-def test_the_command_gives_the_experiment(changes: dict[str, Any]) -> None:
-    experiment = resolved(Experiment().replace(**changes))
+@quick
+@given(experiments(plain_texts))
+def test_the_command_gives_the_experiment(experiment: Experiment) -> None:
     command = run_command(experiment)
     assert command is not None
-    words = shlex.split(command)
-    assert words[:2] == ["mpfedcl", "run"]
-    assert resolved(parse(words[1:]).settings) == experiment
+    assert resolved(parsed(command).settings) == experiment
+
+
+@quick
+@given(experiments(any_texts))
+def test_no_text_gives_another_experiment(experiment: Experiment) -> None:
+    command = run_command(experiment)
+    assert command is None or resolved(parsed(command).settings) == experiment
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    experiments(plain_texts),
+    st.lists(st.sampled_from([*built_in_methods()]), min_size=1, max_size=3, unique=True),
+    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True),
+)
+def test_the_command_gives_the_comparison(
+    base: Experiment, methods: list[str], seeds: list[int]
+) -> None:
+    runs = [resolved(base.replace(method=each, seed=seed)) for each in methods for seed in seeds]
+    command = compare_command(runs)
+    assert command is not None
+    found = parsed(command)
+    assert runs == [
+        resolved(found.settings.replace(method=each, seed=seed))
+        for each in found.methods
+        for seed in found.seeds
+    ]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    experiments(plain_texts),
+    st.lists(st.sampled_from([*built_in_methods()]), min_size=1, max_size=3, unique=True),
+    st.fixed_dictionaries(
+        {
+            "budget": st.integers(1, 10**6),
+            "seeds": st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3).map(tuple),
+            "validation": st.floats(0.01, 0.99),
+            "tolerance": st.floats(0, 100).map(abs),
+        }
+    ),
+)
+def test_the_command_gives_the_search(
+    base: Experiment, methods: list[str], asked: dict[str, Any]
+) -> None:
+    bases = [resolved(base.replace(method=each)) for each in methods]
+    command = tune_command(bases, asked)
+    assert command is not None
+    found = parsed(command)
+    assert {name: getattr(found, name) for name in asked} == asked
+    assert [resolved(found.settings.replace(method=each)) for each in found.methods] == [
+        each.replace(seed=0) for each in bases
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset__name": "mnist", "dataset__train_size": None},
+        {"dataset__name": "office10", "encoder__name": None},
+        {"device": "-1"},
+        {"encoder__weights": Path("None")},
+        {"options": {"": "\0"}},
+        {"method": "somebody.elses:Method"},
+        {"dataset__name": "nowhere"},
+    ],
+)
+def test_what_flags_cannot_say_has_no_command(changes: dict[str, Any]) -> None:
+    assert run_command(resolved(Experiment()).replace(**changes)) is None
 
 
 def test_defaults_need_no_flags() -> None:
@@ -43,13 +169,14 @@ def test_defaults_need_no_flags() -> None:
 
 
 def test_a_comparison_needs_one_command() -> None:
-    experiments = [
+    runs = [
         resolved(Experiment(method=method, seed=seed, rounds=9))
         for method in ("dp-fedcl", "local")
         for seed in (4, 5)
     ]
-    command = compare_command(experiments)
+    command = compare_command(runs)
     assert command == "mpfedcl compare --methods dp-fedcl local --seeds 4 5 --rounds 9"
+    assert compare_command([runs[0], runs[0], runs[3], runs[3]]) is None
 
 
 def test_runs_that_differ_in_more_have_no_common_command() -> None:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 
-def shown(grid: Grid, width: int) -> list[str]:
+def shown(grid: TextTable, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     grid.show(console)
     assert isinstance(console.file, io.StringIO)
@@ -25,7 +25,7 @@ def test_no_number_is_cut_off(columns: list[int], width: int, num_rows: int) -> 
     cells = [[str(row + 1) * size for size in columns] for row in range(num_rows)]
     names = [f"method-{row}" for row in range(num_rows)]
     rows = [[name, *line] for name, line in zip(names, cells, strict=True)]
-    lines = shown(Grid("title", ["", *(f"c{n}" for n in range(len(columns)))], rows), width)
+    lines = shown(TextTable("title", ["", *(f"c{n}" for n in range(len(columns)))], rows), width)
     assert max(map(len, lines)) <= width
     for name, line in zip(names, cells, strict=True):
         # In parts or not, a row's numbers stand behind its name, all of them and in order.
@@ -34,10 +34,10 @@ def test_no_number_is_cut_off(columns: list[int], width: int, num_rows: int) -> 
 
 
 def test_a_table_that_fits_stays_in_one_part() -> None:
-    grid = Grid("title", ["", "a", "b"], [["row", "1.0", "2.0"]])
+    grid = TextTable("title", ["", "a", "b"], [["row", "1.0", "2.0"]])
     exactly = len(" row   1.0   2.0 ")
     assert sum("row" in line for line in shown(grid, exactly)) == 1
     assert sum("row" in line for line in shown(grid, exactly - 1)) == 2
     # Words may be folded, so they ask for no more than the longest of them.
-    words = Grid("title", ["", "a"], [["row", "some words that are folded"]])
+    words = TextTable("title", ["", "a"], [["row", "some words that are folded"]])
     assert sum("row" in line for line in shown(words, 20)) == 1

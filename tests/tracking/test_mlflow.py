@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command_processes import command, environment
 from mpfedcl import Experiment, resume, run
-from mpfedcl.experiment import INDIFFERENT
-from mpfedcl.runs.run_loop import Observer
-from mpfedcl.tracking import find_trackers
-from mpfedcl.tracking.mlflow import _as_key
-from mpfedcl.tracking.scalars import client_scalars, name_scalars
-from small_runs import Warnings, command, environment, read_records, save_images, small
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
+from mpfedcl.runs.observer import Observer
+from mpfedcl.tracking import make_trackers
+from mpfedcl.tracking.mlflow import _metric_key
+from mpfedcl.tracking.scalars import client_scalars, round_scalars
+from small_runs import Warnings, read_records, save_images, small
 
 pytestmark = pytest.mark.whole
 
 
 def connect(store: Path) -> Any:
-    find_trackers(["mlflow"])  # It is told there what it must not do.
+    make_trackers(["mlflow"])  # It is told there what it must not do.
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri=store.as_uri())
@@ -45,7 +46,7 @@ def assert_told(store: Path, run_id: str, path: Path) -> None:
     expected: dict[str, list[tuple[int, float]]] = {}
     for record in read_records(path):
         clients = {f"clients/{name}": each for name, each in client_scalars(record).items()}
-        scalars = name_scalars(record) | clients | {"round": record["round"]}
+        scalars = round_scalars(record) | clients | {"round": record["round"]}
         for name, value in scalars.items():
             expected.setdefault(name, []).append((record["round"], value))
     told = connect(store).get_run(run_id).data.metrics
@@ -71,8 +72,8 @@ def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
     assert told.info.run_name == "run"
     assert_told(path / "mlflow", told.info.run_id, path)
     parameters = told.data.params
-    for name, value in result.experiment.leaves():
-        if name in ("rounds", *INDIFFERENT, "options"):
+    for name, value in result.experiment.flattened():
+        if name in ("rounds", *RESULT_NEUTRAL_SETTINGS, "options"):
             assert name not in parameters
         elif value not in (None, ()):
             assert parameters[name] == str(value)
@@ -167,7 +168,7 @@ def test_any_name_becomes_a_key_of_its_own(one: str, other: str) -> None:
     from mlflow.utils import validation
 
     check: Any = validation._validate_metric
-    keys = [_as_key(f"clients/{name.replace('/', '')}") for name in (one, other)]
+    keys = [_metric_key(f"clients/{name.replace('/', '')}") for name in (one, other)]
     for key in keys:
         check(key, 0.0, 0, 1)
         assert len(key.encode()) < 200

@@ -12,8 +12,8 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.runs.run_loop import Observer
-from mpfedcl.tracking.scalars import client_scalars, name_scalars
+from mpfedcl.runs.observer import Observer
+from mpfedcl.tracking.scalars import client_scalars, round_scalars
 from small_runs import Warnings, read_records, save_pictures, small
 
 HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
@@ -39,7 +39,7 @@ def expected_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for record in read_records(path):
         clients = {f"clients/{name}": each for name, each in client_scalars(record).items()}
-        for name, value in (name_scalars(record) | clients).items():
+        for name, value in (round_scalars(record) | clients).items():
             found.setdefault(name, []).append((record["round"], float(numpy.float32(value))))
     return found
 

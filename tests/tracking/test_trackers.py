@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from command_processes import environment
 from mpfedcl import Experiment, InvalidInput, RunResult, Tracker, resume, run
-from mpfedcl.runs.run_loop import Observer
-from mpfedcl.tracking import Record, find_trackers, read_failures
+from mpfedcl.runs.observer import Observer
+from mpfedcl.tracking import Record, make_trackers, read_failures
 from small_runs import (
     EXAMPLES,
     Say,
     Warnings,
     assert_same_results,
     assert_same_run,
-    environment,
     flags,
     read_records,
     small,
@@ -140,7 +140,7 @@ def test_a_tracker_that_fails_costs_one_warning(name: str, images: Path, tmp_pat
     assert result.summary is not None
     assert len(warnings) == 1
     assert warnings[0].startswith(f"Tracker {own(name)} failed (")
-    assert warnings[0].endswith("); the run goes on without it.")
+    assert warnings[0].endswith("); the run continues without it.")
     assert "\n" not in warnings[0]
     # The other one was told everything.
     assert [each[0] for each in Listener.told] == ["start", "round", "round", "finish"]
@@ -170,7 +170,7 @@ def test_bad_trackers_are_refused_before_anything_runs(
     track: tuple[str, ...], sentence: str, images: Path, tmp_path: Path, said: Say
 ) -> None:
     with pytest.raises(InvalidInput) as refusal:
-        find_trackers(track)
+        make_trackers(track)
     assert sentence in str(refusal.value)
     code, out, errors = said("run", *flags(images), "--track", *track, "--out", tmp_path / "run")
     assert (code, out, errors.count("\n")) == (2, "", 1)

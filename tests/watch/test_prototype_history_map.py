@@ -11,8 +11,8 @@ from sklearn.decomposition import PCA
 
 from mpfedcl import PrototypePool, run
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.runs.prototype_history import find_rounds, leave_trail
-from mpfedcl.watch.prototype_history_map import TrailMap
+from mpfedcl.runs.prototype_history import find_rounds, save_prototypes
+from mpfedcl.watch.prototype_history_map import PrototypeHistoryMap
 from small_runs import small
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ def pool_of(seed: int, *, shift: float = 0.0, dimension: int = 6) -> PrototypePo
     return PrototypePool.gather(clients, num_classes=3)
 
 
-def describe(map_: TrailMap) -> Json:
+def describe(map_: PrototypeHistoryMap) -> Json:
     map_.refresh(0)
     return map_.describe(["cat", "dog", "fox"])
 
@@ -42,8 +42,8 @@ def places(frame: Json) -> Any:
 
 def test_one_round_lies_along_its_principal_components(tmp_path: Path) -> None:
     pool = pool_of(1)
-    leave_trail(tmp_path, 1, pool)
-    found = describe(TrailMap(tmp_path))
+    save_prototypes(tmp_path, 1, pool)
+    found = describe(PrototypeHistoryMap(tmp_path))
     wanted = PCA(2).fit(pool.vectors.half().double().numpy())
     theirs = wanted.transform(pool.vectors.half().double().numpy())
     ours = places(found["frames"][0])
@@ -58,10 +58,10 @@ def test_one_round_lies_along_its_principal_components(tmp_path: Path) -> None:
 
 
 def test_a_new_round_does_not_turn_the_map(tmp_path: Path) -> None:
-    trail = TrailMap(tmp_path)
+    trail = PrototypeHistoryMap(tmp_path)
     fitted = []
     for number in range(1, 17):
-        leave_trail(tmp_path, number, pool_of(number))
+        save_prototypes(tmp_path, number, pool_of(number))
         describe(trail)
         assert trail._axes is not None
         fitted.append(trail._axes.copy())
@@ -79,8 +79,8 @@ def test_a_common_drift_is_movement_and_no_direction(tmp_path: Path) -> None:
         drifted = PrototypePool(
             base.vectors + 50.0 * number, base.labels, base.counts, base.owners, base.names, 3
         )
-        leave_trail(tmp_path, number, drifted)
-    found = describe(TrailMap(tmp_path))
+        save_prototypes(tmp_path, number, drifted)
+    found = describe(PrototypeHistoryMap(tmp_path))
     spread = numpy.ptp(places(found["frames"][-1]), axis=0)
     alone = PCA(2).fit_transform(base.vectors.double().numpy())
     # Half precision at 400 keeps steps of a quarter.
@@ -89,7 +89,7 @@ def test_a_common_drift_is_movement_and_no_direction(tmp_path: Path) -> None:
 
 def test_damaged_rounds_are_left_out(tmp_path: Path) -> None:
     for number in range(1, 10):
-        leave_trail(tmp_path, number, pool_of(number))
+        save_prototypes(tmp_path, number, pool_of(number))
     files = find_rounds(tmp_path)
     files[1].write_bytes(b"")
     files[2].write_bytes(files[2].read_bytes()[:-7])
@@ -105,7 +105,7 @@ def test_damaged_rounds_are_left_out(tmp_path: Path) -> None:
         8: {"vectors": torch.ones(2)},
     }.items():
         files[number].write_bytes(save(good | change, metadata={"names": '["a"]'}))
-    found = describe(TrailMap(tmp_path))
+    found = describe(PrototypeHistoryMap(tmp_path))
     assert [frame["round"] for frame in found["frames"]] == [9]
     assert found["notes"] == ["8 rounds are left out: the file is damaged or empty."]
 
@@ -114,19 +114,19 @@ def test_links_in_a_trail_are_not_read(tmp_path: Path) -> None:
     outside, run_folder = tmp_path / "outside", tmp_path / "run"
     outside.mkdir()
     run_folder.mkdir()
-    leave_trail(outside, 1, pool_of(1))
+    save_prototypes(outside, 1, pool_of(1))
     (run_folder / "trail").symlink_to(outside / "trail")
-    assert "missing" in describe(TrailMap(run_folder))
+    assert "missing" in describe(PrototypeHistoryMap(run_folder))
     (run_folder / "trail").unlink()
     (run_folder / "trail").mkdir()
     (run_folder / "trail" / "round-000001.safetensors").symlink_to(find_rounds(outside)[1])
-    assert "missing" in describe(TrailMap(run_folder))
+    assert "missing" in describe(PrototypeHistoryMap(run_folder))
 
 
 def test_a_run_without_a_trail_shows_its_pool(images: Path, tmp_path: Path) -> None:
     result = run(small(images, trail=False), tmp_path / "run")
     assert result.pool is not None
-    trail = TrailMap(tmp_path / "run")
+    trail = PrototypeHistoryMap(tmp_path / "run")
     trail.refresh(2)
     found = trail.describe(["0", "1", "2"])
     assert [frame["round"] for frame in found["frames"]] == [2]
@@ -134,14 +134,14 @@ def test_a_run_without_a_trail_shows_its_pool(images: Path, tmp_path: Path) -> N
 
 
 def test_an_empty_pool_has_no_map(tmp_path: Path) -> None:
-    leave_trail(tmp_path, 1, PrototypePool.empty(3, 6))
-    assert "missing" in describe(TrailMap(tmp_path))
+    save_prototypes(tmp_path, 1, PrototypePool.empty(3, 6))
+    assert "missing" in describe(PrototypeHistoryMap(tmp_path))
 
 
 def test_one_prototype_and_one_dimension(tmp_path: Path) -> None:
-    leave_trail(tmp_path, 1, pool_of(3, dimension=1))
+    save_prototypes(tmp_path, 1, pool_of(3, dimension=1))
     one = Prototypes(torch.ones(1, 1), torch.tensor([1]), torch.tensor([4]))
-    leave_trail(tmp_path, 2, PrototypePool.gather({"a": one}, num_classes=3))
-    found = describe(TrailMap(tmp_path))
+    save_prototypes(tmp_path, 2, PrototypePool.gather({"a": one}, num_classes=3))
+    found = describe(PrototypeHistoryMap(tmp_path))
     assert len(found["frames"]) == 2
     assert found["frames"][1]["y"] == [0.0]

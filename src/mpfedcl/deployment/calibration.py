@@ -6,18 +6,17 @@ is flagged by mistake.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.experiment import FORMAT
-from mpfedcl.methods import Method
-from mpfedcl.models import Model, Tensors
-from mpfedcl.prototypes import PrototypePool
+from mpfedcl.runs.observer import FinalModels
+from mpfedcl.tensors import Tensors
 
-RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+FALSE_ALARM_RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """The false-alarm rates that thresholds are kept for."""
 _MOST_IMAGES = 2000
 _MOST_IMAGES_OF_A_CLIENT = 1000
@@ -27,55 +26,48 @@ _IMAGES_OF_ALL_CLIENTS = 20_000
 _IMAGES_AT_ONCE = 1024
 
 
-class Calibrator:
-    """Measures models at the end of a run, where test images and models are at hand."""
+def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
+    """Pass the personal models of a finished run on; measure all, and write calibration.json.
 
-    def __init__(
-        self,
-        model: Model,
-        method: Method,
-        pool: PrototypePool | None,
-        inputs: Tensor,
-        own: Mapping[str, Tensor],
-    ) -> None:
-        """`inputs` are all clients' test images together, `own` which of them each client has."""
-        self._model = model
-        self._method = method
-        self._reference = method.reference(pool) if pool is not None and len(pool) else None
-        self._inputs = inputs
-        self._own = own
-        self._averaged: dict[str, Any] | None = None
-        self._clients: dict[str, dict[str, Any]] = {}
-
-    def measure_average(self, averaged: Tensors | None) -> None:
-        """Measure the averaged model on the test images of all clients."""
-        if averaged is not None:
-            rows = torch.arange(len(self._inputs), device=self._inputs.device)
-            self._averaged = self._measure(averaged, rows, _MOST_IMAGES)
-
-    def listen(self, personal: Iterable[tuple[str, Tensors]]) -> Iterator[tuple[str, Tensors]]:
-        """Pass personal models on, and measure each on its client's own test images."""
-        fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(self._own))
-        most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
-        for name, params in personal:
-            if (found := self._measure(params, self._own[name], most)) is not None:
-                self._clients[name] = found
-            yield name, params
-
-    def to_json(self, round_number: int) -> dict[str, Any] | None:
-        """Return what was measured, None for a method without prototypes."""
-        if self._reference is None:
-            return None
-        return {
+    Nothing is written for a method without prototypes. It is an observer's `on_models`.
+    """
+    meter = _DistanceMeter(models)
+    averaged = None
+    if models.averaged is not None:
+        rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
+        averaged = meter.measure(models.averaged, rows, _MOST_IMAGES)
+    fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.own_tests))
+    most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
+    clients = {}
+    for name, params in models.personal:
+        if (found := meter.measure(params, models.own_tests[name], most)) is not None:
+            clients[name] = found
+        yield name, params
+    if meter.has_prototypes:
+        content = {
             "format": FORMAT,
-            "round": round_number,
+            "round": models.round,
             "measured": "distance to the nearest prototype, of test images",
-            "averaged": self._averaged,
-            "clients": dict(sorted(self._clients.items())),
+            "averaged": averaged,
+            "clients": dict(sorted(clients.items())),
         }
+        models.directory.write_json("calibration.json", content)
+
+
+class _DistanceMeter:
+    """Measures how far test images are from the prototypes, as a model embeds them."""
+
+    def __init__(self, models: FinalModels) -> None:
+        pool = models.pool
+        self._model, self._method, self._inputs = models.model, models.method, models.test_inputs
+        self._reference = models.method.reference(pool) if pool is not None and len(pool) else None
+
+    @property
+    def has_prototypes(self) -> bool:
+        return self._reference is not None
 
     @torch.no_grad()
-    def _measure(self, params: Tensors, rows: Tensor, most: int) -> dict[str, Any] | None:
+    def measure(self, params: Tensors, rows: Tensor, most: int) -> dict[str, Any] | None:
         if self._reference is None or not len(rows):
             return None
         if len(rows) > most:
@@ -98,5 +90,5 @@ def find_thresholds(distances: Tensor) -> dict[str, float]:
     their distribution. Rates for which there are too few images are left out.
     """
     ordered = distances.sort().values.tolist()
-    places = {rate: math.ceil((len(ordered) + 1) * (1 - rate) - 1e-9) for rate in RATES}
+    places = {rate: math.ceil((len(ordered) + 1) * (1 - rate) - 1e-9) for rate in FALSE_ALARM_RATES}
     return {f"{rate:g}": ordered[k - 1] for rate, k in places.items() if k <= len(ordered)}

@@ -9,9 +9,9 @@ from typing import TextIO
 
 import numpy
 
-from mpfedcl.data.image_files import EXTENSIONS, is_picture, read_picture
-from mpfedcl.data.npz_archive import open_images
-from mpfedcl.deployment.image_form import ImageForm
+from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
+from mpfedcl.data.npz_archive import open_unlabelled_images
+from mpfedcl.deployment.input_format import InputFormat
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
 from mpfedcl.images import Images
@@ -24,11 +24,11 @@ class NamedImage:
     """An image that is opened when it is asked for; what is wrong with it is said then."""
 
     name: str
-    load: Callable[[ImageForm], Images]
+    load: Callable[[InputFormat], Images]
 
 
 @dataclass(frozen=True)
-class Batch:
+class ImageBatch:
     """Images that could be read, and what is wrong with the others, by place in the batch."""
 
     names: list[str]
@@ -49,12 +49,12 @@ def list_images(words: Sequence[str], stdin: TextIO) -> list[NamedImage]:
     return found
 
 
-def read_batches(images: Sequence[NamedImage], form: ImageForm) -> Iterator[Batch]:
+def read_batches(images: Sequence[NamedImage], input_format: InputFormat) -> Iterator[ImageBatch]:
     """Yield the images batch by batch, decoded in parallel; none is lost for another's fault."""
 
     def attempt(image: NamedImage) -> Images | str:
         try:
-            return image.load(form)
+            return image.load(input_format)
         except InvalidInput as error:
             return str(error)
 
@@ -64,9 +64,9 @@ def read_batches(images: Sequence[NamedImage], form: ImageForm) -> Iterator[Batc
             loaded = list(executor.map(attempt, part))
             sound = [each for each in loaded if not isinstance(each, str)]
             faults = {n: each for n, each in enumerate(loaded) if isinstance(each, str)}
-            empty = numpy.empty((0, *form.shape), dtype=numpy.uint8)
+            empty = numpy.empty((0, *input_format.shape), dtype=numpy.uint8)
             stacked = numpy.stack(sound) if sound else empty
-            yield Batch([image.name for image in part], stacked, faults)
+            yield ImageBatch([image.name for image in part], stacked, faults)
 
 
 def _list_path(word: str) -> list[NamedImage]:
@@ -76,44 +76,49 @@ def _list_path(word: str) -> list[NamedImage]:
     # pathlib has no glob for a pattern that may begin anywhere.
     matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
     if not matches:
-        return [_broken(word, f"{word} matches no file; a pattern must match at least one.")]
+        return [_unreadable(word, f"{word} matches no file; a pattern must match at least one.")]
     return [image for each in matches for image in _list_one(Path(each))]
 
 
 def _list_one(path: Path) -> list[NamedImage]:
     if path.is_dir():
-        pictures = sorted(each for each in path.rglob("*") if is_picture(each))
+        pictures = sorted(each for each in path.rglob("*") if is_image_file(each))
         if not pictures:
             wanted = ", ".join(f"*{extension}" for extension in EXTENSIONS)
-            return [_broken(str(path), f"{path} has no images; it must have files {wanted}.")]
+            return [_unreadable(str(path), f"{path} has no images; it must have files {wanted}.")]
         return [_from_file(each) for each in pictures]
     return _from_archive(path) if path.suffix.lower() == ".npz" else [_from_file(path)]
 
 
 def _from_file(path: Path) -> NamedImage:
-    return NamedImage(str(path), lambda form: read_picture(path, form.size, form.is_colour))
+    return NamedImage(
+        str(path),
+        lambda wanted: read_image_file(path, wanted.size, wanted.is_colour),
+    )
 
 
 def _from_archive(path: Path) -> list[NamedImage]:
     try:
-        store = open_images(lambda: path.open("rb"), str(path), identify_file(path))
+        store = open_unlabelled_images(lambda: path.open("rb"), str(path), identify_file(path))
         # At once and in their own size: an archive is read from its beginning each time.
-        (size,), is_colour = store.look()
+        (size,), is_colour = store.inspect_images()
         images = store.load(numpy.arange(len(store)), size, is_colour)
     except InvalidInput as error:
-        return [_broken(str(path), str(error))]
+        return [_unreadable(str(path), str(error))]
     except OSError as error:
         reason = error.strerror or error
-        return [_broken(str(path), f"{path} cannot be read ({reason}); it must be an npz file.")]
+        return [
+            _unreadable(str(path), f"{path} cannot be read ({reason}); it must be an npz file.")
+        ]
 
     def image(number: int) -> NamedImage:
-        return NamedImage(f"{path}[{number}]", lambda form: form.bring(images[[number]])[0])
+        return NamedImage(f"{path}[{number}]", lambda wanted: wanted.convert(images[[number]])[0])
 
     return [image(number) for number in range(len(store))]
 
 
-def _broken(name: str, fault: str) -> NamedImage:
-    def refuse(_form: ImageForm) -> Images:
+def _unreadable(name: str, fault: str) -> NamedImage:
+    def refuse(_wanted: InputFormat) -> Images:
         raise InvalidInput(fault)
 
     return NamedImage(name, refuse)

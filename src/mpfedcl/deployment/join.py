@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.deployment.membership import Membership
-from mpfedcl.deployment.new_client import Learned, Newcomer, Row
-from mpfedcl.deployment.trained_run import TrainedRun, load_trained, read_pool
+from mpfedcl.deployment.joined_clients import JoinedClients
+from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
@@ -17,7 +17,7 @@ from mpfedcl.tensors import digest
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinResult:
     """What came of a client's joining."""
 
     client: str
@@ -26,16 +26,16 @@ class Joined:
     train_images: int
     test_images: int
     classes_held: int
-    before: Row
+    before: Accuracies
     """With the run's model as it is."""
-    after: Row
+    after: Accuracies
     """With the client's own model; the same where it did not train."""
-    learned: Learned
+    outcome: TrainingOutcome
     was_added: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return what is told of it, as plain values."""
-        loss = self.learned.update.loss
+        loss = self.outcome.update.loss
         return {
             "client": self.client,
             "epochs": self.epochs,
@@ -43,7 +43,7 @@ class Joined:
             "train_images": self.train_images,
             "test_images": self.test_images,
             "classes_held": self.classes_held,
-            "prototypes": len(self.learned.prototypes),
+            "prototypes": len(self.outcome.prototypes),
             "loss": loss if self.epochs and math.isfinite(loss) else None,
             "accuracy": {"before": self.before, "after": self.after},
         }
@@ -60,61 +60,81 @@ def join(
     weights: Path | None = None,
     add: bool = False,
     replace: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Joined:
-    """Let a new client learn from a finished run, and with `add` put its prototypes into the pool.
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> JoinResult:
+    """Train a new client of a finished run, and with `add` put its prototypes into the run's pool.
 
-    Without `add` the run stays as it is. A client whose update the guard rejects is not added:
-    `learned.rejected` says why. `tell` is told what is being done.
+    Args:
+        run: The run directory; a run of a method with prototypes and an averaged model.
+        data: The client's images, a folder per class or an npz file.
+        name: What the client is called; not a name that the run has already.
+        epochs: Passes over the training images; with 0 the run's model stays as it is.
+        lr: The learning rate; by default that of the run's first round.
+        test_fraction: The share of the images to test on; by default the run's.
+        weights: The encoder's file, where it is not found as it was for the run.
+        add: Whether to add the prototypes to the pool; without it the run's files are only read.
+        replace: Whether a client of that name may have joined before.
+        on_progress: Told in words what is being done.
+
+    Returns:
+        The accuracy before and after training, and the client's model and prototypes. A client
+        whose update the guard rejects is not added: `outcome.rejected` says why.
+
+    Example:
+        >>> import mpfedcl
+        >>> images = Path(mpfedcl.__file__).parent / "data" / "mnist_sample.npz"
+        >>> _ = mpfedcl.run(mpfedcl.Experiment(rounds=1, clients=2), out=folder / "run")
+        >>> join(folder / "run", images, "clinic-7", epochs=0, add=True).was_added
+        True
+        >>> leave(folder / "run", "clinic-7").names
+        ('client-0', 'client-1')
     """
-    _check(epochs, lr, test_fraction)
+    _check_arguments(epochs, lr, test_fraction)
     directory = RunDirectory(Path(run))
     with RunDirectory.resume(directory.path, "RUN") if add else contextlib.nullcontext():
-        trained, pool = _load(directory.path, weights)
-        members = _open_membership(directory, pool)
-        members.check_newcomer(name, replace=replace)
-        pool = members.pool.without(name)
-        tell(f"reading the images of {data}")
-        newcomer = Newcomer(trained, Path(data), name, test_fraction=test_fraction)
-        params = trained.parameters()
-        tell(f"learning from {len(newcomer.client.labels):,} images, {epochs} epochs")
-        plain = newcomer.learn(params, pool, epochs=0)
-        learned = newcomer.learn(params, pool, epochs=epochs, lr=lr) if epochs else plain
-        before = newcomer.read(plain.params, plain.prototypes, pool)
-        after = newcomer.read(learned.params, learned.prototypes, pool)
-        joined = Joined(
+        opened, pool = _load_joinable_run(directory.path, weights)
+        joined_clients = _open_joined_clients(directory, pool)
+        joined_clients.check_new_name(name, replace=replace)
+        pool = joined_clients.pool.without(name)
+        on_progress(f"reading the images of {data}")
+        new_client = NewClient(opened, Path(data), name, test_fraction=test_fraction)
+        params = opened.parameters()
+        on_progress(f"learning from {len(new_client.client.labels):,} images, {epochs} epochs")
+        untrained = new_client.train(params, pool, epochs=0)
+        trained = new_client.train(params, pool, epochs=epochs, lr=lr) if epochs else untrained
+        joined = JoinResult(
             client=name,
             epochs=epochs,
-            lr=lr or trained.experiment.train.lr,
-            train_images=len(newcomer.client.labels),
-            test_images=len(newcomer.data.test_labels),
-            classes_held=newcomer.num_classes_held,
-            before=before,
-            after=after,
-            learned=learned,
-            was_added=add and learned.rejected is None,
+            lr=lr or opened.experiment.train.lr,
+            train_images=len(new_client.client.labels),
+            test_images=len(new_client.data.test_labels),
+            classes_held=new_client.num_classes_held,
+            before=new_client.evaluate(untrained.params, untrained.prototypes, pool),
+            after=new_client.evaluate(trained.params, trained.prototypes, pool),
+            outcome=trained,
+            was_added=add and trained.rejected is None,
         )
         if add:
-            _add(members, joined, trained)
+            _add(joined_clients, joined, opened)
         return joined
 
 
 def leave(run: Path | str, name: str) -> PrototypePool:
     """Take a joined client's prototypes out of a run's pool; return the pool without them."""
     with RunDirectory.resume(Path(run), "RUN") as directory:
-        members = _open_membership(directory)
-        members.remove(name)
-        return members.pool
+        joined_clients = _open_joined_clients(directory)
+        joined_clients.remove(name)
+        return joined_clients.pool
 
 
 def list_joined(run: Path | str) -> list[dict[str, Any]]:
     """Return the records of the clients that have joined a run, in order of name."""
-    members = _open_membership(RunDirectory(Path(run)))
-    return [members.describe(name) for name in members.joined]
+    joined_clients = _open_joined_clients(RunDirectory(Path(run)))
+    return [joined_clients.describe(name) for name in joined_clients.joined]
 
 
-def warn_of_joined(run: Path, warn: Callable[[str], None]) -> None:
-    """Say who drops out of a run that goes on: prototypes belong to the model they were made with.
+def warn_of_joined_clients(run: Path, warn: Callable[[str], None]) -> None:
+    """Warn who drops out of a resumed run: prototypes belong to the model they were made with.
 
     Without anybody who has joined, nothing is said.
     """
@@ -122,35 +142,35 @@ def warn_of_joined(run: Path, warn: Callable[[str], None]) -> None:
         return
     if names := ", ".join(each["client"] for each in list_joined(run)):
         warn(
-            f"The pool will be written anew without those who have joined since ({names}); they "
-            "can join again when the run has ended."
+            f"The pool will be written anew without the clients that have joined since ({names}); "
+            "they can join again when the run has ended."
         )
 
 
-def _add(members: Membership, joined: Joined, trained: TrainedRun) -> None:
+def _add(joined_clients: JoinedClients, joined: JoinResult, trained: TrainedRun) -> None:
     record = {
         **joined.to_json(),
         "rounds": trained.experiment.rounds,
         "model": digest((trained.path / "model.safetensors").read_bytes()),
     }
-    if joined.learned.rejected is not None:
-        members.note_rejection(joined.client, joined.learned.rejected, record)
+    if joined.outcome.rejected is not None:
+        joined_clients.note_rejection(joined.client, joined.outcome.rejected, record)
         return
     keeps = trained.experiment.personal_models
-    model = joined.learned.params if keeps else None
-    members.add(joined.client, joined.learned.prototypes, model, record)
+    model = joined.outcome.params if keeps else None
+    joined_clients.add(joined.client, joined.outcome.prototypes, model, record)
 
 
-def _load(path: Path, weights: Path | None) -> tuple[TrainedRun, PrototypePool]:
+def _load_joinable_run(path: Path, weights: Path | None) -> tuple[TrainedRun, PrototypePool]:
     """Open a run that can be joined; return it and its pool."""
-    trained = load_trained(path, weights=weights)
+    trained = load_trained_run(path, weights=weights)
     method = trained.experiment.method
     if trained.pool is None:
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that can "
             "be joined is of a method that does, such as mp-fedcl."
         )
-    if not trained.has_average:
+    if not trained.has_averaged_model:
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run that "
             "can be joined has an averaged model, for a new client to begin with."
@@ -158,7 +178,9 @@ def _load(path: Path, weights: Path | None) -> tuple[TrainedRun, PrototypePool]:
     return trained, trained.pool
 
 
-def _open_membership(directory: RunDirectory, pool: PrototypePool | None = None) -> Membership:
+def _open_joined_clients(
+    directory: RunDirectory, pool: PrototypePool | None = None
+) -> JoinedClients:
     """Open a run's pool alone, if it is not given: who leaves needs neither model nor encoder."""
     path = directory.path
     if not directory.holds_run():
@@ -172,10 +194,10 @@ def _open_membership(directory: RunDirectory, pool: PrototypePool | None = None)
         if not file.is_file():
             raise InvalidInput(f"RUN is {str(path)!r}, which has no pool; nobody has joined it.")
         pool = read_pool(file, len(classes))
-    return Membership(path, pool, clients)
+    return JoinedClients(path, pool, clients)
 
 
-def _check(epochs: int, lr: float | None, test_fraction: float | None) -> None:
+def _check_arguments(epochs: int, lr: float | None, test_fraction: float | None) -> None:
     if epochs < 0:
         raise InvalidInput(f"epochs is {epochs}; it must be at least 0.")
     if lr is not None and not (math.isfinite(lr) and lr > 0):

@@ -1,4 +1,4 @@
-"""A client that was not there while a federation learnt: its images, its training, its readings."""
+"""A client that was not there while a run was trained: its images, training and accuracy."""
 
 from copy import copy
 from dataclasses import dataclass, replace
@@ -8,30 +8,30 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_data import load_own
-from mpfedcl.data.image_set import Listing
-from mpfedcl.data.inputs import byte_inputs, feature_inputs
+from mpfedcl.data.client_data import load_own_images
+from mpfedcl.data.image_set import ImageIndex
+from mpfedcl.data.inputs import byte_input_maker, feature_input_maker
 from mpfedcl.data.own_images import open_own_images
-from mpfedcl.data.split import Indices
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.evaluation import Answers, Examiner, percent_right, single
+from mpfedcl.rounds.evaluation import Evaluator, Predictions, as_stack, percent_correct
 from mpfedcl.rounds.guard import Guard
-from mpfedcl.rounds.update_collector import Intake
+from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.tensors import Tensors
 
-Row = dict[str, float | None]
-"""Percent right on the client's test images, by what predicts; None where there is no answer."""
+Accuracies = dict[str, float | None]
+"""Percent right on the client's test images, by what predicts; None where nothing does."""
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainingOutcome:
     """What a client has after its training, or at once where it did not train."""
 
     params: Tensors
@@ -43,10 +43,10 @@ class Learned:
     @property
     def prototypes(self) -> Prototypes:
         """Its own prototypes."""
-        return self.update.rows
+        return self.update.prototypes
 
 
-class Newcomer:
+class NewClient:
     """A new client of a finished run; the run's own files are only read."""
 
     def __init__(
@@ -63,8 +63,10 @@ class Newcomer:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        listing = open_own_images(source, trained.class_names)
-        self.data = load_own(self._experiment, self._make_inputs, listing=listing, name=name)
+        image_index = open_own_images(source, trained.class_names)
+        self.data = load_own_images(
+            self._experiment, self._make_inputs, image_index=image_index, name=name
+        )
         self.client = self.data.clients[0]
 
     @property
@@ -72,7 +74,7 @@ class Newcomer:
         """Classes that it has training images of."""
         return int((torch.bincount(self.client.labels) > 0).sum())
 
-    def limited_to(self, chosen: Tensor) -> Self:
+    def with_training_images(self, chosen: Tensor) -> Self:
         """Return the same client with some of its training images, and all its test images."""
         client = replace(
             self.client, inputs=self.client.inputs[chosen], labels=self.client.labels[chosen]
@@ -81,9 +83,9 @@ class Newcomer:
         limited.data, limited.client = replace(self.data, clients=(client,)), client
         return limited
 
-    def learn(
+    def train(
         self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
-    ) -> Learned:
+    ) -> TrainingOutcome:
         """Train from a model and a pool as a client does in a round, then make prototypes.
 
         The learning rate stays as it is given, the run's first one unless told. Without epochs the
@@ -96,27 +98,29 @@ class Newcomer:
         server = method.init_server(params)
         # The same keys as in the round after the run's last: nothing of the run is drawn again.
         broadcast = Broadcast(experiment.rounds + 1, params, server.extra, method.reference(pool))
-        train = self._train if epochs else self._stay
-        learned, update = train(experiment, method, broadcast)
+        train = self._train if epochs else self._keep_model
+        model, update = train(experiment, method, broadcast)
         sizes = {self.name: len(self.client.labels)}
         dimension = self._trained.model.embedding_size
-        intake = Intake(Guard.of(method, params, sizes, dimension=dimension), broadcast, sizes)
-        intake.take(update)
-        return Learned(learned, update, intake.rejected.get(self.name))
+        collector = UpdateCollector(
+            Guard.of(method, params, sizes, dimension=dimension), broadcast, sizes
+        )
+        collector.add(update)
+        return TrainingOutcome(model, update, collector.rejected.get(self.name))
 
-    def read(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Row:
-        """Return what is right on the test images, by classifier and by nearest prototype.
+    def evaluate(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Accuracies:
+        """Return the accuracy on the test images, by classifier and by nearest prototype.
 
         `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
         """
-        pools = {"pool": pool, "own": self._gather(own), "both": pool.joined_by(self.name, own)}
-        row: Row = dict.fromkeys(("classifier", *pools))
+        pools = {"pool": pool, "own": self._gather(own), "both": pool.with_client(self.name, own)}
+        found: Accuracies = dict.fromkeys(("classifier", *pools))
         if len(self.data.test_labels):
             for name, each in pools.items():
-                answers = self._ask(params, each)
-                row["classifier"] = self._percent(answers.classifier)
-                row[name] = self._percent(answers.prototype) if len(each) else None
-        return row
+                predictions = self._predict(params, each)
+                found["classifier"] = self._percent(predictions.classifier)
+                found[name] = self._percent(predictions.prototype) if len(each) else None
+        return found
 
     def _gather(self, prototypes: Prototypes) -> PrototypePool:
         return PrototypePool.gather(
@@ -131,37 +135,40 @@ class Newcomer:
         model, params = self._trained.model, broadcast.params
         engine = InProcessEngine(experiment, method, model, self.data, params, Clock())
         (update,) = engine.train(broadcast, [self.name], keep=[self.name])
-        ((_, learned),) = engine.personal_models(params)
-        return learned, update
+        ((_, own),) = engine.personal_models(params)
+        return own, update
 
     @torch.no_grad()
-    def _stay(
+    def _keep_model(
         self, experiment: Experiment, method: Method, broadcast: Broadcast
     ) -> tuple[Tensors, Update]:
         """Make prototypes with the model as it came."""
         embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
         seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
-        (rows,) = method.summarize([method.project(embeddings)], [self.client.labels], [seed])
-        sums = method.template(broadcast.params)
-        return broadcast.params, Update(self.name, len(self.client.labels), sums, rows, 0.0)
+        (prototypes,) = method.summarize([method.project(embeddings)], [self.client.labels], [seed])
+        averaged = method.template(broadcast.params)
+        update = Update(self.name, len(self.client.labels), averaged, prototypes, 0.0)
+        return broadcast.params, update
 
-    def _ask(self, params: Tensors, pool: PrototypePool) -> Answers:
+    def _predict(self, params: Tensors, pool: PrototypePool) -> Predictions:
         method, model = self._trained.method, self._trained.model
-        examiner = Examiner(
+        evaluator = Evaluator(
             self.data.test_inputs, self.data.test_labels, method.project, method.reference(pool)
         )
-        (answers,) = examiner.ask(lambda inputs: single(model.apply(params, inputs)))
-        return answers
+        (predictions,) = evaluator.predict(lambda inputs: as_stack(model.apply(params, inputs)))
+        return predictions
 
-    def _percent(self, said: Tensor | None) -> float | None:
-        return percent_right(None if said is None else said == self.data.test_labels)
+    def _percent(self, predicted: Tensor | None) -> float | None:
+        return percent_correct(None if predicted is None else predicted == self.data.test_labels)
 
-    def _make_inputs(self, listing: Listing, rows: Indices, experiment: Experiment) -> Tensor:
-        encoder, form = self._trained.encoder, self._trained.form
+    def _make_inputs(
+        self, image_index: ImageIndex, rows: Indices, experiment: Experiment
+    ) -> Tensor:
+        encoder, input_format = self._trained.encoder, self._trained.input_format
         if encoder is not None:
             trains = experiment.encoder.train
-            make = byte_inputs(encoder) if trains else feature_inputs(encoder)
-            return make(listing, rows, experiment)
-        _, is_colour = listing.store.look()
-        images = listing.store.load(rows, form.size, is_colour)
-        return self._trained.inputs(form.bring(images))
+            make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
+            return make(image_index, rows, experiment)
+        _, is_colour = image_index.store.inspect_images()
+        images = image_index.store.load(rows, input_format.size, is_colour)
+        return self._trained.inputs(input_format.convert(images))

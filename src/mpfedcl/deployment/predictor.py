@@ -1,4 +1,4 @@
-"""A trained federation asked about images."""
+"""Predictions of a finished run for new images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mpfedcl.data.image_files import bring_picture, read_picture
-from mpfedcl.deployment.calibration import RATES
-from mpfedcl.deployment.trained_run import TrainedRun, load_trained
+from mpfedcl.data.image_files import convert_image, read_image_file
+from mpfedcl.deployment.calibration import FALSE_ALARM_RATES
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
 from mpfedcl.runs.directory import RunDirectory
@@ -42,9 +42,18 @@ class ClassifierReading:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one image. Without prototypes the label is the classifier's."""
+    """What a run predicts for one image, as `Predictor.predict` returns it.
+
+    Example:
+        >>> said = ClassifierReading("7", 0.9)
+        >>> nearest = NearestPrototype("client-3", "1", count=40)
+        >>> prediction = Prediction("1", 0.31, 0.02, False, nearest, said)
+        >>> prediction.to_json()["nearest"]["client"]
+        'client-3'
+    """
 
     label: str
+    """The class of the nearest prototype; the classifier's where there are no prototypes."""
     distance: float | None
     """To the nearest prototype, in the space where prototypes are compared."""
     margin: float | None
@@ -73,9 +82,21 @@ class Threshold:
 class Predictor:
     """Predicts with a run's averaged model, or with a client's personal one.
 
-    predictor = Predictor.load("runs/mine")
-    for prediction in predictor.predict(["a.png", "b.png"]):
-        print(prediction.label, prediction.distance, prediction.unknown)
+    Args:
+        trained: The run, as `load_trained_run` opens it; `Predictor.load` takes its folder instead.
+        client: Whose personal model to use; None is the averaged model.
+        false_alarms: The share of known images that may be flagged as unknown by mistake: 0.001,
+            0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
+
+    `threshold` is the distance beyond which an image is unknown, or None; `remark` then says why.
+
+    Example:
+        >>> import mpfedcl
+        >>> result = mpfedcl.run(mpfedcl.Experiment(rounds=1, clients=2), out=folder / "run")
+        >>> predictor = Predictor.load(result.path)
+        >>> (prediction,) = predictor.predict(numpy.zeros((1, 28, 28), dtype=numpy.uint8))
+        >>> prediction.label in predictor.class_names, prediction.distance > 0
+        (True, True)
     """
 
     def __init__(
@@ -98,8 +119,14 @@ class Predictor:
         false_alarms: float = 0.05,
         weights: Path | None = None,
     ) -> Self:
-        """Open a finished run; `weights` names the encoder's file where it has moved since."""
-        return cls(load_trained(path, weights=weights), client, false_alarms=false_alarms)
+        """Open a finished run.
+
+        Args:
+            path: The run directory.
+            client, false_alarms: As for the class.
+            weights: The encoder's file, where it has moved since.
+        """
+        return cls(load_trained_run(path, weights=weights), client, false_alarms=false_alarms)
 
     @property
     def has_prototypes(self) -> bool:
@@ -107,41 +134,42 @@ class Predictor:
         return self._reference is not None
 
     def predict(self, images: Images | Sequence[Any]) -> list[Prediction]:
-        """Return a prediction an image.
+        """Return a prediction per image.
 
-        Images are bytes [n, height, width] or [n, height, width, 3], or a sequence of paths,
-        pictures of Pillow, and arrays of bytes; their sizes may differ.
+        Args:
+            images: Bytes [n, height, width] or [n, height, width, 3], or a sequence of paths,
+                Pillow images and arrays of bytes; their sizes may differ.
         """
         found: list[Prediction] = []
         for first in range(0, len(images), _IMAGES_AT_ONCE):
             part = images[first : first + _IMAGES_AT_ONCE]
-            batch = [self.bring(each) for each in part]
+            batch = [self.convert(each) for each in part]
             embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
-            found += self._read(embeddings, logits)
+            found += self._predict_batch(embeddings, logits)
         return found
 
-    def bring(self, image: Any) -> Images:
-        """Return one image in the model's form."""
-        form = self.trained.form
+    def convert(self, image: Any) -> Images:
+        """Return one image in the model's input format."""
+        input_format = self.trained.input_format
         if isinstance(image, str | Path):
-            return read_picture(Path(image), form.size, form.is_colour)
+            return read_image_file(Path(image), input_format.size, input_format.is_colour)
         if isinstance(image, Image.Image):
-            return bring_picture(image, form.size, form.is_colour)
+            return convert_image(image, input_format.size, input_format.is_colour)
         array = numpy.asarray(image)
         is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
         if not is_image or array.dtype != numpy.uint8 or not array.size:
             raise InvalidInput(
                 f"an image is an array {array.dtype} {list(array.shape)}; it must be bytes "
-                "(uint8) [height, width] or [height, width, 3], a path or a picture of Pillow."
+                "(uint8) [height, width] or [height, width, 3], a path or a Pillow image."
             )
-        brought: Images = form.bring(array[None])[0]
-        return brought
+        converted: Images = input_format.convert(array[None])[0]
+        return converted
 
-    def _read(self, embeddings: Tensor, logits: Tensor) -> list[Prediction]:
-        probability, said = torch.softmax(logits, dim=1).max(dim=1)
+    def _predict_batch(self, embeddings: Tensor, logits: Tensor) -> list[Prediction]:
+        probability, labels = torch.softmax(logits, dim=1).max(dim=1)
         classifier = [
             ClassifierReading(self.class_names[label], share)
-            for label, share in zip(said.tolist(), probability.tolist(), strict=True)
+            for label, share in zip(labels.tolist(), probability.tolist(), strict=True)
         ]
         if self._reference is None:
             return [Prediction(each.label, None, None, None, None, each) for each in classifier]
@@ -181,8 +209,8 @@ def _find_threshold(
     trained: TrainedRun, client: str | None, rate: float
 ) -> tuple[Threshold | None, str | None]:
     """Return the threshold that the end of the run has left, or why there is none."""
-    if rate not in RATES:
-        allowed = ", ".join(f"{each:g}" for each in RATES)
+    if rate not in FALSE_ALARM_RATES:
+        allowed = ", ".join(f"{each:g}" for each in FALSE_ALARM_RATES)
         raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
     if trained.pool is None or not len(trained.pool):
         return None, "This run has no prototypes: labels are the classifier's, none is unknown."

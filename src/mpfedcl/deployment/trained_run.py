@@ -1,8 +1,8 @@
 """A finished run, opened for use on this machine: the data it was trained on need not be here.
 
-    trained = load_trained(Path("runs/mine"))
+    trained = load_trained_run(Path("runs/mine"))
     params = trained.parameters()            # the averaged model, or parameters("client-2")
-    images = trained.form.bring(images)      # bytes in the size and colour that the model takes
+    images = trained.input_format.convert(images)   # bytes in the size and colour of its inputs
     embeddings, logits = trained.apply(params, images)     # embeddings where prototypes live
     label, distance = trained.reference.nearest(embeddings)
 
@@ -21,20 +21,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpfedcl.data.inputs import scale_pixels
-from mpfedcl.data.loading import find_encoder_of, make_model
-from mpfedcl.deployment.image_form import ImageForm
-from mpfedcl.deployment.membership import personal_models_of
+from mpfedcl.data.loading import find_experiment_encoder
+from mpfedcl.deployment.input_format import InputFormat
+from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
+from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.images import Images
 from mpfedcl.methods import Method, find_method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tensors import load_tensors
+from mpfedcl.tensors import Tensors, load_tensors
 
 _MOST_NAMES_LISTED = 12
 _CPU = torch.device("cpu")
@@ -50,8 +51,8 @@ class TrainedRun:
     class_names: tuple[str, ...]
     partition: dict[str, Any]
     """Who held what, as partition.json has it."""
-    form: ImageForm
-    """The form in which the model, or the encoder before it, takes images."""
+    input_format: InputFormat
+    """The size and colour in which the model, or the encoder before it, takes images."""
     encoder: Encoder | None
     """What images pass first; where `experiment.encoder.train`, it is inside the model instead."""
     model: Model
@@ -72,16 +73,16 @@ class TrainedRun:
     def _personal_models(self) -> dict[str, Path]:
         files = (self.path / "models").glob("*.safetensors")
         own = {file.name.removesuffix(".safetensors"): file for file in files}
-        return own | personal_models_of(self.path, self.pool)
+        return own | find_joined_models(self.path, self.pool)
 
     @property
-    def has_average(self) -> bool:
+    def has_averaged_model(self) -> bool:
         """Whether there is an averaged model."""
         return (self.path / "model.safetensors").is_file()
 
     def parameters(self, client: str | None = None) -> Tensors:
         """Return the averaged model's parameters, or those of a client's personal model."""
-        if client is None and not self.has_average:
+        if client is None and not self.has_averaged_model:
             raise InvalidInput(
                 f"client is not given, and this run of {self.experiment.method} has no averaged "
                 f"model; it must be {self._name_clients()}."
@@ -93,12 +94,12 @@ class TrainedRun:
         return read_model(file, self.model)
 
     def inputs(self, images: Images) -> Tensor:
-        """Return the model's inputs for images in this run's form (see `ImageForm.bring`)."""
+        """Return the model's inputs for images in this run's `input_format`."""
         dtype = getattr(torch, self.experiment.dtype)
         if self.encoder is None:
             return scale_pixels(images, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
-            return torch.from_numpy(self.encoder.preprocessing.arrange(images))
+            return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(images))
         # The caller shows how far it is.
         features = self.encoder.encode(images, on_progress=lambda _: None)
         return torch.from_numpy(features).to(dtype)
@@ -117,7 +118,7 @@ class TrainedRun:
         return f"one of {names} and {more} more" if more > 0 else f"one of {names}"
 
 
-def load_trained(path: Path | str, *, weights: Path | None = None) -> TrainedRun:
+def load_trained_run(path: Path | str, *, weights: Path | None = None) -> TrainedRun:
     """Open a finished run; `weights` names the encoder's file where it has moved since."""
     cap_threads()
     path = Path(path)
@@ -127,7 +128,7 @@ def load_trained(path: Path | str, *, weights: Path | None = None) -> TrainedRun
     experiment = directory.read_experiment().replace(device="cpu")
     if directory.read_summary() is None:
         raise InvalidInput(
-            f"RUN is {str(path)!r}, a run that has not ended; go on with it by "
+            f"RUN is {str(path)!r}, a run that has not ended; resume it by "
             f"mpfedcl run --resume {path}."
         )
     partition = directory.read_json("partition.json") or {}
@@ -137,8 +138,10 @@ def load_trained(path: Path | str, *, weights: Path | None = None) -> TrainedRun
     if weights is not None:
         experiment = experiment.replace(encoder__weights=weights)
     encoder = _find_encoder(experiment, partition)
-    form = _form_of_pixels(path, partition) if encoder is None else _form_of(encoder)
-    input_size = encoder.feature_size if encoder else torch.Size(form.shape).numel()
+    input_format = (
+        _pixel_input_format(path, partition) if encoder is None else _encoder_input_format(encoder)
+    )
+    input_size = encoder.feature_size if encoder else torch.Size(input_format.shape).numel()
     method = find_method(experiment.method)(experiment, len(classes))
     model = make_model(
         encoder, input_size, len(classes), trains_encoder=bool(experiment.encoder.train)
@@ -151,7 +154,9 @@ def load_trained(path: Path | str, *, weights: Path | None = None) -> TrainedRun
             f"{model.embedding_size}, so it must be the file that the run wrote."
         )
     names = tuple(str(name) for name in classes)
-    return TrainedRun(path, experiment, method, names, partition, form, encoder, model, pool)
+    return TrainedRun(
+        path, experiment, method, names, partition, input_format, encoder, model, pool
+    )
 
 
 def read_model(path: Path, model: Model) -> Tensors:
@@ -195,7 +200,7 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
                 "no encoder."
             )
         return None
-    encoder = find_encoder_of(experiment, _CPU)
+    encoder = find_experiment_encoder(experiment, _CPU)
     if partition.get("encoder") != encoder.fingerprint:
         raise InvalidInput(
             f"the encoder found is {encoder.name}, but the run was trained behind another one; "
@@ -205,20 +210,20 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
     return encoder
 
 
-def _form_of(encoder: Encoder) -> ImageForm:
+def _encoder_input_format(encoder: Encoder) -> InputFormat:
     size = encoder.preprocessing.image_size
-    return ImageForm(size, size, is_colour=True)
+    return InputFormat(size, size, is_colour=True)
 
 
-def _form_of_pixels(path: Path, partition: dict[str, Any]) -> ImageForm:
-    """Return the form on record; a run from before there was one has square images."""
-    if form := ImageForm.from_shape(partition.get("input_shape")):
-        return form
+def _pixel_input_format(path: Path, partition: dict[str, Any]) -> InputFormat:
+    """Return the format on record; a run from before there was one has square images."""
+    if input_format := InputFormat.from_shape(partition.get("input_shape")):
+        return input_format
     files = [path / "model.safetensors", *sorted((path / "models").glob("*.safetensors"))]
     for file in files:
         if file.is_file() and "hidden.0.weight" in (tensors := load_tensors(file)):
-            if form := ImageForm.guess(tensors["hidden.0.weight"].shape[-1]):
-                return form
+            if input_format := InputFormat.guess(tensors["hidden.0.weight"].shape[-1]):
+                return input_format
             break
     raise InvalidInput(
         f"{path / 'partition.json'} does not tell the size of the images (input_shape), and it "

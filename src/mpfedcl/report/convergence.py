@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mpfedcl.convergence import BOUNDS, RoundMeasurement
 from mpfedcl.report.figures import COLOURS, STYLE
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 _STAGES = {
     "objective_before": "before training",
@@ -32,16 +32,18 @@ _STRIPES = {
 }
 
 
-def convergence_grid(title: str, found: Mapping[str, Any]) -> Grid:
+def convergence_table(title: str, found: Mapping[str, Any]) -> TextTable:
     """Return how often each bound held, as counts of client-rounds and of rounds."""
     rows = [
-        [words, *(_fraction(found["bounds"][name][kind]) for kind in _COUNTS)]
+        [words, *(_format_count(found["bounds"][name][kind]) for kind in _COUNTS)]
         for name, words in BOUNDS.items()
     ]
-    return Grid(title, ["held of client-rounds (last column: of rounds)", *_COUNTS.values()], rows)
+    return TextTable(
+        title, ["held of client-rounds (last column: of rounds)", *_COUNTS.values()], rows
+    )
 
 
-def constants_line(found: Mapping[str, Any]) -> str:
+def describe_constants(found: Mapping[str, Any]) -> str:
     """Return the constants that a run has shown, in one line."""
     constants, rate = found["constants"], found["learning_rate"]
     limit = rate["median_limit"]
@@ -63,9 +65,9 @@ def draw_convergence(records: Sequence[Mapping[str, Any]], title: str, path: Pat
         figure, (upper, lower) = pyplot.subplots(
             2, 1, figsize=(7.2, 5.6), sharex=True, height_ratios=[3, 1.3]
         )
-        _draw_saw_tooth(upper, numbers, [RoundMeasurement.from_json(each).mean for each in told])
+        _draw_objective(upper, numbers, [RoundMeasurement.from_json(each).mean for each in told])
         upper.set(ylabel="objective, mean over clients", title=title)
-        image = _draw_stripes(lower, numbers, told)
+        image = _draw_bounds(lower, numbers, told)
         lower.set(xlabel="round")
         lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         figure.colorbar(image, ax=lower, label="holds for", ticks=[0, 1], format="{x:.0%}")
@@ -74,7 +76,7 @@ def draw_convergence(records: Sequence[Mapping[str, Any]], title: str, path: Pat
         pyplot.close(figure)
 
 
-def _draw_saw_tooth(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) -> None:
+def _draw_objective(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) -> None:
     values = numpy.array([[getattr(each, name) for name in _STAGES] for each in means], dtype=float)
     # A round is one unit wide: it begins half a unit before its number, as the stripes below do.
     places = numpy.array(numbers)[:, None] + numpy.array([-0.35, 0.0, 0.35])
@@ -93,10 +95,13 @@ def _draw_saw_tooth(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) ->
     axes.set_ylim(bottom=0)
 
 
-def _draw_stripes(axes: Axes, numbers: Sequence[int], told: Sequence[Mapping[str, Any]]) -> Any:
+def _draw_bounds(axes: Axes, numbers: Sequence[int], told: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a stripe for each bound: the share of clients for which it held."""
     shares = [
-        [_share([client["holds"][name] for client in each["clients"].values()]) for each in told]
+        [
+            _share_held([client["holds"][name] for client in each["clients"].values()])
+            for each in told
+        ]
         for name in _STRIPES
     ]
     # Hatched where a bound is not defined: nothing is painted over it.
@@ -117,10 +122,10 @@ def _draw_stripes(axes: Axes, numbers: Sequence[int], told: Sequence[Mapping[str
     )
 
 
-def _share(verdicts: Sequence[bool | None]) -> float:
+def _share_held(verdicts: Sequence[bool | None]) -> float:
     known = [verdict for verdict in verdicts if verdict is not None]
     return sum(known) / len(known) if known else numpy.nan
 
 
-def _fraction(count: Mapping[str, int]) -> str:
+def _format_count(count: Mapping[str, int]) -> str:
     return f"{count['held']:,} of {count['judged']:,}" if count["judged"] else "-"

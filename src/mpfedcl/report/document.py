@@ -5,74 +5,74 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from mpfedcl.cli.commands.run import describe_partition
-from mpfedcl.experiment import INDIFFERENT, Experiment
-from mpfedcl.report.group_content import (
-    describe_group,
-    find_obstacles,
-    group_tables,
-    run_table,
-)
-from mpfedcl.report.paper_content import describe_paper
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.report.file_schemas import Json
+from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
-from mpfedcl.report.run_content import (
-    Json,
+from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
+from mpfedcl.report.run_description import (
     RunRecords,
     describe_run,
-    describe_run_map,
+    describe_run_prototypes,
     describe_settings,
 )
-from mpfedcl.report.sources import Source, find_searches
-from mpfedcl.report.tuning_content import describe_tuning
+from mpfedcl.report.seed_groups import (
+    comparison_tables,
+    describe_seed_group,
+    find_ranking_obstacles,
+    run_readings_table,
+)
+from mpfedcl.report.tuning_section import describe_tuning
 
 FORMAT = 1
 _MOST_POINTS = 400
 _POINTS_IN_ALL = 5000
 """Points of a curve times curves of a kind: what a page can hold without growing heavy."""
 
-Advance = Callable[[str], None]
+OnRun = Callable[[str], None]
 """Told the name of each run before it is read."""
 
 
-def gather_document(sources: Sequence[Source], advance: Advance = lambda _: None) -> Json:
+def build_document(folders: Sequence[ResultFolder], on_run: OnRun = lambda _: None) -> Json:
     """Return the document: runs and groups of runs, and sections that point to them."""
-    gathering = _Gathering(advance)
-    for source in sources:
-        gathering.read(source)
-    return gathering.document(sources)
+    builder = _DocumentBuilder(on_run)
+    for folder in folders:
+        builder.read(folder)
+    return builder.document(folders)
 
 
 def compare_runs(runs: Sequence[tuple[RunRecords, Json]]) -> Json:
     """Return groups and tables of runs, each given with what `describe_run` says of it."""
-    gathering = _Gathering(lambda _: None)
+    builder = _DocumentBuilder(lambda _: None)
     for records, content in runs:
-        gathering.add(records, content)
-    return gathering.together()
+        builder.add(records, content)
+    return builder.comparison()
 
 
 @dataclass
-class _Gathering:
+class _DocumentBuilder:
     """What is read so far. Each run is read once, however many sections show it."""
 
-    advance: Advance
+    on_run: OnRun
     records: list[RunRecords] = field(default_factory=list)
     runs: list[Json] = field(default_factory=list)
     groups: list[Json] = field(default_factory=list)
     _places: dict[Path, int] = field(default_factory=dict)
     _members: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
-    def read(self, source: Source) -> None:
-        """Read the runs of a source; in a comparison only first seeds get a map."""
+    def read(self, folder: ResultFolder) -> None:
+        """Read the runs of a folder; in a comparison only first seeds get a map."""
         seen: set[str] = set()
-        for path in source.runs:
+        for path in folder.runs:
             if path.resolve() in self._places:
                 continue
-            self.advance(path.name)
+            self.on_run(path.name)
             records = RunRecords.read(path)
             alike = _without_seed(records.experiment)
             self._places[path.resolve()] = len(self.records)
             more = {
-                "map": describe_run_map(records, with_map=alike not in seen),
+                "map": describe_run_prototypes(records, with_map=alike not in seen),
                 "settings": describe_settings(records),
             }
             self.add(records, describe_run(records) | more)
@@ -83,78 +83,78 @@ class _Gathering:
         self.records.append(records)
         self.runs.append(content)
 
-    def document(self, sources: Sequence[Source]) -> Json:
+    def document(self, folders: Sequence[ResultFolder]) -> Json:
         """Return the document of all that was read."""
-        sections = [self._section(source) for source in sources]
-        plain = [source for source in sources if source.runs]
-        if len(plain) > 1:
-            sections.insert(0, self._together(plain))
+        sections = [self._section(folder) for folder in folders]
+        with_runs = [folder for folder in folders if folder.runs]
+        if len(with_runs) > 1:
+            sections.insert(0, self._combined_section(with_runs))
         self._describe_groups()
         for section in sections:
-            self._fill(section)
+            self._add_tables(section)
         first = sections[0]["title"]
         return {
             "format": FORMAT,
-            "title": first if len(sections) == 1 else f"{len(sources)} results of mpfedcl",
+            "title": first if len(sections) == 1 else f"{len(folders)} results of mpfedcl",
             "version": version("mpfedcl"),
             "runs": self.runs,
             "groups": self.groups,
             "sections": sections,
         }
 
-    def together(self) -> Json:
+    def comparison(self) -> Json:
         """Return groups and tables of all runs that were added."""
-        section = {"kind": "together", "groups": self._group(range(len(self.records)))}
+        section = {"kind": "together", "groups": self._group_by_settings(range(len(self.records)))}
         self._describe_groups()
-        self._fill(section)
+        self._add_tables(section)
         return {"groups": self.groups, "tables": section["tables"]}
 
     def _describe_groups(self) -> None:
         most = min(_MOST_POINTS, max(60, _POINTS_IN_ALL // max(1, len(self._members))))
         self.groups = [
-            describe_group(name, [self.records[place] for place in places], places, most)
+            describe_seed_group(name, [self.records[place] for place in places], places, most)
             for name, places in self._members
         ]
 
-    def _section(self, source: Source) -> Json:
-        if source.kind == "paper":
-            return describe_paper(source.path) | {"folder": str(source.path)}
-        if source.kind == "tuning":
-            return describe_tuning(find_searches(source.path)) | {"folder": str(source.path)}
-        places = [self._places[path.resolve()] for path in source.runs]
+    def _section(self, folder: ResultFolder) -> Json:
+        if folder.kind == "paper":
+            return describe_paper(folder.path) | {"folder": str(folder.path)}
+        if folder.kind == "tuning":
+            return describe_tuning(find_tuning_files(folder.path)) | {"folder": str(folder.path)}
+        places = [self._places[path.resolve()] for path in folder.runs]
         experiments = [self.records[place].experiment for place in places]
         section: Json = {
-            "kind": source.kind,
-            "folder": str(source.path),
-            "groups": self._group(places),
+            "kind": folder.kind,
+            "folder": str(folder.path),
+            "groups": self._group_by_settings(places),
             "detail": True,
         }
-        if source.kind == "run":
+        if folder.kind == "run":
             title = f"{experiments[0].method} on {experiments[0].dataset.name}"
-            return section | {"title": title, "about": self._about(places)}
+            return section | {"title": title, "about": self._describe_setup(places)}
         datasets = list(dict.fromkeys(each.dataset.name for each in experiments))
         return section | {
             "title": f"{len(section['groups'])} methods on {', '.join(datasets)}",
-            "about": [*self._about(places), *_say_left_out(source)],
+            "about": [*self._describe_setup(places), *_describe_left_out(folder)],
             "command": compare_command(experiments),
         }
 
-    def _together(self, sources: Sequence[Source]) -> Json:
+    def _combined_section(self, folders: Sequence[ResultFolder]) -> Json:
         places = list(
-            dict.fromkeys(self._places[path.resolve()] for each in sources for path in each.runs)
+            dict.fromkeys(self._places[path.resolve()] for each in folders for path in each.runs)
         )
         return {
             "kind": "together",
             "title": "All runs together",
             "about": [
-                f"{len(places)} runs from {len(sources)} folders; those that differ in their seed "
+                f"{len(places)} runs from {len(folders)} folders; those that differ in their seed "
                 "alone are one line. Each folder has a section of its own below."
             ],
-            "groups": self._group(places),
+            "groups": self._group_by_settings(places),
             "detail": False,
         }
 
-    def _group(self, places: Sequence[int]) -> list[int]:
+    def _group_by_settings(self, places: Sequence[int]) -> list[int]:
         """Return the groups of runs that differ in their seed alone, each known by its place."""
         alike: dict[tuple[str, int], list[int]] = {}
         for place in places:
@@ -176,18 +176,18 @@ class _Gathering:
     def _seeds(self, places: Sequence[int]) -> set[int]:
         return {self.records[place].experiment.seed for place in places}
 
-    def _fill(self, section: Json) -> None:
+    def _add_tables(self, section: Json) -> None:
         """Add the tables, for which the groups must be complete."""
         if section["kind"] in ("paper", "tuning"):
             return
         groups = [self.groups[place] for place in section["groups"]]
         if section["kind"] == "run":
-            section["tables"] = [run_table(self.records[groups[0]["runs"][0]])]
+            section["tables"] = [run_readings_table(self.records[groups[0]["runs"][0]])]
             return
-        obstacles = find_obstacles(groups, self.records)
-        section["tables"] = group_tables(groups, self.records, self.runs, obstacles)
+        obstacles = find_ranking_obstacles(groups, self.records)
+        section["tables"] = comparison_tables(groups, self.records, self.runs, obstacles)
 
-    def _about(self, places: Sequence[int]) -> list[str]:
+    def _describe_setup(self, places: Sequence[int]) -> list[str]:
         records = [self.records[place] for place in places]
         first, content = records[0].experiment, self.runs[places[0]]
         seeds = sorted({each.experiment.seed for each in records})
@@ -216,14 +216,14 @@ class _Gathering:
 def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
     # Where clients are run, and who looks on, makes no difference to the result.
-    return experiment.replace(seed=0, **INDIFFERENT).to_toml()
+    return experiment.replace(seed=0, **RESULT_NEUTRAL_SETTINGS).to_toml()
 
 
-def _say_left_out(source: Source) -> list[str]:
-    if not source.left_out:
+def _describe_left_out(folder: ResultFolder) -> list[str]:
+    if not folder.left_out:
         return []
-    names = ", ".join(source.left_out[:5])
-    more = f" and {len(source.left_out) - 5} others" if len(source.left_out) > 5 else ""
+    names = ", ".join(folder.left_out[:5])
+    more = f" and {len(folder.left_out) - 5} others" if len(folder.left_out) > 5 else ""
     return [f"Left out, because no round is done yet: {names}{more}."]
 
 
@@ -233,7 +233,9 @@ def _name_groups(records: Sequence[RunRecords]) -> list[str]:
     if len(set(methods)) == len(methods):
         return methods
     folders = [
-        each.path.resolve().parent.name if len(records) > 1 and _is_seeded(each) else each.name
+        each.path.resolve().parent.name
+        if len(records) > 1 and _is_of_comparison(each)
+        else each.name
         for each in records
     ]
     names = [f"{method} ({folder})" for method, folder in zip(methods, folders, strict=True)]
@@ -242,7 +244,7 @@ def _name_groups(records: Sequence[RunRecords]) -> list[str]:
     return [f"{method} ({each.path})" for method, each in zip(methods, records, strict=True)]
 
 
-def _is_seeded(records: RunRecords) -> bool:
+def _is_of_comparison(records: RunRecords) -> bool:
     """Tell whether a folder is one of a comparison's, whose own name says only method and seed."""
     return records.name.endswith(f"-seed{records.experiment.seed}") and (
         (records.path.resolve().parent / "comparison.json").is_file()

@@ -78,15 +78,15 @@ def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None
     width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(width, height))
-        fill_partition(axes, partition, title)
+        draw_partition_into(axes, partition, title)
         figure.savefig(path)
         pyplot.close(figure)
 
 
-def fill_partition(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
+def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
     """Draw a partition into axes."""
     names = list(partition["clients"])
-    classes = [_plain(name) for name in partition["classes"]]
+    classes = [_escape_math(name) for name in partition["classes"]]
     counts = numpy.array([partition["clients"][name]["train"] for name in names])
     client, label = numpy.nonzero(counts)
     size = counts[client, label] / max(1, counts.max())
@@ -110,7 +110,9 @@ def fill_partition(axes: Axes, partition: Mapping[str, Any], title: str) -> None
     axes.set(xlabel="class", ylabel="client", title=title)
     axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
     step = max(1, len(names) // 30)
-    totals = [f"{_plain(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)]
+    totals = [
+        f"{_escape_math(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
+    ]
     axes.set_yticks(range(0, len(names), step), totals[::step])
     axes.set_xlim(-0.7, len(classes) - 0.3)
     axes.set_ylim(len(names) - 0.3, -0.7)
@@ -130,20 +132,20 @@ def draw_contact_sheet(
             figsize=(0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7),
             squeeze=False,
         )
-        for row, (domain, pictures) in zip(axes, images.items(), strict=True):
-            for axis, picture in zip(row, pictures, strict=True):
+        for row, (domain, examples) in zip(axes, images.items(), strict=True):
+            for axis, image in zip(row, examples, strict=True):
                 axis.set(xticks=[], yticks=[])
                 axis.spines[:].set_visible(False)
-                if picture is not None:
-                    axis.imshow(picture)
-            row[0].set_ylabel(_plain(domain), rotation=0, ha="right", va="center")
+                if image is not None:
+                    axis.imshow(image)
+            row[0].set_ylabel(_escape_math(domain), rotation=0, ha="right", va="center")
         for axis, name in zip(axes[0], classes, strict=True):
-            axis.set_title(_plain(name).replace("_", "\n"), fontsize=8)
+            axis.set_title(_escape_math(name).replace("_", "\n"), fontsize=8)
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
 
 
-def _plain(name: str) -> str:
+def _escape_math(name: str) -> str:
     """Return a name that matplotlib does not take for mathematics, nor choke on."""
     return name.replace("$", r"\$").encode("utf-8", "replace").decode()

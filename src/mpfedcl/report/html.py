@@ -6,7 +6,7 @@ import html
 import json
 from importlib.resources import files
 
-from mpfedcl.report.run_content import Json
+from mpfedcl.report.file_schemas import Json
 
 STYLES = ("page.css",)
 SCRIPTS = (
@@ -24,18 +24,18 @@ SCRIPTS = (
 """What every page of mpfedcl is made of. In this order: each uses only what stands before it."""
 
 
-def fill_page(document: Json) -> str:
+def render_page(document: Json) -> str:
     """Return the page that shows a document."""
-    style = "\n".join(read_part(name) for name in STYLES)
-    script = "\n".join(read_part(name) for name in (*SCRIPTS, "page.js"))
+    style = "\n".join(read_page_file(name) for name in STYLES)
+    script = "\n".join(read_page_file(name) for name in (*SCRIPTS, "page.js"))
     parts = {
         "TITLE": html.escape(str(document["title"]).encode("utf-8", "replace").decode()),
-        "POLICY": html.escape(_policy(style, script)),
+        "POLICY": html.escape(_content_security_policy(style, script)),
         "STYLE": style,
         "DOCUMENT": escape_json(document),
         "SCRIPT": script,
     }
-    page = read_part("page.html")
+    page = read_page_file("page.html")
     # Split, not replaced one after the other: what is filled in may itself look like a mark.
     pieces = page.split("@@")
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
@@ -49,12 +49,12 @@ def escape_json(document: Json) -> str:
     return text
 
 
-def read_part(name: str) -> str:
+def read_page_file(name: str) -> str:
     """Return a file that pages are made of."""
     return (files("mpfedcl.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def _content_security_policy(style: str, script: str) -> str:
     """Forbid all but this very style and program: no address is ever asked for anything."""
     allowed = {"script-src": script, "style-src": style}
     rules = [f"{name} 'sha256-{_digest(content)}'" for name, content in allowed.items()]

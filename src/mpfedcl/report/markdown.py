@@ -10,7 +10,7 @@ nobody has marked as such."""
 _LONGEST = 80
 
 
-def plain(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a name on one line, without signs that cannot be seen, and not too long."""
     seen = "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
@@ -18,21 +18,21 @@ def plain(name: str) -> str:
     return seen if len(seen) <= _LONGEST else f"{seen[: _LONGEST - 1]}…"
 
 
-def escape(name: str) -> str:
+def escape_markdown(name: str) -> str:
     """Return a name for the midst of a line or a cell, where Markdown sees nothing but letters."""
-    return _SPECIAL.sub(r"\\\1", plain(name).strip()) or "(no name)"
+    return _SPECIAL.sub(r"\\\1", printable_name(name).strip()) or "(no name)"
 
 
-def fence(text: str, language: str = "") -> str:
+def code_block(text: str, language: str = "") -> str:
     """Return a block of code; no line in it can end it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     ticks = "`" * max(3, longest + 1)
     return f"{ticks}{language}\n{text}\n{ticks}\n"
 
 
-def quote(value: str) -> str:
+def yaml_string(value: str) -> str:
     """Return a string as YAML takes it; what JSON takes in quotes, YAML takes too."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    return json.dumps(printable_name(value), ensure_ascii=False)
 
 
 def enumerate_names(names: Iterable[str], most: int) -> str:

@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from mpfedcl.report.figures import COLOURS, MARKERS, STYLE, fill_partition
+from mpfedcl.report.figures import COLOURS, MARKERS, STYLE, draw_partition_into
 
 _CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
 
 
 def draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw the figures of a result side by side: lines with bars for the deviation over seeds."""
-    # Two a row, but three stand in one: no hole is left.
+    # Two per row, but three stand in one: no hole is left.
     columns = 3 if len(figures) == 3 else min(2, len(figures))
     rows = -(-len(figures) // columns)
     names = list(dict.fromkeys(line["name"] for figure in figures for line in figure["lines"]))
@@ -27,17 +27,17 @@ def draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> 
             rows, columns, figsize=(5.2 * columns, 3.4 * rows + 0.8), squeeze=False
         )
         for axes, figure in zip(grid.flat, figures, strict=False):
-            _fill_lines(axes, figure, names)
+            _draw_lines_into(axes, figure, names)
         for axes in list(grid.flat)[len(figures) :]:
             axes.set_visible(False)
         page.suptitle(title)
-        handles = [_handle(number, name) for number, name in enumerate(names)]
+        handles = [_legend_handle(number, name) for number, name in enumerate(names)]
         page.legend(handles=handles, loc="outside lower center", ncols=min(5, len(names)))
         page.savefig(path)
         pyplot.close(page)
 
 
-def _fill_lines(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]) -> None:
+def _draw_lines_into(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]) -> None:
     for line in figure["lines"]:
         number = names.index(line["name"])
         axes.errorbar(
@@ -59,12 +59,12 @@ def _fill_lines(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]) -> 
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
-def _handle(number: int, name: str) -> Line2D:
+def _legend_handle(number: int, name: str) -> Line2D:
     return Line2D([], [], color=COLOURS[number % 7], marker=MARKERS[number % 7], ms=4, label=name)
 
 
 def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
-    """Draw each method's own test against its union test: a panel a column, a row a track."""
+    """Draw each method's own test against its union test: a panel per column, a row per track."""
     titles = {row["key"]: row["title"] for row in result["rows"]}
     tracks = list(dict.fromkeys(cell["track"] for cell in result["cells"]))
     with pyplot.rc_context(STYLE):
@@ -77,7 +77,7 @@ def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
         for cell in result["cells"]:
             place = [column["key"] for column in result["columns"]].index(cell["column"])
             if cell["test"] == "own test" and None not in cell["values"]:
-                union = _find(result, cell, "union test")
+                union = _find_cell(result, cell, "union test")
                 number = list(titles).index(cell["row"])
                 grid[tracks.index(cell["track"])][place].errorbar(
                     numpy.mean(cell["values"]),
@@ -99,13 +99,13 @@ def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
                 axes.set_xlabel("own test, %")
             row[0].set_ylabel("union test, %")
         page.suptitle(f"{result['title']}: right is better for a client, up is better for all")
-        handles = [_handle(number, name) for number, name in enumerate(titles.values())]
+        handles = [_legend_handle(number, name) for number, name in enumerate(titles.values())]
         page.legend(handles=handles, loc="outside lower center", ncols=len(titles))
         page.savefig(path)
         pyplot.close(page)
 
 
-def _find(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapping[str, Any]:
+def _find_cell(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapping[str, Any]:
     same = ("track", "panel", "row", "column")
     found: Mapping[str, Any] = next(
         cell
@@ -116,7 +116,7 @@ def _find(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapp
 
 
 def draw_partitions(partitions: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw several deals of data side by side."""
+    """Draw several partitions side by side."""
     columns = min(2, len(partitions))
     rows = -(-len(partitions) // columns)
     with pyplot.rc_context(STYLE):
@@ -124,7 +124,7 @@ def draw_partitions(partitions: Mapping[str, Mapping[str, Any]], title: str, pat
             rows, columns, figsize=(7.2 * columns, 4.0 * rows), squeeze=False
         )
         for axes, (name, partition) in zip(grid.flat, partitions.items(), strict=False):
-            fill_partition(axes, partition, name)
+            draw_partition_into(axes, partition, name)
         for axes in list(grid.flat)[len(partitions) :]:
             axes.set_visible(False)
         page.suptitle(title)
@@ -147,7 +147,7 @@ class EmbeddingMap:
 def draw_embeddings(
     maps: Sequence[EmbeddingMap], classes: Sequence[str], title: str, path: Path
 ) -> None:
-    """Draw a panel a method (columns) and client (rows); colours are classes."""
+    """Draw a panel per method (columns) and client (rows); colours are classes."""
     methods = list(dict.fromkeys(each.method for each in maps))
     clients = list(dict.fromkeys(each.client for each in maps))
     with pyplot.rc_context({**STYLE, "axes.grid": False}):
@@ -159,7 +159,7 @@ def draw_embeddings(
         )
         for each in maps:
             axes = grid[clients.index(each.client)][methods.index(each.method)]
-            _fill_map(axes, each)
+            _draw_map_into(axes, each)
             axes.set_title(f"{each.method}, {each.client}", fontsize=10)
         page.suptitle(title)
         handles = [
@@ -172,7 +172,7 @@ def draw_embeddings(
         pyplot.close(page)
 
 
-def _fill_map(axes: Axes, each: EmbeddingMap) -> None:
+def _draw_map_into(axes: Axes, each: EmbeddingMap) -> None:
     colours = [_CLASS_COLOURS[label % 10] for label in each.labels]
     axes.scatter(each.samples[:, 0], each.samples[:, 1], s=7, c=colours, alpha=0.6, lw=0)
     strong = [_CLASS_COLOURS[label % 10] for label in each.prototype_labels]

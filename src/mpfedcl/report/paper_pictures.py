@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.manifold import TSNE
 
-from mpfedcl.data.client_split import deal_images
+from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.reader import open_image_set
 from mpfedcl.experiment import Experiment
@@ -19,15 +19,15 @@ from mpfedcl.report.paper_figures import (
     draw_lines,
     draw_partitions,
 )
-from mpfedcl.studies.paper.item import Item, Picture
-from mpfedcl.studies.paper.runner import PaperRuns
-from mpfedcl.studies.paper.store import resolve
+from mpfedcl.studies.paper.item import PaperItem, Picture
+from mpfedcl.studies.paper.paper_runs import PaperRuns
+from mpfedcl.studies.paper.run_store import resolve_with_seed
 
 _CLIENTS_SHOWN = 2
 _IMAGES_SHOWN = 600
 
 
-def draw_item(runs: PaperRuns, item: Item, result: dict[str, object]) -> list[Path]:
+def draw_item(runs: PaperRuns, item: PaperItem, result: dict[str, object]) -> list[Path]:
     """Draw all figures of an item beside its result."""
     folder = runs.folder / "tables" / item.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,20 +50,22 @@ def draw_item(runs: PaperRuns, item: Item, result: dict[str, object]) -> list[Pa
 
 
 def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:
-    dealt = {}
+    partitions = {}
     for name, experiment in picture.experiments.items():
-        complete = resolve(experiment.replace(dataset__root=runs.root), runs.seeds[0])
-        listing = open_image_set(complete.dataset)
-        dealt[name] = deal_images(listing, complete).describe(listing.class_names)
-    draw_partitions(dealt, f"{picture.title}, seed {runs.seeds[0]}: training images", path)
+        complete = resolve_with_seed(experiment.replace(dataset__root=runs.root), runs.seeds[0])
+        image_index = open_image_set(complete.dataset)
+        partitions[name] = split_among_clients(image_index, complete).describe(
+            image_index.class_names
+        )
+    draw_partitions(partitions, f"{picture.title}, seed {runs.seeds[0]}: training images", path)
 
 
 def _draw_embeddings(runs: PaperRuns, picture: Picture, path: Path) -> None:
     maps: list[EmbeddingMap] = []
     classes: tuple[str, ...] = ()
     for name, experiment in picture.experiments.items():
-        plan_experiment = runs.complete(experiment, runs.seeds[0])
-        found, classes = _map_clients(name, plan_experiment, runs.store.folder(plan_experiment))
+        prepared = runs.prepared_experiment(experiment, runs.seeds[0])
+        found, classes = _map_clients(name, prepared, runs.store.folder(prepared))
         maps += found
     draw_embeddings(maps, classes, picture.title, path)
 

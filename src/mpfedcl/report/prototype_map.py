@@ -2,32 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpfedcl.data.client_data import FederatedData, is_same_deal
+from mpfedcl.data.client_data import FederatedData, is_same_partition
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.trained_run import read_model, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
-from mpfedcl.report.numbers import rounded, thin
+from mpfedcl.report.file_schemas import Json
+from mpfedcl.report.number_formatting import choose_evenly, rounded
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500
 _MOST_CLIENTS = 40
 """Clients whose personal models are opened, where there is no averaged one."""
 
-Json = dict[str, Any]
-
 
 @dataclass(frozen=True)
-class Samples:
+class EmbeddedImages:
     """Embedded test images, and by whose model."""
 
     vectors: NDArray[numpy.float64]
@@ -37,7 +35,7 @@ class Samples:
     embedded_by: str
 
 
-def describe_map(
+def describe_prototype_map(
     path: Path, experiment: Experiment, partition: Json | None, class_names: list[str]
 ) -> Json:
     """Return the map of a run, or under `missing` a sentence that says why there is none."""
@@ -46,8 +44,8 @@ def describe_map(
     pool = read_pool(path / "pool.safetensors", len(class_names))
     if not len(pool):
         return {"missing": "The pool of this run is empty, so there is no map."}
-    samples, note = embed_samples(path, experiment, partition)
-    chosen = thin(len(pool), MOST_PROTOTYPES)
+    samples, note = embed_test_images(path, experiment, partition)
+    chosen = choose_evenly(len(pool), MOST_PROTOTYPES)
     notes = [note] if note else []
     if len(chosen) < len(pool):
         notes.append(f"{len(chosen):,} of {len(pool):,} prototypes are shown, evenly drawn.")
@@ -59,7 +57,7 @@ def describe_map(
         "clients": list(pool.names),
         "shares": [rounded(share, 3) for share in shares],
         "prototypes": {
-            **coordinates(places[: len(chosen)]),
+            **list_coordinates(places[: len(chosen)]),
             "class": pool.labels[chosen].tolist(),
             "client": pool.owners[chosen].tolist(),
             "count": pool.counts[chosen].tolist(),
@@ -74,7 +72,7 @@ def describe_map(
             number[name] = len(number)
         drawn["clients"] = list(number)
         drawn["samples"] = {
-            **coordinates(places[len(chosen) :]),
+            **list_coordinates(places[len(chosen) :]),
             "class": samples.labels,
             "client": [None if name is None else number[name] for name in samples.owners],
         }
@@ -141,21 +139,21 @@ def _why_not_embedded(experiment: Experiment) -> str | None:
     return None
 
 
-def embed_samples(
+def embed_test_images(
     path: Path, experiment: Experiment, partition: Json | None
-) -> tuple[Samples | None, str | None]:
+) -> tuple[EmbeddedImages | None, str | None]:
     """Return embedded test images, or None and the reason in a sentence."""
     if reason := _why_not_embedded(experiment):
         return None, reason
     try:
         method_class = find_method(experiment.method)
         data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))
-        if partition is None or not is_same_deal(partition, data.partition):
+        if partition is None or not is_same_partition(partition, data.partition):
             return None, "Only the pool is shown: the data here are not those of the run."
         method = method_class(experiment, data.num_classes)
-        samples = _embed_averaged(path, data, model, method) or _embed_personal(
+        samples = _embed_with_averaged_model(
             path, data, model, method
-        )
+        ) or _embed_with_personal_models(path, data, model, method)
     except InvalidInput as error:
         return None, f"Only the pool is shown, because test images cannot be embedded: {error}"
     if samples is None:
@@ -163,26 +161,26 @@ def embed_samples(
     return samples, None
 
 
-def _embed_averaged(
+def _embed_with_averaged_model(
     path: Path, data: FederatedData, model: Model, method: Method
-) -> Samples | None:
+) -> EmbeddedImages | None:
     if not (path / "model.safetensors").is_file() or not len(data.test_labels):
         return None
     # By class, so that an even draw takes about as many of each.
     order = data.test_labels.argsort(stable=True)
-    rows = order[thin(len(order), MOST_SAMPLES)]
+    rows = order[choose_evenly(len(order), MOST_SAMPLES)]
     holders: dict[int, list[str]] = {int(row): [] for row in rows}
     for client in data.clients:
         for row in set(client.test.tolist()) & holders.keys():
             holders[row].append(client.name)
     vectors = _embed(path / "model.safetensors", data.test_inputs[rows], model, method)
     owners = [each[0] if len(each) == 1 else None for each in holders.values()]
-    return Samples(vectors, data.test_labels[rows].tolist(), owners, "the averaged model")
+    return EmbeddedImages(vectors, data.test_labels[rows].tolist(), owners, "the averaged model")
 
 
-def _embed_personal(
+def _embed_with_personal_models(
     path: Path, data: FederatedData, model: Model, method: Method
-) -> Samples | None:
+) -> EmbeddedImages | None:
     here = [
         client
         for client in data.clients
@@ -190,17 +188,17 @@ def _embed_personal(
     ]
     if not here:
         return None
-    chosen = [here[place] for place in thin(len(here), _MOST_CLIENTS)]
+    chosen = [here[place] for place in choose_evenly(len(here), _MOST_CLIENTS)]
     vectors, labels, owners = [], [], []
     for client in chosen:
         order = client.test[data.test_labels[client.test].argsort(stable=True)]
-        rows = order[thin(len(order), max(2, MOST_SAMPLES // len(chosen)))]
+        rows = order[choose_evenly(len(order), max(2, MOST_SAMPLES // len(chosen)))]
         file = path / "models" / f"{client.name}.safetensors"
         vectors.append(_embed(file, data.test_inputs[rows], model, method))
         labels += data.test_labels[rows].tolist()
         owners += [client.name] * len(rows)
     by_whom = "each client's own model, on its own test images"
-    return Samples(numpy.concatenate(vectors), labels, list(owners), by_whom)
+    return EmbeddedImages(numpy.concatenate(vectors), labels, list(owners), by_whom)
 
 
 @torch.no_grad()
@@ -212,7 +210,7 @@ def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[
     return found
 
 
-def coordinates(places: NDArray[numpy.float64]) -> Json:
+def list_coordinates(places: NDArray[numpy.float64]) -> Json:
     """Return places [n, 2] as lists of short numbers."""
     # Three digits of the whole picture are finer than a pixel.
     scale = max(float(numpy.abs(places).max(initial=0.0)), 1e-12)

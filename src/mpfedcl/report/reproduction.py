@@ -1,18 +1,16 @@
-"""How to get a result again: one command line, tried before it is printed.
+"""How to get a result again: one command line that means the same experiments, and no others.
 
-Only of methods of this package: to try a command with another's would run their code, and whoever
-reads a report of a run has not asked for that.
+Only of methods of this package: another's defaults are known to its code alone, and whoever reads
+a report of a run has not asked to run that.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.main import parse
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.methods import find_method, is_built_in
 
 
@@ -21,17 +19,18 @@ def run_command(experiment: Experiment) -> str | None:
 
     None where flags cannot say it; the run's experiment.toml always can.
     """
-    return _tried("run", [experiment], leave_out=())
+    return _write_command("run", {}, [experiment], leave_out=())
 
 
 def compare_command(experiments: Sequence[Experiment]) -> str | None:
     """Return the command of a comparison; None where more than method and seed differs."""
-    methods = list(dict.fromkeys(each.method for each in experiments))
-    seeds = list(dict.fromkeys(each.seed for each in experiments))
-    if not experiments or len(experiments) != len(methods) * len(seeds):
+    methods = tuple(dict.fromkeys(each.method for each in experiments))
+    seeds = tuple(dict.fromkeys(each.seed for each in experiments))
+    pairs = {(each.method, each.seed) for each in experiments}
+    if not experiments or not len(experiments) == len(pairs) == len(methods) * len(seeds):
         return None
-    several = ("--methods", *methods, "--seeds", *(str(seed) for seed in seeds))
-    return _tried("compare", experiments, *several, leave_out=("method", "seed"))
+    several = {"methods": methods, "seeds": seeds}
+    return _write_command("compare", several, experiments, leave_out=("method", "seed"))
 
 
 def tune_command(bases: Sequence[Experiment], asked: Mapping[str, Any]) -> str | None:
@@ -39,78 +38,74 @@ def tune_command(bases: Sequence[Experiment], asked: Mapping[str, Any]) -> str |
 
     `asked` is what else the command was told, by the names of its flags.
     """
-    methods = [each.method for each in bases]
+    methods = tuple(each.method for each in bases)
     if len(set(methods)) < len(methods) or not all(map(is_built_in, methods)):
         return None
-    usual = parse(["tune"])
-    words = ["--methods", *methods]
-    for name, value in asked.items():
-        if value != getattr(usual, name):
-            words += _words(name, value)
     try:
         # A search has seeds of its own; that of its base plays no part.
         complete = [_resolve(each.replace(seed=0)) for each in bases]
     except InvalidInput:
         return None
-    return _tried("tune", complete, *words, leave_out=("method", "seed"))
+    several = {"methods": methods, **asked}
+    return _write_command("tune", several, complete, leave_out=("method", "seed"))
 
 
-def _tried(
-    command: str, experiments: Sequence[Experiment], *first: str, leave_out: Sequence[str]
+def _write_command(
+    command: str,
+    flags: Mapping[str, Any],
+    experiments: Sequence[Experiment],
+    leave_out: Sequence[str],
 ) -> str | None:
     """Return a command line that means these experiments and no others, if there is one."""
     if not all(is_built_in(each.method) for each in experiments):
         return None
     try:
-        words = [command, *first, *_flags(experiments[0], leave_out)]
-        settings = _read_settings(*words)
-        found = [_resolve(settings.replace(method=e.method, seed=e.seed)) for e in experiments]
+        settings: dict[str, Any] = {}
+        for each in {each.method: each for each in experiments}.values():
+            settings |= _find_settings(each, leave_out)
+        said = Experiment().replace(**{n.replace(".", "__"): v for n, v in settings.items()})
+        meant = [_resolve(said.replace(method=e.method, seed=e.seed)) for e in experiments]
     except InvalidInput:
-        # A method that is not here any more, or a value no flag can say.
+        # A method or data set that is not here any more.
         return None
-    return _join(words) if found == list(experiments) else None
+    several = [_write_flag(name, value) for name, value in {**flags, **settings}.items()]
+    if meant != list(experiments) or not all(several):
+        return None
+    return _join([command, *(word for words in several for word in words or ())])
 
 
-@lru_cache(maxsize=64)
-def _read_settings(*words: str) -> Experiment:
-    """Return the settings that words mean; kept, because reading them takes a tenth of a second."""
-    settings: Experiment = parse(list(words)).settings
-    return settings
+def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that must be said, by dotted name: those that are not the defaults."""
+    # What other defaults depend on comes first.
+    first = ("method", "dataset.name", "partition.kind")
+    named = {name.replace(".", "__"): _setting(experiment, name) for name in first}
+    defaults, resolved = Experiment(), _resolve(Experiment().replace(**named))
+    found = {name: _setting(experiment, name) for name in first}
+    found = {name: value for name, value in found.items() if value != _setting(defaults, name)}
+    found |= {n: value for n, value in experiment.flattened() if value != _setting(resolved, n)}
+    return {name: value for name, value in found.items() if name not in leave_out}
 
 
-def _flags(experiment: Experiment, leave_out: Sequence[str]) -> list[str]:
-    plain = Experiment(
-        method=experiment.method,
-        dataset={"name": experiment.dataset.name},
-        partition={"kind": experiment.partition.kind},
-    )
-    usual, words = _resolve(plain), []
-    # What the defaults hang on is said first, whether or not it is the default of its own.
-    for name in ("method", "dataset.name", "partition.kind"):
-        if name not in leave_out and _at(experiment, name) != _at(Experiment(), name):
-            words += [f"--{name}", str(_at(experiment, name))]
-    for name, value in experiment.leaves():
-        if value != _at(usual, name) and name not in leave_out:
-            words += _words(name, value)
-    return words
+def _setting(experiment: Experiment, name: str) -> Any:
+    return experiment.setting(name.replace(".", "__"))
 
 
-def _at(settings: Experiment, name: str) -> Any:
-    return settings.setting(name.replace(".", "__"))
-
-
-def _words(name: str, value: Any) -> list[str]:
+def _write_flag(name: str, value: Any) -> list[str] | None:
+    """Return the words of a flag; None where no words would be read as this value."""
     section, dot, field = name.replace("_", "-").rpartition(".")
     flag = f"--{section}{dot}{field}"
-    if value is None:
-        return []
     if isinstance(value, bool):
         return [flag if value else f"--{section}{dot}no-{field}"]
     if isinstance(value, dict):
-        return [flag, *(word for pair in value.items() for word in pair)]
-    if isinstance(value, tuple):
-        return [flag, *(str(each) for each in value)]
-    return [flag, str(value)]
+        words = [word for pair in value.items() for word in pair]
+    else:
+        words = [str(each) for each in (value if isinstance(value, tuple) else (value,))]
+    return [flag, *words] if words and all(map(_is_readable, words)) else None
+
+
+def _is_readable(word: str) -> bool:
+    """Tell whether a word is read as itself: not as a flag, as nothing, or by no terminal."""
+    return not word.startswith("-") and word != "None" and word.isprintable()
 
 
 def _resolve(experiment: Experiment) -> Experiment:
@@ -126,9 +121,9 @@ def file_command(path: Path) -> str:
     return _join(["run", str(path / "experiment.toml")])
 
 
-def without_places(experiment: Experiment) -> Experiment:
+def without_local_paths(experiment: Experiment) -> Experiment:
     """Return an experiment that does not tell where somebody keeps what, or how it was run."""
-    changes: dict[str, Any] = dict(INDIFFERENT)
+    changes: dict[str, Any] = dict(RESULT_NEUTRAL_SETTINGS)
     if experiment.dataset.root is not None:
         is_set = experiment.dataset.name == "folder"
         changes["dataset__root"] = Path("PICTURES") if is_set else None

@@ -1,5 +1,6 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from mpfedcl.methods import READINGS
 from mpfedcl.rounds.evaluation import TESTS
-from mpfedcl.studies.statistics import interval_reach
+from mpfedcl.studies.statistics import interval_half_width
 
 READING_TITLES = {
     "personal_classifier": "personal, classifier",
@@ -26,7 +27,7 @@ _BETWEEN = 3
 _NUMBER = re.compile(r"[-·]|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
-class Grid:
+class TextTable:
     """A table as rows of text, shown either way, with a note below it."""
 
     def __init__(
@@ -45,8 +46,8 @@ class Grid:
         """
         # A title of the table's own would be folded to the table's width.
         console.print(self.title, style="bold")
-        numeric = self._numeric()
-        for part in self._parts(console.width):
+        numeric = self._numeric_columns()
+        for part in self._column_parts(console.width):
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for place in part:
                 table.add_column(self.columns[place], justify="right" if numeric[place] else "left")
@@ -58,25 +59,25 @@ class Grid:
 
     def markdown(self) -> str:
         """Return the table in Markdown, its note below it."""
-        rule = ["---:" if numeric else "---" for numeric in self._numeric()]
+        rule = ["---:" if numeric else "---" for numeric in self._numeric_columns()]
         lines = [self.columns, rule, *self.rows]
         table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
         return f"{table}\n{self.note}\n" if self.note else table
 
-    def _parts(self, width: int) -> list[list[int]]:
+    def _column_parts(self, width: int) -> list[list[int]]:
         """Return the columns of each part: all of them, where the longest words fit."""
         texts = zip(self.columns, *self.rows, strict=True)
         words = [[len(word) for cell in column for word in cell.split()] for column in texts]
         widths = [max(each, default=0) + _BETWEEN for each in words]
-        return _share_out(widths, width + 1)
+        return _split_columns(widths, width + 1)
 
-    def _numeric(self) -> list[bool]:
+    def _numeric_columns(self) -> list[bool]:
         """Tell for each column whether all its cells are numbers, or marks for none."""
         cells: list[list[str]] = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
 
 
-def _share_out(widths: Sequence[int], room: int) -> list[list[int]]:
+def _split_columns(widths: Sequence[int], room: int) -> list[list[int]]:
     """Return which columns stand together: in as few parts as there can be, about equally many."""
     others = range(1, len(widths))
     for number in range(1, len(widths)):
@@ -93,8 +94,8 @@ def percent(value: float | None) -> str:
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
-    """Return mean(std) over seeds, std with ddof = 0 as in the paper's tables."""
-    known = [value for value in values if value is not None]
+    """Return mean(std) over seeds, std with ddof = 0; a dash where a seed has no number."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
     if not known or len(known) < len(values):
         return "-"
     mean = sum(known) / len(known)
@@ -108,7 +109,7 @@ def explain_marks(num_seeds: int) -> str:
     """Return the legend of the marks, in words, with what so many seeds allow one to say."""
     if num_seeds < 2:
         return f"{MARKS['best']} best of one seed; one seed does not tell what is noise."
-    reach = interval_reach(num_seeds)
+    reach = interval_half_width(num_seeds)
     wide = ", so little is clear" if reach > 1 else ""
     return (
         f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
@@ -117,16 +118,16 @@ def explain_marks(num_seeds: int) -> str:
     )
 
 
-def readings_grid(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> Grid:
+def readings_table(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> TextTable:
     """Return one run's four readings on both tests."""
     rows = [
         [READING_TITLES[reading], *(percent(readings[test][reading]) for test in TESTS)]
         for reading in READINGS
     ]
-    return Grid(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)
+    return TextTable(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)
 
 
-def clients_grid(title: str, summary: Mapping[str, Any]) -> Grid:
+def clients_table(title: str, summary: Mapping[str, Any]) -> TextTable:
     """Return one run's headline accuracy by client."""
     rows = [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()]
-    return Grid(title, ["client", "accuracy %"], rows)
+    return TextTable(title, ["client", "accuracy %"], rows)

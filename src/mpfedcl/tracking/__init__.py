@@ -5,57 +5,54 @@ from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tracking.base import Record, Tracker, note_failures, read_failures
+from mpfedcl.runs.observer import Observer, Record, RunResult
+from mpfedcl.tracking.tracker import Tracker, read_failures, write_failures
 from mpfedcl.user_classes import import_class
 
-if TYPE_CHECKING:
-    from mpfedcl.runs.run_loop import Observer, RunResult
-
-__all__ = ["Record", "Tracker", "attach", "find_trackers", "read_failures"]
+__all__ = ["Record", "Tracker", "add_trackers", "make_trackers", "read_failures"]
 
 _BUILT_IN = {"tensorboard": "TensorBoardTracker", "mlflow": "MlflowTracker"}
 """Modules of this folder, each the name of its extra too, and the class in each."""
 
 
-def find_trackers(names: Sequence[str]) -> dict[str, Tracker]:
+def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
     """Return new trackers by name; what is missing is said at once, not in the midst of a run."""
     if len(set(names)) < len(names):
         raise InvalidInput(f"track is {list(names)}; it must name each tracker once.")
-    return {name: _make(name) for name in names}
+    return {name: _make_tracker(name) for name in names}
 
 
-def attach(trackers: Mapping[str, Tracker], path: Path, observer: "Observer") -> "Observer":
+def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer) -> Observer:
     """Return an observer that tells the trackers what it is told.
 
     They get copies. One that fails is named in one warning and told nothing more.
     """
     if not trackers:
         return observer
-    listening, failures = dict(trackers), dict[str, str]()
+    working, failures = dict(trackers), dict[str, str]()
 
     def tell(call: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(listening.items()):
+        for name, tracker in list(working.items()):
             try:
                 call(tracker)
             # Files, servers, somebody's own code: whatever goes wrong, the run is worth more.
             except Exception as error:
-                del listening[name]
+                del working[name]
                 first = (str(error).splitlines() or [""])[0]
                 failures[name] = (
-                    f"Tracker {name} failed ({type(error).__name__}: {first}); the run goes on "
+                    f"Tracker {name} failed ({type(error).__name__}: {first}); the run continues "
                     "without it."
                 )
-                note_failures(path, failures)
+                write_failures(path, failures)
                 observer.on_warning(failures[name])
 
     def on_start(experiment: Experiment, rounds_done: int) -> None:
         observer.on_start(experiment, rounds_done)
-        note_failures(path, {})
+        write_failures(path, {})
         done = RunDirectory(path).read_records()
         tell(lambda tracker: tracker.start(experiment, path, deepcopy(done)))
 
@@ -63,16 +60,16 @@ def attach(trackers: Mapping[str, Tracker], path: Path, observer: "Observer") ->
         observer.on_round(record)
         tell(lambda tracker: tracker.round(deepcopy(record)))
 
-    def on_finish(result: "RunResult") -> None:
+    def on_finish(result: RunResult) -> None:
         observer.on_finish(result)
         tell(lambda tracker: tracker.finish(deepcopy(result)))
 
     return replace(observer, on_start=on_start, on_round=on_round, on_finish=on_finish)
 
 
-def _make(name: str) -> Tracker:
+def _make_tracker(name: str) -> Tracker:
     if ":" in name:
-        return _make_own(name)
+        return _make_users_tracker(name)
     if name not in _BUILT_IN:
         raise InvalidInput(
             f"track is {name!r}; it must be one of {', '.join(_BUILT_IN)}, or "
@@ -88,7 +85,7 @@ def _make(name: str) -> Tracker:
     return tracker
 
 
-def _make_own(name: str) -> Tracker:
+def _make_users_tracker(name: str) -> Tracker:
     found = import_class("track", name, Tracker)
     try:
         return found()

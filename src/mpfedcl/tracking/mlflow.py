@@ -9,15 +9,13 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpfedcl.experiment import INDIFFERENT, Experiment
-from mpfedcl.files import wait_for_folder
-from mpfedcl.tracking.base import Record, Tracker, recall, remember
-from mpfedcl.tracking.scalars import client_scalars, name_scalars
-
-if TYPE_CHECKING:
-    from mpfedcl.runs.run_loop import RunResult
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.files import lock_folder
+from mpfedcl.runs.observer import Record, RunResult
+from mpfedcl.tracking.scalars import client_scalars, round_scalars
+from mpfedcl.tracking.tracker import Tracker, read_notes, write_notes
 
 _FILES = ("experiment.toml", "partition.json", "rounds.jsonl")
 _RESULTS = ("summary.json", "CARD.md", "model.safetensors", "pool.safetensors")
@@ -26,15 +24,15 @@ _MOST_AT_ONCE = 500
 _MOST_PARAMETERS = 100
 _LONGEST_VALUE = 6000
 _LONGEST_KEY = 100
-_CHANGEABLE = ("rounds", *INDIFFERENT)
+_CHANGEABLE = ("rounds", *RESULT_NEUTRAL_SETTINGS)
 """What a resume may change: tags, since MLflow's parameters cannot change."""
 
 
 class MlflowTracker(Tracker):
-    """Writes one MLflow run for a run, and goes on with it after a resume.
+    """Writes one MLflow run per run, also after a resume.
 
-    MLflow never takes a number back, so rounds that it has already are not told again: run anew,
-    they come out the same but for their seconds.
+    MLflow never takes a number back, so rounds that it has already are not logged again: run
+    again, they come out the same but for their seconds.
     """
 
     def __init__(self) -> None:
@@ -49,14 +47,14 @@ class MlflowTracker(Tracker):
         self._entities, self._connect, self._refusal = entities, MlflowClient, MlflowException
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
-        """Begin an MLflow run or take up the one of before; add the rounds that it lacks."""
+        """Start an MLflow run, or reopen that of before a resume; add the rounds that it lacks."""
         store = (experiment.track_to or path).resolve() / "mlflow"
         self._client: Any
-        with wait_for_folder(store):
+        with lock_folder(store, wait=True):
             # Several runs may find the store empty at the same time.
             self._client = self._connect(tracking_uri=store.as_uri())
-            group = _find_group(self._client)
-        self._run = self._take_up(store, path) or self._begin(group, store, path)
+            group = _find_mlflow_experiment(self._client)
+        self._run = self._reopen_run(store, path) or self._create_run(group, store, path)
         kept = self._client.get_run(self._run).data.params
         settings = dict(_name_settings(experiment))
         parameters = [
@@ -80,10 +78,14 @@ class MlflowTracker(Tracker):
         if number <= self._told:
             return
         clients = {f"clients/{name}": value for name, value in client_scalars(record).items()}
-        values = {_as_key(name): value for name, value in (name_scalars(record) | clients).items()}
+        values = {
+            _metric_key(name): value for name, value in (round_scalars(record) | clients).items()
+        }
         if number == self._torn:
             # The process may have ended while it told of this round.
-            values = {name: each for name, each in values.items() if not self._has(name, number)}
+            values = {
+                name: each for name, each in values.items() if not self._has_metric(name, number)
+            }
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(name, each, now, number) for name, each in values.items()]
         for some in _batches(metrics, _MOST_AT_ONCE):
@@ -92,7 +94,7 @@ class MlflowTracker(Tracker):
         self._client.log_metric(self._run, "round", number, now, number)
         self._told = number
 
-    def finish(self, result: "RunResult") -> None:
+    def finish(self, result: RunResult) -> None:
         """Add the run's files; mark the MLflow run as finished, or as stopped."""
         finished = result.summary is not None
         for name in _FILES + (_RESULTS if finished else ()):
@@ -102,8 +104,8 @@ class MlflowTracker(Tracker):
             self._client.log_artifacts(self._run, str(result.path / "models"), "models")
         self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
-    def _take_up(self, store: Path, path: Path) -> str | None:
-        notes = recall(path, "mlflow")
+    def _reopen_run(self, store: Path, path: Path) -> str | None:
+        notes = read_notes(path, "mlflow")
         if notes.get("store") != str(store) or not notes.get("run"):
             return None
         try:
@@ -113,32 +115,32 @@ class MlflowTracker(Tracker):
             return None
         return notes["run"]
 
-    def _begin(self, group: str, store: Path, path: Path) -> str:
+    def _create_run(self, group: str, store: Path, path: Path) -> str:
         run: str = self._client.create_run(group, run_name=path.resolve().name).info.run_id
-        remember(path, "mlflow", store=str(store), run=run)
+        write_notes(path, "mlflow", store=str(store), run=run)
         return run
 
-    def _has(self, name: str, number: int) -> bool:
+    def _has_metric(self, name: str, number: int) -> bool:
         return any(each.step == number for each in self._client.get_metric_history(self._run, name))
 
 
-def _find_group(client: Any) -> str:
+def _find_mlflow_experiment(client: Any) -> str:
     """Return the id of the experiment, in MLflow's sense, that all runs of a store belong to."""
     found = client.get_experiment_by_name("mpfedcl")
     return str(found.experiment_id if found else client.create_experiment("mpfedcl"))
 
 
 def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:
-    for name, value in experiment.leaves():
+    for name, value in experiment.flattened():
         if isinstance(value, dict):
             for key, each in value.items():
-                yield _as_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
+                yield _metric_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
         elif value is not None and value != ():
             text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             yield name, text[:_LONGEST_VALUE]
 
 
-def _as_key(name: str) -> str:
+def _metric_key(name: str) -> str:
     """Return a name that MLflow takes, and makes a file of; different names stay different."""
     safe = "/".join(
         re.sub(r"[^A-Za-z0-9_.\- ]", "_", part).strip(". ") or "_" for part in name.split("/")

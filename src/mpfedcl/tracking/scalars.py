@@ -1,9 +1,9 @@
 """A round as numbers by name: what any tracker draws curves of."""
 
-from mpfedcl.tracking.base import Record
+from mpfedcl.runs.observer import Record
 
 
-def name_scalars(record: Record) -> dict[str, float]:
+def round_scalars(record: Record) -> dict[str, float]:
     """Return a round's numbers; what was not measured in it is left out."""
     clients = record["clients"]
     found = {

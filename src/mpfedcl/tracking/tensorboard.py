@@ -8,7 +8,7 @@ import io
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf import text_format
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -18,20 +18,18 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import free_folder, write_atomically
-from mpfedcl.report.markdown import plain
-from mpfedcl.tracking.base import Record, Tracker, recall, remember
-from mpfedcl.tracking.projection import list_points
-from mpfedcl.tracking.scalars import client_scalars, name_scalars
-
-if TYPE_CHECKING:
-    from mpfedcl.runs.run_loop import RunResult
+from mpfedcl.files import unused_folder, write_atomically
+from mpfedcl.report.markdown import printable_name
+from mpfedcl.runs.observer import Record, RunResult
+from mpfedcl.tracking.embedding_projector import list_projector_points
+from mpfedcl.tracking.scalars import client_scalars, round_scalars
+from mpfedcl.tracking.tracker import Tracker, read_notes, write_notes
 
 
 class TensorBoardTracker(Tracker):
     """Writes a folder that TensorBoard reads.
 
-    After a resume all rounds are told anew from the run's records, in a new file that takes back
+    After a resume all rounds of the run's records are written again, into a new file that replaces
     what the one before it said: no round is shown twice, and none is missing.
     """
 
@@ -61,11 +59,11 @@ class TensorBoardTracker(Tracker):
         with self._file.open("ab") as file:
             file.write(_pack([_describe_round(record, time.time())]))
 
-    def finish(self, result: "RunResult") -> None:
+    def finish(self, result: RunResult) -> None:
         """Lay out the pool, and test images beside it, for the projector."""
         if result.summary is None or result.pool is None or not len(result.pool):
             return
-        vectors, rows = list_points(result)
+        vectors, rows = list_projector_points(result)
         config = ProjectorConfig()
         config.embeddings.add(
             tensor_name="prototypes",
@@ -87,19 +85,21 @@ def _find_folder(experiment: Experiment, path: Path) -> Path:
     if experiment.track_to is None:
         return path / "tensorboard"
     shared = experiment.track_to.resolve() / "tensorboard"
-    noted = recall(path, "tensorboard").get("folder")
+    noted = read_notes(path, "tensorboard").get("folder")
     if noted is not None and Path(noted).parent == shared:
         return Path(noted)
-    folder = free_folder(shared / path.resolve().name)
+    folder = unused_folder(shared / path.resolve().name)
     # At once, so that nobody else takes the name.
     folder.mkdir(parents=True)
-    remember(path, "tensorboard", folder=str(folder))
+    write_notes(path, "tensorboard", folder=str(folder))
     return folder
 
 
 def _describe_round(record: Record, moment: float) -> Any:
-    clients = {f"clients/{plain(name)}": value for name, value in client_scalars(record).items()}
-    scalars = name_scalars(record) | clients
+    clients = {
+        f"clients/{printable_name(name)}": value for name, value in client_scalars(record).items()
+    }
+    scalars = round_scalars(record) | clients
     values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
     return Event(wall_time=moment, step=record["round"], summary=Summary(value=values))
 

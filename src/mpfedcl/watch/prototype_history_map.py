@@ -8,7 +8,6 @@ fitted anew only when the number of rounds read has doubled; in between a new ro
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -16,18 +15,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.numbers import rounded, thin
-from mpfedcl.report.prototype_map import MOST_PROTOTYPES, coordinates
+from mpfedcl.report.file_schemas import Json
+from mpfedcl.report.number_formatting import choose_evenly, rounded
+from mpfedcl.report.prototype_map import MOST_PROTOTYPES, list_coordinates
 from mpfedcl.runs.prototype_history import FOLDER, find_rounds
-from mpfedcl.watch.plain_files import Signature, read_plain, sign_file
+from mpfedcl.watch.regular_files import Signature, file_signature, read_regular_file
 
-Json = dict[str, Any]
 _MOST_ROUNDS = 80
 _MOST_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Frame:
+class RoundPrototypes:
     """The prototypes of one round."""
 
     vectors: NDArray[numpy.float64]
@@ -36,53 +35,53 @@ class Frame:
     owners: list[str]
 
 
-class TrailMap:
-    """Reads the trail of a run as it grows, and draws it."""
+class PrototypeHistoryMap:
+    """Reads the prototype history of a run as it grows, and lays it out in the plane."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._frames: dict[int, tuple[Signature, Frame | None]] = {}
+        self._rounds: dict[int, tuple[Signature, RoundPrototypes | None]] = {}
         self._axes: NDArray[numpy.float64] | None = None
         self._shares = [0.0, 0.0]
         self._fitted_on = 0
 
     def refresh(self, last_round: int) -> bool:
-        """Read the rounds that are new; without a trail, the pool at the end of the run.
+        """Read the rounds that are new; without a history, the pool at the end of the run.
 
-        Tell whether anything has changed.
+        Return whether anything has changed.
         """
-        before = {number: signature for number, (signature, _) in self._frames.items()}
+        before = {number: signature for number, (signature, _) in self._rounds.items()}
         folder = self._path / FOLDER
         files = find_rounds(self._path) if folder.is_dir() and not folder.is_symlink() else {}
         if not files and last_round and (self._path / "summary.json").is_file():
             files = {last_round: self._path / "pool.safetensors"}
         files = {number: files[number] for number in list(files)[-_MOST_ROUNDS:]}
-        for number in self._frames.keys() - files.keys():
-            del self._frames[number]
+        for number in self._rounds.keys() - files.keys():
+            del self._rounds[number]
         for number, file in files.items():
-            signature = sign_file(file)
+            signature = file_signature(file)
             if signature is None:
-                self._frames.pop(number, None)
-            elif number not in self._frames or self._frames[number][0] != signature:
-                self._frames[number] = signature, _read_frame(file)
-        return before != {number: signature for number, (signature, _) in self._frames.items()}
+                self._rounds.pop(number, None)
+            elif number not in self._rounds or self._rounds[number][0] != signature:
+                self._rounds[number] = signature, _read_round_prototypes(file)
+        return before != {number: signature for number, (signature, _) in self._rounds.items()}
 
     def describe(self, class_names: list[str]) -> Json:
         """Return the map, or under `missing` why there is none."""
-        frames = self._sound_frames(len(class_names))
+        frames = self._comparable_rounds(len(class_names))
         if not any(len(frame.labels) for frame in frames.values()):
-            return {"missing": "There is no trail of prototypes in this run's folder (yet)."}
+            return {"missing": "There is no prototype history in this run's folder (yet)."}
         self._fit(frames)
         assert self._axes is not None
         origin = list(frames.values())[-1].vectors.mean(axis=0)
         places = numpy.concatenate([each.vectors - origin for each in frames.values()])
-        drawn = coordinates(places @ self._axes.T)
+        drawn = list_coordinates(places @ self._axes.T)
         owners = list(dict.fromkeys(name for each in frames.values() for name in each.owners))
         number = {name: place for place, name in enumerate(sorted(owners))}
-        told, start = [], 0
+        described, start = [], 0
         for round_number, frame in frames.items():
             end = start + len(frame.labels)
-            told.append({
+            described.append({
                 "round": round_number,
                 "x": drawn["x"][start:end],
                 "y": drawn["y"][start:end],
@@ -95,26 +94,26 @@ class TrailMap:
             "classes": class_names,
             "clients": sorted(owners),
             "shares": [rounded(share, 3) for share in self._shares],
-            "frames": told,
+            "frames": described,
             "notes": self._notes(frames),
         }
 
-    def _sound_frames(self, num_classes: int) -> dict[int, Frame]:
+    def _comparable_rounds(self, num_classes: int) -> dict[int, RoundPrototypes]:
         """Return the frames that can be drawn together: of one dimension, of known classes."""
         sound = {
             number: frame
-            for number, (_, frame) in sorted(self._frames.items())
+            for number, (_, frame) in sorted(self._rounds.items())
             if frame is not None and len(frame.labels) and max(frame.labels) < num_classes
         }
         size = next((each.vectors.shape[1] for each in reversed(sound.values())), 0)
         return {n: each for n, each in sound.items() if each.vectors.shape[1] == size}
 
-    def _notes(self, frames: dict[int, Frame]) -> list[str]:
-        unread = len(self._frames) - len(frames)
+    def _notes(self, frames: dict[int, RoundPrototypes]) -> list[str]:
+        unread = len(self._rounds) - len(frames)
         rounds = "1 round is" if unread == 1 else f"{unread} rounds are"
         return [f"{rounds} left out: the file is damaged or empty."] if unread else []
 
-    def _fit(self, frames: dict[int, Frame]) -> None:
+    def _fit(self, frames: dict[int, RoundPrototypes]) -> None:
         size = next(iter(frames.values())).vectors.shape[1]
         is_fit = self._axes is not None and self._axes.shape[1] == size
         if is_fit and len(frames) < 2 * self._fitted_on and len(frames) >= self._fitted_on:
@@ -136,17 +135,17 @@ class TrailMap:
         self._fitted_on = len(frames)
 
 
-def _read_frame(file: Path) -> Frame | None:
-    """Return what a file of the trail holds, None where it is not sound."""
+def _read_round_prototypes(file: Path) -> RoundPrototypes | None:
+    """Return what a file of the history holds, None where it is damaged."""
     try:
-        content = read_plain(file, _MOST_BYTES)
+        content = read_regular_file(file, _MOST_BYTES)
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         names = json.loads(header["__metadata__"]["names"])
         vectors = tensors["vectors"].astype(numpy.float64)
         labels, counts, owners = (tensors[each].tolist() for each in ("labels", "counts", "owners"))
-        rows = thin(len(labels), MOST_PROTOTYPES)
-        frame = Frame(
+        rows = choose_evenly(len(labels), MOST_PROTOTYPES)
+        frame = RoundPrototypes(
             vectors[rows],
             [int(labels[row]) for row in rows],
             [int(counts[row]) for row in rows],

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from mpfedcl.data.loading import make_model
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
+from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import specification
-from mpfedcl.models import Tensors
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.tensors import Tensors
 
-Rule = Literal["prototype", "classifier"]
+PredictionRule = Literal["prototype", "classifier"]
 
 _PREFIX = "encoder."
 
@@ -29,14 +29,14 @@ class ExportedNetwork(nn.Module):
     """
 
     def __init__(
-        self, trained: TrainedRun, params: Tensors, rule: Rule, *, from_features: bool
+        self, trained: TrainedRun, params: Tensors, rule: PredictionRule, *, from_features: bool
     ) -> None:
         super().__init__()
-        weights, self._prepare = _choose_front(trained, params, from_features)
-        self._head = make_model(trained.encoder, input_size_of(trained), len(trained.class_names))
+        weights, self._prepare = _choose_preprocessing(trained, params, from_features)
+        self._head = make_model(trained.encoder, find_input_size(trained), len(trained.class_names))
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
-        self._weights = _Holder(weights)
-        self._params = _Holder(head)
+        self._weights = _TensorBuffers(weights)
+        self._params = _TensorBuffers(head)
         self._project = trained.method.project
         self._prototypes = None
         if rule == "prototype":
@@ -54,14 +54,14 @@ class ExportedNetwork(nn.Module):
         return distances.argmin(dim=1), distances.amin(dim=1), -distances
 
 
-def input_size_of(trained: TrainedRun) -> int:
+def find_input_size(trained: TrainedRun) -> int:
     """Return how many numbers the head takes."""
     if trained.encoder is not None:
         return trained.encoder.feature_size
-    return torch.Size(trained.form.shape).numel()
+    return torch.Size(trained.input_format.shape).numel()
 
 
-class _Holder(nn.Module):
+class _TensorBuffers(nn.Module):
     """Tensors by name as buffers, in float32; a buffer's name must not have a dot."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -110,7 +110,7 @@ class PrototypeDistances(nn.Module):
 Prepare = Callable[[Tensors, Tensor], Tensor]
 
 
-def _choose_front(
+def _choose_preprocessing(
     trained: TrainedRun, params: Tensors, from_features: bool
 ) -> tuple[Tensors, Prepare]:
     """Return the weights before the head, and what happens to an image until it gets there."""
@@ -120,7 +120,7 @@ def _choose_front(
     if encoder is None:
         mean, deviation = 0.0, 1.0
         if trained.experiment.dataset.standardize:
-            spec = specification(trained.experiment.dataset.name)
+            spec = find_specification(trained.experiment.dataset.name)
             mean, deviation = spec.pixel_mean, spec.pixel_deviation
         return {}, lambda _, images: (images.float().flatten(1) / 255 - mean) / deviation
     if not isinstance(encoder, ResNetEncoder):

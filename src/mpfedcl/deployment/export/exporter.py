@@ -10,14 +10,18 @@ from typing import Any, Literal
 import torch
 
 from mpfedcl.deployment.export import onnx_graph
-from mpfedcl.deployment.export.exported_network import ExportedNetwork, Rule, input_size_of
-from mpfedcl.deployment.export.onnx_encoder import put_encoder_before
+from mpfedcl.deployment.export.exported_network import (
+    ExportedNetwork,
+    PredictionRule,
+    find_input_size,
+)
+from mpfedcl.deployment.export.onnx_encoder import prepend_encoder
 from mpfedcl.deployment.export.verification import (
-    Answer,
-    Comparison,
-    RealImages,
-    compare,
-    find_real_images,
+    Agreement,
+    CheckImages,
+    ExportedFunction,
+    compare_with_pytorch,
+    load_check_images,
     refuse_disagreement,
 )
 from mpfedcl.deployment.predictor import Predictor
@@ -40,18 +44,18 @@ _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it h
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportSettings:
     """What is wanted of a run; `rule` None: by prototype where there are any, else classifier."""
 
     format: Format = "onnx"
-    rule: Rule | None = None
+    rule: PredictionRule | None = None
     with_encoder: bool = True
     quantized: bool = False
     check_images: int = 1000
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFile:
     """A file that was written, and what is told of it in its metadata."""
 
     path: Path
@@ -59,10 +63,12 @@ class Exported:
     note: dict[str, Any]
 
 
-def export_run(predictor: Predictor, wanted: Export, out: Path | None = None) -> Exported:
+def export_run(
+    predictor: Predictor, wanted: ExportSettings, out: Path | None = None
+) -> ExportedFile:
     """Write a run's model as one file [default: into `exported` in the run's folder]."""
     rule = _choose_rule(predictor, wanted.rule)
-    _refuse_what_cannot_be(predictor.trained, wanted)
+    _refuse_unsupported(predictor.trained, wanted)
     note = _describe(predictor, wanted, rule)
     if wanted.format == "safetensors":
         content = _pack_tensors(predictor, wanted, rule, note)
@@ -73,10 +79,10 @@ def export_run(predictor: Predictor, wanted: Export, out: Path | None = None) ->
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
-    return Exported(path, len(content), note)
+    return ExportedFile(path, len(content), note)
 
 
-def _choose_rule(predictor: Predictor, asked: Rule | None) -> Rule:
+def _choose_rule(predictor: Predictor, asked: PredictionRule | None) -> PredictionRule:
     if asked == "prototype" and not predictor.has_prototypes:
         raise InvalidInput(
             f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
@@ -85,7 +91,7 @@ def _choose_rule(predictor: Predictor, asked: Rule | None) -> Rule:
     return asked or ("prototype" if predictor.has_prototypes else "classifier")
 
 
-def _refuse_what_cannot_be(trained: TrainedRun, wanted: Export) -> None:
+def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
     if wanted.quantized and wanted.format != "onnx":
         raise InvalidInput(
             f"quantize is 'int8'; it must be left out, because format is {wanted.format!r} and "
@@ -106,43 +112,49 @@ def _refuse_what_cannot_be(trained: TrainedRun, wanted: Export) -> None:
         )
 
 
-def _pack_program(predictor: Predictor, wanted: Export, rule: Rule, note: dict[str, Any]) -> bytes:
+def _pack_program(
+    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+) -> bytes:
     trained, name = predictor.trained, note["input"]["name"]
     encoder = trained.encoder
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     from_features = is_joined or not wanted.with_encoder
     network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
-    real = find_real_images(trained, wanted.check_images)
+    real = load_check_images(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
             f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
         )
-    example = torch.zeros(2, input_size_of(trained))
+    example = torch.zeros(2, find_input_size(trained))
     if not from_features:
-        example = torch.zeros(2, *trained.form.shape, dtype=torch.uint8)
+        example = torch.zeros(2, *trained.input_format.shape, dtype=torch.uint8)
     program = onnx_graph.trace(network, example)
     if wanted.format == "torch-export":
-        found = _check(predictor, wanted, rule, real, _answer_by(program))
-        note["checked"] = _tell(found, real)
+        found = _verify(predictor, wanted, rule, real, _run_program(program))
+        note["checked"] = _describe_check(found, real)
         return _pack_torch(program, note)
     graph = onnx_graph.make_graph(program, "features" if is_joined else name, list(note["outputs"]))
     if is_joined:
         assert isinstance(encoder, OnnxEncoder)
-        graph = put_encoder_before(graph, encoder, name)
+        graph = prepend_encoder(graph, encoder, name)
     if wanted.quantized:
         assert real.training is not None
         seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
         graph = onnx_graph.quantize(graph, name, seen)
-    found = _check(predictor, wanted, rule, real, onnx_graph.open_graph(graph, name))
-    note["checked"] = _tell(found, real)
-    return onnx_graph.pack(graph, note)
+    found = _verify(predictor, wanted, rule, real, onnx_graph.open_graph(graph, name))
+    note["checked"] = _describe_check(found, real)
+    return onnx_graph.pack_graph(graph, note)
 
 
-def _check(
-    predictor: Predictor, wanted: Export, rule: Rule, real: RealImages, answer: Answer
-) -> Comparison:
-    found = compare(
+def _verify(
+    predictor: Predictor,
+    wanted: ExportSettings,
+    rule: PredictionRule,
+    real: CheckImages,
+    answer: ExportedFunction,
+) -> Agreement:
+    found = compare_with_pytorch(
         predictor.trained,
         predictor.params,
         rule,
@@ -154,11 +166,11 @@ def _check(
     return found
 
 
-def _tell(found: Comparison, real: RealImages) -> dict[str, Any]:
+def _describe_check(found: Agreement, real: CheckImages) -> dict[str, Any]:
     return {"images": len(real.images), "from": real.origin, **asdict(found)}
 
 
-def _answer_by(program: torch.export.ExportedProgram) -> Answer:
+def _run_program(program: torch.export.ExportedProgram) -> ExportedFunction:
     module = program.module()
 
     @torch.no_grad()
@@ -176,7 +188,9 @@ def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> 
     return buffer.getvalue()
 
 
-def _pack_tensors(predictor: Predictor, wanted: Export, rule: Rule, note: dict[str, Any]) -> bytes:
+def _pack_tensors(
+    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+) -> bytes:
     tensors = dict(predictor.params)
     encoder = predictor.trained.encoder
     if wanted.with_encoder and isinstance(encoder, ResNetEncoder):
@@ -193,7 +207,7 @@ def _pack_tensors(predictor: Predictor, wanted: Export, rule: Rule, note: dict[s
     return pack_tensors(tensors, note=(NOTE, json.dumps(note, allow_nan=False)))
 
 
-def _describe(predictor: Predictor, wanted: Export, rule: Rule) -> dict[str, Any]:
+def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> dict[str, Any]:
     """Return all that a program needs to know to use the file."""
     trained, limit = predictor.trained, predictor.threshold
     outputs = {"label": "number of the class, from 0"}
@@ -218,15 +232,15 @@ def _describe(predictor: Predictor, wanted: Export, rule: Rule) -> dict[str, Any
     }
 
 
-def _describe_input(trained: TrainedRun, wanted: Export) -> dict[str, Any]:
-    form, encoder = trained.form, trained.encoder
+def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
+    input_format, encoder = trained.input_format, trained.encoder
     described: dict[str, Any] = {
         "name": "images",
         "type": "uint8",
-        "shape": ["batch", *form.shape],
-        "height": form.height,
-        "width": form.width,
-        "colour": "RGB" if form.is_colour else "grey",
+        "shape": ["batch", *input_format.shape],
+        "height": input_format.height,
+        "width": input_format.width,
+        "colour": "RGB" if input_format.is_colour else "grey",
         "resize": _RESIZE,
         "scaling": "none: bytes 0 to 255, the rest is inside",
     }
@@ -238,7 +252,7 @@ def _describe_input(trained: TrainedRun, wanted: Export) -> dict[str, Any]:
     return described
 
 
-def _default_path(predictor: Predictor, wanted: Export, rule: Rule) -> Path:
+def _default_path(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> Path:
     parts = [predictor.client or "averaged", rule]
     parts += [] if wanted.with_encoder else ["head"]
     parts += ["int8"] if wanted.quantized else []

@@ -9,7 +9,7 @@ from mpfedcl.errors import InvalidInput
 _PREFIX = "encoder/"
 
 
-def put_encoder_before(head: Any, encoder: OnnxEncoder, name: str) -> Any:
+def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
     """Return one graph from images [B, h, w, 3] as bytes through the encoder to the head's outputs.
 
     `name` is the image input; the head's own input is `features`.
@@ -26,8 +26,8 @@ def put_encoder_before(head: Any, encoder: OnnxEncoder, name: str) -> Any:
         model.ir_version = head.ir_version
         source = _only_input(model)
         target = model.graph.output[0].name
-        front = _make_front(onnx, encoder, name, source, head)
-        back = _make_back(onnx, model.graph.output[0], head)
+        front = _make_preprocessing(onnx, encoder, name, source, head)
+        back = _make_pooling(onnx, model.graph.output[0], head)
         joined = compose.merge_models(front, model, io_map=[("standard", source.name)])
         joined = compose.merge_models(joined, back, io_map=[(target, "found")])
         joined = compose.merge_models(joined, head, io_map=[("means", "features")])
@@ -51,7 +51,7 @@ def put_encoder_before(head: Any, encoder: OnnxEncoder, name: str) -> Any:
     return joined
 
 
-def _make_front(onnx: Any, encoder: OnnxEncoder, name: str, source: Any, head: Any) -> Any:
+def _make_preprocessing(onnx: Any, encoder: OnnxEncoder, name: str, source: Any, head: Any) -> Any:
     """Bytes to the numbers that the encoder expects, (x / 255 - mean) / std."""
     helper, kinds = onnx.helper, onnx.TensorProto
     preprocessing = encoder.preprocessing
@@ -78,7 +78,7 @@ def _make_front(onnx: Any, encoder: OnnxEncoder, name: str, source: Any, head: A
     return _wrap(onnx, nodes, images, standard, constants, head)
 
 
-def _make_back(onnx: Any, output: Any, head: Any) -> Any:
+def _make_pooling(onnx: Any, output: Any, head: Any) -> Any:
     """What the encoder gives, averaged over positions as `OnnxEncoder` does."""
     helper, kinds = onnx.helper, onnx.TensorProto
     rank = len(output.type.tensor_type.shape.dim)

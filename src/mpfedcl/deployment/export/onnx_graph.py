@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.deployment.export.exported_network import ExportedNetwork
-from mpfedcl.deployment.export.verification import Answer
+from mpfedcl.deployment.export.verification import ExportedFunction
 from mpfedcl.encoders.preprocessing import NOTE
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
@@ -29,7 +29,7 @@ _IMAGES_AT_ONCE = 20
 def trace(network: ExportedNetwork, example: torch.Tensor) -> torch.export.ExportedProgram:
     """Return the network as a program for batches of any size."""
     batch = torch.export.Dim("batch", min=1)
-    with _quietly(), _explained("it cannot be traced"):
+    with _quietly(), _in_one_sentence("it cannot be traced"):
         return torch.export.export(
             network.eval(), (example,), dynamic_shapes={"images": {0: batch}}
         )
@@ -37,8 +37,8 @@ def trace(network: ExportedNetwork, example: torch.Tensor) -> torch.export.Expor
 
 def make_graph(program: torch.export.ExportedProgram, name: str, outputs: list[str]) -> Any:
     """Return the program as an ONNX model (a ModelProto)."""
-    require("onnx", "onnxscript")
-    with _quietly(), _explained("it cannot be written as ONNX"):
+    require_packages("onnx", "onnxscript")
+    with _quietly(), _in_one_sentence("it cannot be written as ONNX"):
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -56,13 +56,13 @@ def quantize(model: Any, name: str, training: Images) -> Any:
     Convolutions have their activations in 8 bits too, with ranges taken from training images;
     fully connected layers find theirs anew for each batch.
     """
-    require("onnxruntime")
+    require_packages("onnxruntime")
     onnx = import_module("onnx")
     tools = import_module("onnxruntime.quantization")
     kinds = [node.op_type for node in model.graph.node]
     with (
         _quietly(),
-        _explained("it cannot be quantized, and quantize must be left out"),
+        _in_one_sentence("it cannot be quantized, and quantize must be left out"),
         tempfile.TemporaryDirectory() as folder,
     ):
         before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -80,7 +80,7 @@ def quantize(model: Any, name: str, training: Images) -> Any:
             tools.quantize_static(
                 before,
                 after,
-                _Ranges(name, training),
+                _CalibrationBatches(name, training),
                 quant_format=tools.QuantFormat.QDQ,
                 activation_type=tools.QuantType.QUInt8,
                 nodes_to_quantize=chosen,
@@ -96,7 +96,7 @@ def quantize(model: Any, name: str, training: Images) -> Any:
         return _strip(onnx.load(after))
 
 
-def pack(model: Any, note: dict[str, Any]) -> bytes:
+def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
     """Return the file's bytes, with what a program must know of it in the metadata."""
     del model.metadata_props[:]
     entry = model.metadata_props.add()
@@ -110,9 +110,9 @@ def pack(model: Any, note: dict[str, Any]) -> bytes:
     return content
 
 
-def open_graph(model: Any, name: str) -> Answer:
+def open_graph(model: Any, name: str) -> ExportedFunction:
     """Return a function that runs the model, on one thread."""
-    require("onnxruntime")
+    require_packages("onnxruntime")
     runtime = import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
@@ -129,7 +129,7 @@ def open_graph(model: Any, name: str) -> Answer:
     return answer
 
 
-def require(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
     """Refuse in one sentence where a package is not installed."""
     for package in packages:
         try:
@@ -141,7 +141,7 @@ def require(*packages: str) -> None:
             ) from None
 
 
-class _Ranges:
+class _CalibrationBatches:
     """Training images, batch by batch, as the quantizer asks for them."""
 
     def __init__(self, name: str, images: NDArray[numpy.uint8]) -> None:
@@ -167,7 +167,7 @@ def _strip(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(fault: str) -> Iterator[None]:
+def _in_one_sentence(fault: str) -> Iterator[None]:
     """Turn whatever torch and onnx raise for a network that they cannot do into one sentence."""
     try:
         yield

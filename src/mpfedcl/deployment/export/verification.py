@@ -8,18 +8,18 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from mpfedcl.data.client_split import deal_images
-from mpfedcl.data.image_set import Part
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.image_set import Subset
 from mpfedcl.data.reader import open_image_set
-from mpfedcl.deployment.export.exported_network import Rule
+from mpfedcl.deployment.export.exported_network import PredictionRule
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 from mpfedcl.waiting_bar import WaitingBar
 
-Answer = Callable[[NDArray[Any]], list[NDArray[Any]]]
+ExportedFunction = Callable[[NDArray[Any]], list[NDArray[Any]]]
 """The exported network: images or features of a batch to label, distance (by prototype), scores."""
 
 _TIE = 1e-5
@@ -31,7 +31,7 @@ _IMAGES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class RealImages:
+class CheckImages:
     """Images to check with: the run's own test images, else the digits inside the package."""
 
     images: Images
@@ -43,7 +43,7 @@ class RealImages:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Agreement:
     """What a file answered beside PyTorch."""
 
     labels_differ: int
@@ -53,38 +53,38 @@ class Comparison:
     accuracy_of_pytorch: float | None
 
 
-def find_real_images(trained: TrainedRun, most: int) -> RealImages:
-    """Return up to so many images in the model's form."""
-    experiment, form = trained.experiment, trained.form
+def load_check_images(trained: TrainedRun, most: int) -> CheckImages:
+    """Return up to so many images in the model's input format."""
+    experiment, input_format = trained.experiment, trained.input_format
     try:
-        listing = open_image_set(experiment.dataset)
-        dealt = deal_images(listing, experiment)
-        if listing.class_names != trained.class_names:
+        image_index = open_image_set(experiment.dataset)
+        split = split_among_clients(image_index, experiment)
+        if image_index.class_names != trained.class_names:
             raise InvalidInput("the classes are others now.")
-        test = _thin(dealt.test, most)
-        images = listing.store.load(test.rows, form.size, form.is_colour)
-        seen = _thin(Part.join(list(dealt.training.values())), _IMAGES_TO_RANGE)
-        training = listing.store.load(seen.rows, form.size, form.is_colour)
-        return RealImages(images, test.labels, training, f"test images of {listing.name}")
+        test = _draw_evenly(split.test, most)
+        images = image_index.store.load(test.rows, input_format.size, input_format.is_colour)
+        seen = _draw_evenly(Subset.join(list(split.training.values())), _IMAGES_TO_RANGE)
+        training = image_index.store.load(seen.rows, input_format.size, input_format.is_colour)
+        return CheckImages(images, test.labels, training, f"test images of {image_index.name}")
     except InvalidInput:
-        listing = open_image_set(DatasetSettings())
-        (domain,) = listing.domains
+        image_index = open_image_set(DatasetSettings())
+        (domain,) = image_index.domains
         assert domain.test is not None
-        rows = _thin(domain.test, most).rows
-        digits = listing.store.load(rows, (28, 28), is_colour=False)
-        origin = f"test images of {listing.name}, because the run's own are not here"
-        return RealImages(form.bring(digits), None, None, origin)
+        rows = _draw_evenly(domain.test, most).rows
+        digits = image_index.store.load(rows, (28, 28), is_colour=False)
+        origin = f"test images of {image_index.name}, because the run's own are not here"
+        return CheckImages(input_format.convert(digits), None, None, origin)
 
 
-def compare(
+def compare_with_pytorch(
     trained: TrainedRun,
     params: Tensors,
-    rule: Rule,
-    real: RealImages,
-    answer: Answer,
+    rule: PredictionRule,
+    real: CheckImages,
+    answer: ExportedFunction,
     *,
     from_features: bool,
-) -> Comparison:
+) -> Agreement:
     """Ask both about each image."""
     differ, largest, right, right_by_pytorch = 0, 0.0, 0, 0
     with WaitingBar("Checking", len(real.images)) as bar:
@@ -92,7 +92,7 @@ def compare(
             images = real.images[first : first + _IMAGES_AT_ONCE]
             features = trained.inputs(images).float().numpy() if from_features else images
             label, *_, scores = answer(features)
-            expected, expected_scores = _ask_pytorch(trained, params, rule, images)
+            expected, expected_scores = _predict_with_pytorch(trained, params, rule, images)
             differ += int(((label != expected) & ~_is_tie(expected_scores)).sum())
             known = numpy.isfinite(expected_scores)
             if not numpy.array_equal(known, numpy.isfinite(scores)):
@@ -106,7 +106,7 @@ def compare(
                 right_by_pytorch += int((expected == truth).sum())
             bar.advance(len(images))
     share = None if real.labels is None else 100 / len(real.labels)
-    return Comparison(
+    return Agreement(
         differ,
         largest,
         None if share is None else share * right,
@@ -114,7 +114,7 @@ def compare(
     )
 
 
-def refuse_disagreement(found: Comparison, real: RealImages, *, is_quantized: bool) -> None:
+def refuse_disagreement(found: Agreement, real: CheckImages, *, is_quantized: bool) -> None:
     """Refuse a file that says something else than PyTorch; int8 may lose a point of accuracy."""
     about = f"on {len(real.images):,} {real.origin}"
     if is_quantized:
@@ -134,8 +134,8 @@ def refuse_disagreement(found: Comparison, real: RealImages, *, is_quantized: bo
         )
 
 
-def _ask_pytorch(
-    trained: TrainedRun, params: Tensors, rule: Rule, images: Images
+def _predict_with_pytorch(
+    trained: TrainedRun, params: Tensors, rule: PredictionRule, images: Images
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
     embeddings, logits = trained.apply(params, images)
     if rule == "classifier":
@@ -153,8 +153,8 @@ def _is_tie(scores: NDArray[numpy.float64]) -> NDArray[numpy.bool_]:
     return tied
 
 
-def _thin(part: Part, most: int) -> Part:
+def _draw_evenly(part: Subset, most: int) -> Subset:
     """Draw evenly, and so about as many of each class."""
     if len(part.labels) <= most:
         return part
-    return part.take(numpy.linspace(0, len(part.labels) - 1, most).round().astype(numpy.int64))
+    return part.select(numpy.linspace(0, len(part.labels) - 1, most).round().astype(numpy.int64))

@@ -1,0 +1,45 @@
+"""Numbers as a page needs them: short, finite, and not too many."""
+
+import math
+from collections.abc import Sequence
+
+Numbers = Sequence[float | None]
+
+
+def rounded(value: float | None, digits: int = 2) -> float | None:
+    """Return a number with so many decimals; None for what is not a finite number."""
+    if value is None or not math.isfinite(value):
+        return None
+    return round(value, digits)
+
+
+def round_significant(value: float | None, digits: int = 4) -> float | None:
+    """Return a number with so many significant digits; None for what is not a finite number."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def choose_evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` places of `count`, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def finite_values(values: Numbers) -> list[float]:
+    """Return the numbers among the values."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the standard deviation with ddof = 0, None of nothing."""
+    middle = mean(values)
+    if middle is None:
+        return None
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / len(values))

@@ -1,0 +1,90 @@
+"""What the folders given to a report hold: runs, comparisons, searches, tables of the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.report.file_schemas import ComparisonFile, read_json_file
+from mpfedcl.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """What becomes a section: the runs of a folder, a search, or a table of the paper."""
+
+    path: Path
+    kind: Literal["run", "comparison", "tuning", "paper"]
+    runs: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Runs that have no round yet."""
+
+
+def find_result_folders(folders: Sequence[Path]) -> list[ResultFolder]:
+    """Return what the folders hold, each thing once; a folder of tables holds several."""
+    found = [result for folder in folders for result in _inspect_folder(folder)]
+    return list({(result.path.resolve(), result.kind): result for result in found}.values())
+
+
+def find_tuning_files(folder: Path) -> list[Path]:
+    """Return the files of a search, or of a folder of searches."""
+    if (folder / "tuning.json").is_file():
+        return [folder / "tuning.json"]
+    return sorted(folder.glob("*/tuning.json"))
+
+
+def _inspect_folder(folder: Path) -> list[ResultFolder]:
+    if (folder / "result.json").is_file():
+        return [ResultFolder(folder, "paper")]
+    if (folder / "tuning.json").is_file():
+        return [ResultFolder(folder, "tuning")]
+    if (folder / "comparison.json").is_file() and (named := _read_compared_runs(folder)):
+        return [_select_started_runs(folder, named)]
+    if (folder / "experiment.toml").is_file():
+        return [ResultFolder(folder, "run", (folder,))]
+    # The folder of `mpfedcl paper`, what is below it, or whatever else somebody keeps together.
+    tables = [*folder.glob("tables/*/result.json"), *folder.glob("*/result.json")]
+    found = [ResultFolder(table.parent, "paper") for table in sorted(tables)]
+    of_paper = any(folder.glob("tuning/*/tuning.json")) and any(folder.glob("tables/*/result.json"))
+    searched = folder / "tuning" if of_paper else folder
+    if find_tuning_files(searched):
+        found.append(ResultFolder(searched, "tuning"))
+    inside = sorted(each.parent for each in folder.glob("*/experiment.toml"))
+    if inside:
+        found.append(_select_started_runs(folder, inside))
+    if found:
+        return found
+    if any(folder.glob("*/search.json")):
+        raise InvalidInput(
+            f"DIR is {str(folder)!r}; the search in it has not ended: the same command of tune "
+            "resumes it."
+        )
+    raise InvalidInput(
+        f"DIR is {str(folder)!r}; it must be a folder that holds a run, a comparison, a search or "
+        "a table of the paper."
+    )
+
+
+def _read_compared_runs(folder: Path) -> list[Path]:
+    """Return the runs that a comparison names."""
+    content = read_json_file(folder / "comparison.json", ComparisonFile)
+    names = [name for method in content.methods.values() for name in method.runs]
+    for name in names:
+        # A name from a file must not lead out of the folder.
+        if Path(name).name != name or not (folder / name / "experiment.toml").is_file():
+            raise InvalidInput(
+                f"{folder / 'comparison.json'} names the run {name!r}; it must be a folder "
+                "beside it that holds a run."
+            )
+    return [folder / name for name in names]
+
+
+def _select_started_runs(folder: Path, paths: Sequence[Path]) -> ResultFolder:
+    begun = [path for path in paths if RunDirectory(path).count_records()]
+    if not begun:
+        raise InvalidInput(
+            f"DIR is {str(folder)!r}; no run in it has a round yet, and a report needs one."
+        )
+    waiting = tuple(path.name for path in paths if path not in begun)
+    return ResultFolder(folder, "comparison", tuple(begun), waiting)

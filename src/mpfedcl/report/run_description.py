@@ -1,0 +1,273 @@
+"""What a report says of one run, as plain values."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.wording import describe_data
+from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
+from mpfedcl.report.file_schemas import (
+    ConfusionFile,
+    Json,
+    PartitionFile,
+    RoundRecord,
+    SummaryFile,
+    read_json_file,
+    validate_content,
+)
+from mpfedcl.report.number_formatting import finite_values, mean, rounded
+from mpfedcl.report.prototype_map import describe_prototype_map
+from mpfedcl.report.reproduction import file_command, run_command
+from mpfedcl.runs.directory import RunDirectory
+
+_MOST_COUNTS = 60_000
+"""Numbers of confusion matrices a run may bring; beyond it the worst clients' are kept."""
+_MOST_ABSENCES = 100
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """A run's files, read and found sound."""
+
+    path: Path
+    experiment: Experiment
+    rounds: list[RoundRecord]
+    damaged: int
+    """Lines of rounds.jsonl that could not be read."""
+    summary: SummaryFile | None
+    partition: PartitionFile | None
+    confusion: ConfusionFile | None
+
+    @classmethod
+    def read(cls, path: Path) -> "RunRecords":
+        """Read a run directory."""
+        directory = RunDirectory(path)
+        experiment = directory.read_experiment()
+        lines = directory.read_records()
+        file = path / "rounds.jsonl"
+        if not lines:
+            raise InvalidInput(f"{file} holds no round; a report needs a run of at least one.")
+        rounds = [
+            validate_content(line, RoundRecord, f"round {number} of {file}")
+            for number, line in enumerate(lines, 1)
+        ]
+        return cls(
+            path,
+            experiment,
+            rounds,
+            len(file.read_bytes().splitlines()) - len(lines),
+            _read_optional(path / "summary.json", SummaryFile),
+            _read_optional(path / "partition.json", PartitionFile),
+            _read_optional(path / "confusion.json", ConfusionFile),
+        )
+
+    @cached_property
+    def reading(self) -> Reading:
+        """The reading by which the method is judged."""
+        if self.summary:
+            return self.summary.reading
+        if is_built_in(self.experiment.method):
+            return find_method(self.experiment.method).reading
+        return self._recognize_reading()
+
+    @cached_property
+    def last_evaluated(self) -> RoundRecord | None:
+        """The last round that was evaluated; in a finished run the last one."""
+        return next((line for line in reversed(self.rounds) if line.accuracy), None)
+
+    def _recognize_reading(self) -> Reading:
+        """Tell by the numbers: those of the clients are of the reading that is judged by."""
+        # Somebody else's method is not asked: a report runs no code that a run names.
+        read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
+        means = [mean(finite_values(list((each or {}).values()))) for _, each in read]
+        for reading in READINGS:
+            shown = [(table or {}).get("own", {}).get(reading) for table, _ in read]
+            if means and all(
+                a is not None and b is not None and math.isclose(a, b, abs_tol=1e-6)
+                for a, b in zip(shown, means, strict=True)
+            ):
+                return reading
+        return Method.reading
+
+    def value(self, test: str, reading: str) -> float | None:
+        """Return a reading of the last evaluated round."""
+        table = self.last_evaluated.accuracy if self.last_evaluated else None
+        return rounded((table or {}).get(test, {}).get(reading), 4)  # type: ignore[call-overload]
+
+    @property
+    def name(self) -> str:
+        """The folder's name, whatever way the path was written."""
+        return self.path.resolve().name or str(self.path)
+
+
+def _read_optional(path: Path, schema: Any) -> Any:
+    return read_json_file(path, schema) if path.is_file() else None
+
+
+def describe_run(records: RunRecords) -> Json:
+    """Return what the records of one run tell: clients, classes, confusion, partition, absences."""
+    experiment = records.experiment
+    clients = _describe_clients(records)
+    confusion = _describe_confusion(records, clients)
+    is_network = records.partition is not None and records.partition.network
+    return {
+        "name": records.name,
+        "method": experiment.method,
+        "seed": experiment.seed,
+        "setting": ", ".join(describe_data(experiment, {"network": is_network})),
+        "rounds": records.rounds[-1].round if records.rounds else 0,
+        "planned": experiment.rounds,
+        "finished": records.summary is not None,
+        "damaged": records.damaged,
+        "reading": records.reading,
+        "read_in": records.last_evaluated.round if records.last_evaluated else None,
+        "clients": clients,
+        "confusion": confusion,
+        "partition": _describe_partition(records.partition),
+        "absences": _describe_absences(records),
+    }
+
+
+def describe_settings(records: RunRecords) -> Json:
+    """Return every setting of a run, how to get it again, and what it was made with."""
+    return {
+        "toml": records.experiment.to_toml(),
+        "file": "experiment.toml",
+        "file_command": file_command(records.path),
+        "command": run_command(records.experiment),
+        "versions": records.summary.versions if records.summary else {},
+        "threads": records.summary.threads if records.summary else None,
+    }
+
+
+_MAP_LEFT_OUT = (
+    "In a comparison only the first seed of each method has a map; a report of this run alone "
+    "shows its own."
+)
+
+
+def find_worst_client_and_class(run: Json) -> tuple[Json | None, Json | None]:
+    """Return the client and the class with the lowest accuracy, as far as they are known."""
+    clients = [each for each in run["clients"] if each["accuracy"] is not None]
+    classes = [each for each in run["confusion"].get("by_class", []) if each["tested"]]
+    return _lowest(clients), _lowest(classes)
+
+
+def _lowest(several: list[Json]) -> Json | None:
+    if len(several) > 1 and len({each["accuracy"] for each in several}) == 1:
+        # As with one model on one test: nobody is behind.
+        return {**several[0], "name": "all alike"}
+    return min(several, key=lambda each: each["accuracy"], default=None)
+
+
+def _describe_clients(records: RunRecords) -> list[Json]:
+    """Return each client's accuracy on its own test, and how much data it has."""
+    accuracy = (
+        records.last_evaluated.accuracy_per_client if records.last_evaluated else None
+    ) or {}
+    holdings = records.partition.clients if records.partition else {}
+    names = list(holdings) or list(accuracy)
+    return [
+        {
+            "name": name,
+            "accuracy": rounded(accuracy.get(name)),
+            "train": sum(holdings[name].train) if name in holdings else None,
+            "test": holdings[name].test if name in holdings else None,
+        }
+        for name in names
+    ]
+
+
+def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
+    found = records.confusion
+    if found is None:
+        why = (
+            "This run was made before confusions were recorded; run it again to see them."
+            if records.summary
+            else "Confusions are counted at the end of a run, and this one has not ended."
+        )
+        return {"missing": why}
+    if not records.rounds or records.rounds[-1].round != found.round:
+        return {"missing": f"Confusions were counted in round {found.round}, not in the last one."}
+    if not found.clients:
+        return {"missing": "No client of this run has test images of its own."}
+    size = range(len(found.classes))
+    total = [[sum(each[i][j] for each in found.clients.values()) for j in size] for i in size]
+    silent = [sum(each[i] for each in found.unanswered.values()) for i in size]
+    most = max(1, _MOST_COUNTS // max(1, len(found.classes) ** 2))
+    accuracies = {each["name"]: each["accuracy"] for each in clients}
+    # The worst first, where not all fit: they are what one looks for.
+    ranked = sorted(found.clients, key=lambda name: (accuracies.get(name) or 0.0, name))
+    kept = set(ranked[:most])
+    return {
+        "classes": found.classes,
+        "all": total,
+        "unanswered": silent,
+        "clients": [
+            {"name": name, "counts": counts, "unanswered": found.unanswered.get(name)}
+            for name, counts in found.clients.items()
+            if name in kept
+        ],
+        "left_out": len(found.clients) - len(kept),
+        "by_class": [
+            {
+                "name": name,
+                "tested": sum(total[i]) + silent[i],
+                "accuracy": rounded(100 * total[i][i] / max(1, sum(total[i]) + silent[i])),
+            }
+            for i, name in enumerate(found.classes)
+        ],
+    }
+
+
+def _describe_partition(partition: PartitionFile | None) -> Json:
+    if partition is None:
+        return {"missing": "The run has no partition.json, so who holds what is not known."}
+    return {
+        "classes": partition.classes,
+        "clients": [
+            {"name": name, "train": held.train, "test": held.test}
+            for name, held in partition.clients.items()
+        ],
+    }
+
+
+def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
+    """Return the prototype map of a run, or why there is none here."""
+    if records.partition is None:
+        return {"missing": "The run has no partition.json, so there is no map."}
+    if not with_map and (records.path / "pool.safetensors").is_file():
+        return {"missing": _MAP_LEFT_OUT}
+    partition = RunDirectory(records.path).read_json("partition.json")
+    return describe_prototype_map(
+        records.path, records.experiment, partition, records.partition.classes
+    )
+
+
+def _describe_absences(records: RunRecords) -> Json:
+    """Return who was rejected and why, and who did not answer, each with the rounds."""
+    rejected: dict[tuple[str, str], list[int]] = {}
+    missing: dict[str, list[int]] = {}
+    for line in records.rounds:
+        for name, reason in line.clients.rejected.items():
+            rejected.setdefault((name, reason), []).append(line.round)
+        for name in line.clients.missing:
+            missing.setdefault(name, []).append(line.round)
+    rows: list[Json] = [
+        {"client": name, "what": "rejected", "why": reason, **_count_rounds(rounds)}
+        for (name, reason), rounds in rejected.items()
+    ]
+    rows += [
+        {"client": name, "what": "did not answer", "why": "", **_count_rounds(rounds)}
+        for name, rounds in missing.items()
+    ]
+    rows.sort(key=lambda row: -row["times"])
+    return {"rows": rows[:_MOST_ABSENCES], "left_out": max(0, len(rows) - _MOST_ABSENCES)}
+
+
+def _count_rounds(rounds: list[int]) -> Json:
+    return {"times": len(rounds), "first": rounds[0], "last": rounds[-1]}

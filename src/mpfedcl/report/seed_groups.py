@@ -1,0 +1,286 @@
+"""What a report says of runs that differ in their seed alone: tables, curves and costs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS
+from mpfedcl.report.file_schemas import Json
+from mpfedcl.report.number_formatting import (
+    choose_evenly,
+    deviation,
+    finite_values,
+    mean,
+    round_significant,
+    rounded,
+)
+from mpfedcl.report.run_description import RunRecords, find_worst_client_and_class
+from mpfedcl.report.tables import READING_TITLES, mean_and_deviation
+from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.studies.statistics import mark_best
+
+_TEST_TITLES = {"own": "own test", "union": "union test"}
+_LEGEND = (
+    "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
+    "difference, paired by seed, contains 0. With few seeds such intervals are wide."
+)
+_COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
+_ONE_SEED = "Of one seed alone no difference can be told from chance."
+
+
+def describe_seed_group(
+    name: str, runs: Sequence[RunRecords], places: Sequence[int], most: int
+) -> Json:
+    """Return the curves and costs of runs of one name; `places` says where they stand."""
+    return {
+        "name": name,
+        "reading": runs[0].reading,
+        "runs": list(places),
+        "seeds": [run.experiment.seed for run in runs],
+        "curves": {
+            "accuracy": {
+                test: {
+                    reading: curve
+                    for reading in READINGS
+                    if (
+                        curve := _mean_curve(
+                            [_accuracy_by_round(run, test, reading) for run in runs], most
+                        )
+                    )
+                }
+                for test in TESTS
+            },
+            "loss": _mean_curve(
+                [{line.round: line.loss for line in run.rounds} for run in runs], most
+            ),
+        },
+        "seconds": _mean_by_name(
+            [_sum_by_name(line.seconds for line in run.rounds) for run in runs]
+        ),
+        "bytes": _mean_by_name([_sum_by_name(line.bytes for line in run.rounds) for run in runs]),
+    }
+
+
+def run_readings_table(run: RunRecords) -> Json:
+    """Return the four readings of one run on both tests."""
+    number = run.last_evaluated.round if run.last_evaluated else None
+    rows = []
+    for reading in READINGS:
+        cells = [_cell(format_accuracy(run.value(test, reading))) for test in TESTS]
+        is_own = reading == run.reading
+        title = _cell(READING_TITLES[reading], note="judged by this" if is_own else None)
+        rows.append([{**cell, "strong": is_own} for cell in (title, *cells)])
+    return {
+        "caption": "Accuracy in %"
+        + (f" in round {number}, the last one evaluated" if number else ""),
+        "columns": ["reading", *_TEST_TITLES.values()],
+        "rows": rows,
+        "notes": [
+            "personal: each client's own model after its training, averaged over clients; "
+            "averaged: the server's model. classifier: the network's last layer; prototype: the "
+            "nearest prototype. own: each client on its own test images; union: on everybody's."
+        ],
+    }
+
+
+def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:
+    """Return why the numbers of groups cannot be ranked, each reason in a few words."""
+    found = []
+    all_runs = [runs[place] for group in groups for place in group["runs"]]
+    if len({_shared_task(run.experiment) for run in all_runs}) > 1:
+        found.append("data, clients or split differ")
+    if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
+        found.append("seeds differ")
+    if len({_last_evaluated_round(run) for run in all_runs}) > 1:
+        ends = [
+            f"{group['name']} {_round_range(runs[place] for place in group['runs'])}"
+            for group in groups
+        ]
+        found.append(f"the last rounds that were evaluated differ ({', '.join(ends)})")
+    return found
+
+
+def _shared_task(experiment: Experiment) -> str:
+    """Return what runs must have in common for their numbers to be comparable."""
+    data = (experiment.dataset, experiment.partition, experiment.encoder)
+    return repr([experiment.clients, *(part.model_dump_json() for part in data)])
+
+
+def _last_evaluated_round(run: RunRecords) -> int:
+    return run.last_evaluated.round if run.last_evaluated else 0
+
+
+def _round_range(runs: Iterable[RunRecords]) -> str:
+    numbers = sorted({_last_evaluated_round(run) for run in runs})
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def comparison_tables(
+    groups: Sequence[Json],
+    runs: Sequence[RunRecords],
+    content: Sequence[Json],
+    obstacles: Sequence[str] = (),
+) -> list[Json]:
+    """Return the headline of several groups, then all four readings on each test.
+
+    Nobody is marked as best where there are obstacles to a ranking; they are named.
+    """
+    return [
+        _headline_table(groups, runs, obstacles),
+        _worst_cases_table(groups, content),
+        *_reading_tables(groups, runs),
+    ]
+
+
+def format_accuracy(value: float | None) -> str:
+    """Return an accuracy with two decimals, a dash where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _headline_table(
+    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
+) -> Json:
+    is_ranked = not obstacles and len(groups) > 1
+    seeds = sorted({seed for group in groups for seed in group["seeds"]})
+    columns, notes = [], []
+    for test in TESTS:
+        by_seed = {
+            str(place): _accuracy_by_seed(group, runs, test) for place, group in enumerate(groups)
+        }
+        aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
+        found: dict[str, str | None] = dict(mark_best(aligned)) if is_ranked else {}
+        columns.append([
+            _cell(mean_and_deviation(list(each.values())), mark=found.get(name))
+            for name, each in by_seed.items()
+        ])  # fmt: skip
+    if is_ranked:
+        notes.append(_LEGEND)
+    if any(len(group["seeds"]) == 1 for group in groups):
+        notes.append(_ONE_SEED)
+    if obstacles:
+        notes.append(f"Nothing is marked as best: {'; '.join(obstacles)}.")
+    rows = [
+        [
+            _cell(group["name"], note=READING_TITLES[group["reading"]]),
+            *(column[place] for column in columns),
+            _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
+            _cell(f"{training_seconds(group['seconds']):,.1f}"),
+        ]
+        for place, group in enumerate(groups)
+    ]
+    counts = {len(group["seeds"]) for group in groups}
+    number = f"{counts.pop()}" if len(counts) == 1 else "its"
+    over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
+    return {
+        "caption": f"Accuracy in % of the last round, never the best one: {over}, each method by "
+        "the reading it is judged by",
+        "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
+        "rows": rows,
+        "notes": [*notes, _COSTS],
+    }
+
+
+def _worst_cases_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
+    rows = []
+    for group in groups:
+        worst = [find_worst_client_and_class(content[place]) for place in group["runs"]]
+        clients = [client["accuracy"] if client else None for client, _ in worst]
+        classes = [each["accuracy"] if each else None for _, each in worst]
+        names = [
+            ", ".join(dict.fromkeys(each["name"] for each in column if each))
+            for column in zip(*worst, strict=True)
+        ]
+        rows.append([
+            _cell(group["name"]),
+            _cell(mean_and_deviation(clients), note=names[0]),
+            _cell(mean_and_deviation(classes), note=names[1]),
+        ])  # fmt: skip
+    return {
+        "caption": "Who is left behind: the worst client and the worst class of each run, "
+        "accuracy in % on the clients' own tests",
+        "columns": ["method", "worst client", "worst class"],
+        "rows": rows,
+        "notes": [],
+    }
+
+
+def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
+    """Return a table per test, or one where both tests are the same."""
+    tables = {}
+    for test in TESTS:
+        tables[test] = [
+            [mean_and_deviation([runs[place].value(test, reading) for place in group["runs"]])
+             for reading in READINGS]
+            for group in groups
+        ]  # fmt: skip
+    titles = {test: f"the {title}" for test, title in _TEST_TITLES.items()}
+    if tables["own"] == tables["union"]:
+        titles = {"own": "the own test, which is the union test here"}
+    return [
+        {
+            "caption": f"All four readings on {title}, accuracy in % of the last round",
+            "columns": ["method", *READING_TITLES.values()],
+            "rows": [
+                [
+                    _cell(group["name"]),
+                    *(
+                        {**_cell(text), "strong": reading == group["reading"]}
+                        for reading, text in zip(READINGS, row, strict=True)
+                    ),
+                ]
+                for group, row in zip(groups, tables[test], strict=True)
+            ],
+            "notes": ["Bold: the reading by which the method is judged."],
+        }
+        for test, title in titles.items()
+    ]
+
+
+def _cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
+    return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
+
+
+def _accuracy_by_seed(
+    group: Json, runs: Sequence[RunRecords], test: str
+) -> dict[int, float | None]:
+    here = [runs[place] for place in group["runs"]]
+    return {run.experiment.seed: run.value(test, group["reading"]) for run in here}
+
+
+def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:
+    return {
+        line.round: line.accuracy.get(test, {}).get(reading) for line in run.rounds if line.accuracy
+    }
+
+
+def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
+    """Return mean and deviation in the rounds that all runs have, at most so many of them."""
+    common = [
+        number
+        for number in several[0]
+        if all(len(finite_values([each.get(number)])) == 1 for each in several)
+    ]
+    if not common:
+        return None
+    chosen = [common[place] for place in choose_evenly(len(common), most)]
+    values = [finite_values([each[number] for each in several]) for number in chosen]
+    curve: Json = {"x": chosen, "mean": [round_significant(mean(each), 5) for each in values]}
+    if len(several) > 1:
+        curve["std"] = [round_significant(deviation(each), 3) for each in values]
+    return curve
+
+
+def _sum_by_name(parts: Any) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _mean_by_name(totals: Sequence[dict[str, float]]) -> Json:
+    names = dict.fromkeys(name for each in totals for name in each)
+    return {
+        name: rounded(sum(each.get(name, 0) for each in totals) / len(totals), 3) for name in names
+    }

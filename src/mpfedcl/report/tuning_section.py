@@ -1,0 +1,234 @@
+"""What a report says of a search for settings: all that was tried, how it did, what was chosen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.report.file_schemas import Json, SearchRecord, SearchTrial, TuningFile, read_json_file
+from mpfedcl.report.number_formatting import rounded
+from mpfedcl.report.reproduction import tune_command
+from mpfedcl.report.tables import READING_TITLES, percent
+
+_MOST_LINES = 12
+"""Lines of a chart: as many as the usual budget, and as one can still tell apart."""
+_FLATTERED = (
+    "The score of chosen settings is the best of many and flattered by the choice; what they are "
+    "worth, test images tell."
+)
+_NO_SCORE = "-: no accuracy, because training blew up or nobody could be tested."
+
+
+@dataclass(frozen=True)
+class _ReadSearch:
+    """A search, and the experiment it was made around."""
+
+    record: SearchRecord
+    base: Experiment
+
+    @property
+    def last(self) -> int:
+        return self.record.rungs[-1].rounds
+
+    def score(self, number: int) -> float | None:
+        """Return the score of one of the settings in the last round."""
+        return self.record.trials[number].scores.get(self.last)
+
+
+def describe_tuning(files: Sequence[Path]) -> Json:
+    """Return the section of searches: one line each, then each in full."""
+    found = [each for file in files for each in _read(file)]
+    settings = list(dict.fromkeys(_describe_setting(each) for each in found))
+    rules = list(dict.fromkeys(_describe_rule(each.record) for each in found))
+    methods = list(dict.fromkeys(each.record.method for each in found))
+    of_what = f"{len(methods)} methods" if len(methods) > 1 else "".join(methods)
+    return {
+        "kind": "tuning",
+        "title": f"Tuning of {of_what} on "
+        + ", ".join(dict.fromkeys(each.base.dataset.name for each in found)),
+        # What all searches have in common is said once.
+        "about": [f"{each}." for each in settings[:1] if len(settings) == 1]
+        + [each for each in rules if len(rules) == 1],
+        "tables": [_overview_table(found, with_setting=len(settings) > 1)],
+        "searches": [
+            {
+                "title": _title(each, with_setting=len(settings) > 1),
+                "table": _trials_table(
+                    each, rule=_describe_rule(each.record) if len(rules) > 1 else None
+                ),
+                "figure": _figure(each),
+            }
+            for each in found
+        ],
+        "command": _command(found),
+    }
+
+
+def _read(path: Path) -> list[_ReadSearch]:
+    """Return the searches of a file: of all methods, or of one as its own folder has it."""
+    records = read_json_file(path, TuningFile).methods.values()
+    try:
+        return [_ReadSearch(record, Experiment(**record.base)) for record in records]
+    except (InvalidInput, TypeError) as error:
+        raise InvalidInput(f"{path} is not as mpfedcl writes it: {error}") from None
+
+
+def _describe_setting(found: _ReadSearch) -> str:
+    base = found.base
+    return f"{base.dataset.name}, {describe_partition(base, with_seed=False)}, {base.rounds} rounds"
+
+
+def _describe_rule(record: SearchRecord) -> str:
+    """Say in words how settings were tried and chosen."""
+    first, *following = record.rungs
+    steps = [f"{first.settings} settings were run to round {first.rounds}"]
+    steps += [f"the best {rung.settings} of them on to round {rung.rounds}" for rung in following]
+    always = ", and the defaults to the end whatever their score" if following else ""
+    seeds = ", ".join(str(seed) for seed in record.seeds)
+    plural = "s" if len(record.seeds) > 1 else ""
+    return (
+        f"For each method {', '.join(steps)}{always}. The score is the accuracy in % by the "
+        f"reading the method is judged by, on {100 * record.validation:g} % of each client's "
+        "training images, held out; no test image was opened. It is the mean over clients, of "
+        f"seed{plural} {seeds}. Of all settings within {record.tolerance:g} times the standard "
+        "error of the best in the last round, those with the fewest changes to the defaults were "
+        f"chosen, then the best. {_FLATTERED}"
+    )
+
+
+def _title(found: _ReadSearch, *, with_setting: bool) -> str:
+    place = f" on {_describe_setting(found)}" if with_setting else ""
+    return f"{found.record.method}{place}: what was tried"
+
+
+def _overview_table(found: Sequence[_ReadSearch], *, with_setting: bool) -> Json:
+    rows = []
+    for each in found:
+        record = each.record
+        place = _describe_setting(each) if with_setting else READING_TITLES[record.reading]
+        rows.append(
+            [
+                {"text": record.method, "note": place},
+                {"text": format_settings(record.trials[record.chosen].changes)},
+                {"text": percent(each.score(record.chosen)), "strong": True},
+                {"text": percent(record.standard_error)},
+                {"text": percent(each.score(0))},
+                {"text": str(len(record.trials))},
+                {"text": f"{record.rounds_run:,}"},
+            ]
+        )
+    return {
+        "caption": "What was chosen, and validation accuracy in % of the last round",
+        "columns": ["method", "chosen", "score", "± error", "defaults", "tried", "rounds run"],
+        "rows": rows,
+        "notes": ["± error: the standard error of the best score, from how many images it is of."],
+    }
+
+
+def _trials_table(found: _ReadSearch, *, rule: str | None) -> Json:
+    record = found.record
+    rounds = [rung.rounds for rung in record.rungs]
+    grid = "; ".join(
+        f"{_flag(name)} {', '.join(str(value) for value in values)}"
+        for name, values in record.knobs_searched.items()
+    )
+    defaults = format_settings(record.trials[0].values)
+    has_gaps = any(None in trial.scores.values() for trial in record.trials)
+    return {
+        "caption": "Validation accuracy in % at each step; who came furthest first",
+        "columns": ["tried", "settings", *(f"round {each}" for each in rounds), "outcome"],
+        "rows": [_trial_row(trial, record, rounds) for trial in _rank_trials(record)],
+        "notes": [
+            f"Searched: {grid}. The defaults: {defaults}.",
+            *([_NO_SCORE] if has_gaps else []),
+            *([rule] if rule else []),
+        ],
+    }
+
+
+def _trial_row(trial: SearchTrial, record: SearchRecord, rounds: Sequence[int]) -> list[Json]:
+    cells = [str(trial.number), format_settings(trial.changes)]
+    # Blank where it was given up before: a dash is a score that there is not.
+    cells += [percent(trial.scores[each]) if each in trial.scores else "" for each in rounds]
+    outcome = "run to the end"
+    if trial.number == record.chosen:
+        outcome = "chosen"
+    elif trial.number in record.within:
+        outcome = "within the error of the best"
+    elif trial.stopped_after is not None:
+        outcome = f"given up after round {trial.stopped_after}"
+    is_chosen = trial.number == record.chosen
+    return [{"text": text, "strong": is_chosen} for text in (*cells, outcome)]
+
+
+def _rank_trials(record: SearchRecord) -> list[SearchTrial]:
+    """Return the trials, who came furthest first, then by their last score."""
+
+    def place(trial: SearchTrial) -> tuple[int, float, int]:
+        furthest = max(trial.scores, default=0)
+        score = trial.scores.get(furthest)
+        return -furthest, 0.0 if score is None else -score, trial.number
+
+    return sorted(record.trials, key=place)
+
+
+def _figure(found: _ReadSearch) -> Json | None:
+    """Return a line per setting, which ends where it was given up."""
+    record = found.record
+    drawn = [trial for trial in _rank_trials(record) if _known_scores(trial)]
+    if not drawn:
+        return None
+    kept = sorted(drawn[:_MOST_LINES], key=lambda trial: trial.number)
+    return {
+        "title": "Score by round",
+        "description": "In %; a line ends where its settings were given up. Numbers as in the "
+        "table." + (f" The {len(kept)} best are shown." if len(kept) < len(drawn) else ""),
+        "lines": [
+            {
+                "name": _line_name(trial, record),
+                "x": list(_known_scores(trial)),
+                "mean": [rounded(score) for score in _known_scores(trial).values()],
+            }
+            for trial in kept
+        ],
+    }
+
+
+def _known_scores(trial: SearchTrial) -> dict[int, float]:
+    """Return the scores that there are, by round."""
+    return {each: score for each, score in sorted(trial.scores.items()) if score is not None}
+
+
+def _line_name(trial: SearchTrial, record: SearchRecord) -> str:
+    roles = ["the defaults"] if trial.number == 0 else []
+    roles += ["chosen"] if trial.number == record.chosen else []
+    return ", ".join([str(trial.number), *roles])
+
+
+def format_settings(values: dict[str, Any]) -> str:
+    """Return settings by the names of their flags."""
+    said = [f"{_flag(name)} {value}" for name, value in values.items() if value is not None]
+    return ", ".join(said) or "the defaults"
+
+
+def _flag(name: str) -> str:
+    return name.replace("__", ".").replace("_", "-")
+
+
+def _command(found: Sequence[_ReadSearch]) -> str | None:
+    """Return the command that makes all the searches; None where it would take several."""
+    asked = [
+        {
+            "budget": each.record.budget,
+            "seeds": tuple(each.record.seeds),
+            "validation": each.record.validation,
+            "tolerance": each.record.tolerance,
+        }
+        for each in found
+    ]
+    if any(each != asked[0] for each in asked):
+        return None
+    return tune_command([each.base for each in found], asked[0])

@@ -1,0 +1,67 @@
+"""Finding runs below a folder."""
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOST_LEVELS = 6
+MOST_FOLDERS = 20_000
+
+
+@dataclass(frozen=True)
+class RunLocation:
+    """Where a run is."""
+
+    path: Path
+    parts: tuple[str, ...]
+    """The names from the watched folder down to it."""
+
+    @property
+    def id(self) -> str:
+        """What the run is asked for by: a request never names a path."""
+        return hashlib.sha256(os.fsencode("/".join(self.parts))).hexdigest()[:20]
+
+
+def find_runs(root: Path) -> tuple[list[RunLocation], bool]:
+    """Return the runs below a folder, and whether there were too many folders to look at all.
+
+    Links are not followed, hidden folders and those of runs not entered.
+    """
+    found: list[RunLocation] = []
+    level = [RunLocation(root, ())]
+    seen = 0
+    for _ in range(_MOST_LEVELS + 1):
+        below: list[RunLocation] = []
+        for place in level:
+            seen += 1
+            if seen > MOST_FOLDERS:
+                return found, True
+            if _holds_run(place.path):
+                found.append(place)
+            else:
+                below += _folders_in(place)
+        level = below
+    return found, False
+
+
+def _holds_run(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path / "experiment.toml").st_mode)
+    except OSError:
+        return False
+
+
+def _folders_in(place: RunLocation) -> list[RunLocation]:
+    try:
+        with os.scandir(place.path) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        # Gone since, or not ours to read.
+        return []
+    return [RunLocation(place.path / name, (*place.parts, name)) for name in sorted(names)]

@@ -1,0 +1,154 @@
+"""The web application: a handful of addresses, all to read, none of which names a file."""
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mpfedcl.report.html import SCRIPTS, STYLES, read_page_file
+from mpfedcl.watch.event_stream import EventStream
+from mpfedcl.watch.watched_runs import WatchedRuns
+
+_OWN_SCRIPTS = ("run_views.js", "run_list.js", "pages.js", "watch.js")
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_app(runs: WatchedRuns, events: EventStream) -> Starlette:
+    """Return the application that shows the runs."""
+
+    async def show_run(request: Request) -> Response:
+        return _json(await events.call(runs.describe, request.query_params.get("id", "")))
+
+    async def show_map(request: Request) -> Response:
+        return _json(await events.call(runs.describe_map, request.query_params.get("id", "")))
+
+    async def compare(request: Request) -> Response:
+        return _json(await events.call(runs.compare, request.query_params.getlist("id")))
+
+    async def listen(request: Request) -> Response:
+        kind = "text/event-stream"
+        if request.method == "HEAD":
+            return Response(media_type=kind)
+        return StreamingResponse(events.stream(), media_type=kind)
+
+    @asynccontextmanager
+    async def refresh_while_running(_: Starlette) -> AsyncIterator[None]:
+        refreshing = asyncio.create_task(events.run())
+        yield
+        events.close()
+        await refreshing
+        events.stop()
+
+    return Starlette(
+        routes=[
+            *(Route(address, answer) for address, answer in _static_pages().items()),
+            Route("/events", listen),
+            Route("/run", show_run),
+            Route("/map", show_map),
+            Route("/compare", compare),
+        ],
+        middleware=[Middleware(ReadOnlyMiddleware)],
+        lifespan=refresh_while_running,
+    )
+
+
+class ReadOnlyMiddleware:
+    """Answers GET and HEAD under an address of this machine, with headers that forbid the rest."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app = self._refuse(scope) or self._app
+        # A browser that goes away in the midst of an answer is no trouble of ours.
+        with suppress(OSError):
+            await app(scope, receive, send_with_headers)
+
+    def _refuse(self, scope: Scope) -> ASGIApp | None:
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("Only reading is allowed.\n", 405, {"Allow": "GET, HEAD"})
+        if not all(is_local_host(host) for host in Headers(scope=scope).getlist("host") or [""]):
+            return PlainTextResponse("Ask for localhost or an address, not a name.\n", 421)
+        return None
+
+
+def is_local_host(host: str) -> bool:
+    """Tell whether a Host header can come from who opened this very server's address.
+
+    A page elsewhere can have its own name lead to this machine (DNS rebinding) and then read what
+    is answered; it cannot make the browser send an address or localhost instead of its name.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    if found["name"] is not None and found["name"].lower() == "localhost":
+        return True
+    try:
+        return bool(
+            ipaddress.IPv6Address(found["six"])
+            if found["six"] is not None
+            else ipaddress.IPv4Address(found["name"])
+        )
+    except ValueError:
+        return False
+
+
+def _json(content: bytes | None) -> Response:
+    if content is None:
+        return PlainTextResponse("There is no such run.\n", 404)
+    return Response(content, media_type="application/json")
+
+
+def _static_pages() -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """Return the parts of the page by address, read once: no request leads to a file."""
+    script = "\n".join([*map(read_page_file, SCRIPTS), *map(_read_own, _OWN_SCRIPTS)])
+    style = "\n".join([*map(read_page_file, STYLES), _read_own("watch.css")])
+    return {
+        "/": _constant(_read_own("watch.html"), "text/html"),
+        "/watch.js": _constant(script, "text/javascript"),
+        "/watch.css": _constant(style, "text/css"),
+        "/icon.svg": _constant(_read_own("icon.svg"), "image/svg+xml"),
+    }
+
+
+def _constant(text: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        return Response(text, media_type=kind)
+
+    return answer
+
+
+def _read_own(name: str) -> str:
+    return (files("mpfedcl.watch") / "page" / name).read_text(encoding="utf-8")

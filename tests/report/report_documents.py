@@ -1,0 +1,15 @@
+"""The document of some folders, and the words in its tables."""
+
+from pathlib import Path
+
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from small_runs import Json
+
+
+def document_of(*folders: Path) -> Json:
+    return build_document(find_result_folders(folders))
+
+
+def cell_texts(table: Json) -> list[list[str]]:
+    return [[cell["text"] for cell in row] for row in table["rows"]]

@@ -1,0 +1,268 @@
+"""The model card: what it says is true, and whatever names are, it stays one page of Markdown."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from safetensors.torch import load_file
+
+from mpfedcl import Experiment, resume, run
+from mpfedcl.cli.main import parse
+from mpfedcl.methods import find_method
+from mpfedcl.report.markdown import printable_name
+from mpfedcl.report.tables import percent
+from mpfedcl.runs.observer import Observer
+from small_runs import Warnings, read_summary, save_pictures, small
+
+pytestmark = pytest.mark.whole
+
+HOSTILE = (
+    "</td></table><script>alert(1)</script>",
+    "[click](javascript:alert(1))",
+    "![x](http://evil.example/x.png) | more | cells |",
+    "`code` **bold** _it_ ~~gone~~ $x$",
+    "# title\n---\n```\n- item",
+    "www.evil.example a@evil.example &lt;",
+    "класс-名前-🦓\u202e",
+)
+
+
+class Card:
+    """A card as a reader of Markdown sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = (path / "CARD.md").read_text(encoding="utf-8")
+        _, front, self.body = re.split(r"^---$", self.text, maxsplit=2, flags=re.MULTILINE)
+        self.front: dict[str, Any] = yaml.safe_load(front)
+        self.tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(self.body)
+
+    @property
+    def headings(self) -> list[str]:
+        return [text_of(self.tokens[i + 1]) for i in self._find("heading_open")]
+
+    def table(self, number: int) -> list[list[str]]:
+        """Return the cells of a table, titles included."""
+        begin, end = self._find("table_open")[number], self._find("table_close")[number]
+        rows: list[list[str]] = []
+        for i in range(begin, end):
+            if self.tokens[i].type == "tr_open":
+                rows.append([])
+            elif self.tokens[i].type in ("th_open", "td_open"):
+                rows[-1].append(text_of(self.tokens[i + 1]))
+        return rows
+
+    def blocks(self, language: str) -> list[str]:
+        return [
+            each.content for each in self.tokens if each.type == "fence" and each.info == language
+        ]
+
+    def kinds(self) -> set[str]:
+        """Return all that a reader makes of the text, within lines too."""
+        inner = {child.type for each in self.tokens for child in each.children or []}
+        return inner | {each.type for each in self.tokens}
+
+    def _find(self, kind: str) -> list[int]:
+        return [i for i, each in enumerate(self.tokens) if each.type == kind]
+
+
+def text_of(token: Token) -> str:
+    return "".join(child.content for child in token.children or [])
+
+
+SECTIONS = [
+    "Data",
+    "Readings",
+    "What was shared",
+    "Privacy",
+    "How to use it",
+    "How to make it again",
+]
+
+
+def test_the_card_of_a_run_on_the_embedded_digits(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(Experiment(rounds=2), path)
+    card, summary = Card(path), read_summary(path)
+    assert card.headings == ["mp-fedcl on mnist-sample", *SECTIONS]
+    # Readings, all four on both tests.
+    titles, *rows = card.table(1)
+    assert titles == ["accuracy %, last round", "own test", "union test"]
+    for name, own, union in rows:
+        reading = name.removesuffix(" (headline)").replace(", ", "_")
+        assert own == percent(summary["readings"]["own"][reading])
+        assert union == percent(summary["readings"]["union"][reading])
+    assert [name for name, *_ in rows if "headline" in name] == ["personal, prototype (headline)"]
+    # Clients.
+    accuracies = summary["accuracy_per_client"]
+    assert {row[0]: row[4] for row in card.table(0)[1:]} == {
+        name: percent(value) for name, value in accuracies.items()
+    }
+    middle = sum(accuracies.values()) / 5
+    spread = math.sqrt(sum((value - middle) ** 2 for value in accuracies.values()) / 5)
+    assert f"is {middle:.1f} % with a deviation of {spread:.1f}." in card.text
+    worst = min(accuracies, key=lambda name: accuracies[name])
+    assert f"Worst case: {worst} with {accuracies[worst]:.1f} %." in card.text
+    # What was shared, and what it may give away.
+    assert "at most 798,474 parameters" in card.text
+    assert f"{summary['prototype_floats_sent']:,} numbers of prototypes" in card.text
+    assert f"{summary['bytes']['up'] / 1e6:.1f} MB up" in card.text
+    counts = load_file(path / "pool.safetensors")["counts"]
+    assert f"The pool has {len(counts)};" in card.text
+    assert f"stands for {int(counts.min())}." in card.text
+    assert "no privacy guarantee" in card.text
+    assert "CC BY-SA 3.0" in card.text
+    assert all(f"{name} {each}" in card.text for name, each in summary["versions"].items())
+
+
+def test_its_front_matter_is_what_model_hubs_read(tmp_path: Path) -> None:
+    run(Experiment(rounds=1, method="fedavg"), tmp_path / "run")
+    front, summary = Card(tmp_path / "run").front, read_summary(tmp_path / "run")
+    assert front["library_name"] == "mpfedcl"
+    assert front["pipeline_tag"] == "image-classification"
+    assert front["datasets"] == ["mnist-sample"]
+    assert "fedavg" in front["tags"]
+    (model,) = front["model-index"]
+    (result,) = model["results"]
+    assert [metric["value"] for metric in result["metrics"]] == [
+        pytest.approx(summary["readings"][test]["averaged_classifier"], abs=1e-4)
+        for test in ("own", "union")
+    ]
+
+
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", "local", "fedavg"])
+def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
+    experiment = Experiment(method=method, rounds=1, seed=7, partition={"alpha": 0.5})
+    result = run(experiment, tmp_path / "run")
+    several, use, again = Card(tmp_path / "run").blocks("sh")
+    found = parse(again.split()[1:]).settings
+    assert found.resolved(find_method(method).defaults) == result.experiment
+    compared = parse(several.split()[1:])
+    assert compared.methods == (method,)
+    assert compared.seeds == (0, 1, 2)
+    assert compared.settings.partition.alpha == 0.5
+    assert "mpfedcl predict RUN" in use
+    # The Python runs as it stands, in the folder of the run.
+    (python,) = Card(tmp_path / "run").blocks("python")
+    names: dict[str, Any] = {}
+    exec(python.replace("load_file('", f"load_file('{tmp_path}/run/"), names)
+    assert ("averaged" in names) == (method in ("mp-fedcl", "fedavg"))
+    assert ("pool" in names) == (method in ("mp-fedcl", "fedproto"))
+    assert names["personal"]
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "unsaid"),
+    [
+        ("mp-fedcl", ["Prototypes are averages", "Weights travelled", "one averaged model"], []),
+        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights travelled"]),
+        ("fedavg", ["Weights travelled", "0 numbers of prototypes"], ["Prototypes are averages"]),
+        ("local", ["Nothing: each client trained alone."], ["Weights travelled", "MB up"]),
+    ],
+)
+def test_it_says_what_a_method_shares(
+    method: str, said: list[str], unsaid: list[str], images: Path, tmp_path: Path
+) -> None:
+    run(small(images, method), tmp_path / "run")
+    card = Card(tmp_path / "run")
+    assert [words for words in said if words not in card.text] == []
+    assert [words for words in unsaid if words in card.text] == []
+    assert len(card.table(1)) == 5
+
+
+def test_sampled_clients_and_clients_that_were_not_read(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, clients=6, fraction=0.34, evaluate_clients=1, track=("mlflow",))
+    run(experiment.replace(personal_models=False, partition__test="matched"), tmp_path / "run")
+    card, summary = Card(tmp_path / "run"), read_summary(tmp_path / "run")
+    shown = {row[0]: row[4] for row in card.table(0)[1:]}
+    assert len(shown) == 6
+    read = {name: each for name, each in summary["accuracy_per_client"].items() if each is not None}
+    assert shown == {name: percent(read.get(name)) for name in shown}
+    assert f"Over the {len(read)} clients" in card.text
+    assert "models/" not in card.text
+    assert "--track" not in card.text
+
+
+def test_many_clients_are_cut_short_worst_first(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, clients=25, partition__kind="iid", partition__test="matched")
+    run(experiment.replace(rounds=1), tmp_path / "run")
+    card, summary = Card(tmp_path / "run"), read_summary(tmp_path / "run")
+    shown = [row[0] for row in card.table(0)[1:]]
+    assert len(shown) == 20
+    assert "5 more are left out" in card.text
+    readings = {n: v for n, v in summary["accuracy_per_client"].items() if v is not None}
+    left_out = [value for name, value in readings.items() if name not in shown]
+    assert max(readings[name] for name in shown if name in readings) <= min(left_out, default=101)
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    classes = [name.replace("/", "\N{FRACTION SLASH}") for name in HOSTILE]
+    domains = [name for name in classes if name.isprintable()]
+    root = save_pictures(tmp_path / "images", classes, domains)
+    kind: dict[str, Any] = {
+        "partition__kind": "feature",
+        "clients": None,
+        "partition__test": "matched",
+    }
+    warnings = Warnings()
+    run(small(root, **kind, dataset__domains=tuple(domains)), tmp_path / "run", warnings.observer())
+    assert warnings == []
+    card = Card(tmp_path / "run")
+    assert card.headings == ["mp-fedcl on folder", *SECTIONS]
+    assert {"html_block", "html_inline", "link_open", "image"} & card.kinds() == set()
+    assert {"s_open", "code_block", "hr"} & card.kinds() == set()
+    rows = card.table(0)
+    assert {len(row) for row in rows} == {5}
+    assert sorted(row[0] for row in rows[1:]) == sorted(
+        printable_name(name).strip() for name in domains
+    )
+    listed = next(text_of(each) for each in card.tokens if "7 classes: " in each.content)
+    assert all(printable_name(name).strip() in listed for name in classes)
+
+
+def test_it_gives_away_no_folder(images: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "home-of-somebody"
+    experiment = small(images, track=("tensorboard",), track_to=secret / "tracks")
+    run(experiment, secret / "runs" / "run")
+    card = Card(secret / "runs" / "run")
+    assert "home-of-somebody" not in card.text
+    assert str(images) not in card.text
+    assert "--dataset.root PICTURES" in card.blocks("sh")[-1]
+
+
+def test_a_method_of_ones_own_has_a_card(
+    example_methods: None, images: Path, tmp_path: Path
+) -> None:
+    run(small(images, "custom_method:Scaffold"), tmp_path / "run")
+    card = Card(tmp_path / "run")
+    assert card.headings[0] == "custom_method:Scaffold on folder"
+    assert card.blocks("sh")[-1] == "mpfedcl run RUN/experiment.toml\n"
+
+
+def test_equal_runs_have_equal_cards_and_an_unfinished_one_has_none(
+    images: Path, tmp_path: Path
+) -> None:
+    run(small(images, rounds=3), tmp_path / "whole")
+    run(small(images, rounds=2), tmp_path / "cut")
+    assert "2 rounds" in (tmp_path / "cut" / "CARD.md").read_text()
+    resume(tmp_path / "cut", 3, Observer(should_stop=lambda: True))
+    assert not (tmp_path / "cut" / "CARD.md").exists()
+    resume(tmp_path / "cut")
+    cards = [(tmp_path / name / "CARD.md").read_bytes() for name in ("whole", "cut")]
+    assert cards[0] == cards[1]
+
+
+def test_a_card_that_cannot_be_written_costs_no_run(images: Path, tmp_path: Path) -> None:
+    path, warnings = tmp_path / "run", Warnings()
+
+    def block(_: Any) -> None:
+        (path / "CARD.md" / "in the way").mkdir(parents=True, exist_ok=True)
+
+    result = run(small(images), path, Observer(on_round=block, on_warning=warnings.append))
+    assert result.summary == read_summary(path)
+    assert [each[:29] for each in warnings] == ["CARD.md could not be written "]
+    assert list(path.glob(".CARD*")) == []

@@ -1,0 +1,27 @@
+"""Numbers as a page shows them."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpfedcl.report.number_formatting import choose_evenly, round_significant, rounded
+from mpfedcl.report.tables import mean_and_deviation
+
+
+@given(st.integers(1, 5000), st.integers(2, 500))
+def test_thinning_keeps_the_ends_and_the_order(count: int, most: int) -> None:
+    places = choose_evenly(count, most)
+    assert len(places) == min(count, most)
+    assert (places[0], places[-1]) == (0, count - 1)
+    assert places == sorted(set(places))
+
+
+def test_numbers_that_are_none_stay_none() -> None:
+    assert rounded(None) is None
+    assert rounded(math.nan) is None
+    assert round_significant(math.inf) is None
+    assert round_significant(0.000123456, 3) == 0.000123
+    assert mean_and_deviation([1.0, None]) == "-"
+    assert mean_and_deviation([1.0, math.nan]) == "-"
+    assert mean_and_deviation([1.0, 3.0]) == "2.0(1.0)"

@@ -1,0 +1,71 @@
+"""What the folders given to a report hold."""
+
+from pathlib import Path
+
+import pytest
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from written_runs import paper_result, write_json, write_run, write_tuning
+
+
+def kinds(*folders: Path) -> list[tuple[str, str]]:
+    return [(source.kind, source.path.name) for source in find_result_folders(folders)]
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """A folder as `mpfedcl paper run` leaves it: two tables, the searches of their tuned track."""
+    for name in ("label", "feature"):
+        (tmp_path / "paper" / "tables" / name).mkdir(parents=True)
+        write_json(tmp_path / "paper" / "tables" / name / "result.json", paper_result(id=name))
+    write_run(tmp_path / "paper" / "runs" / "fedavg-mnist-label-seed0-0123456789ab")
+    for method in ("fedavg", "local"):
+        write_tuning(tmp_path / "paper" / "tuning" / f"{method}-mnist", method)
+    return tmp_path / "paper"
+
+
+def test_a_folder_of_the_paper_holds_all_its_tables(paper: Path) -> None:
+    tables = [("paper", "feature"), ("paper", "label")]
+    assert kinds(paper) == [*tables, ("tuning", "tuning")]
+    assert kinds(paper / "tables") == tables
+    assert kinds(paper / "tuning") == [("tuning", "tuning")]
+    # Whatever is given twice is shown once.
+    assert kinds(paper / "tables", paper, paper / "tables" / "label") == kinds(paper)
+    document = build_document(find_result_folders([paper]))
+    assert [section["kind"] for section in document["sections"]] == ["paper", "paper", "tuning"]
+    assert len(document["sections"][2]["searches"]) == 2
+
+
+def test_runs_without_a_round_are_left_out_and_named(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"fedavg-seed{seed}", method="fedavg", seed=seed)
+    (tmp_path / "fedavg-seed1" / "rounds.jsonl").unlink()
+    (tmp_path / "fedavg-seed2" / "rounds.jsonl").write_text('{"round": 1, "lo')
+    (section,) = build_document(find_result_folders([tmp_path]))["sections"]
+    said = "Left out, because no round is done yet: fedavg-seed1, fedavg-seed2."
+    assert section["about"][-1] == said
+    (tmp_path / "fedavg-seed0" / "rounds.jsonl").write_text("")
+    with pytest.raises(InvalidInput, match="no run in it has a round yet"):
+        find_result_folders([tmp_path])
+
+
+def test_a_run_given_by_name_must_have_a_round(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "rounds.jsonl").unlink()
+    with pytest.raises(InvalidInput, match="holds no round"):
+        build_document(find_result_folders([path]))
+
+
+def test_runs_and_a_search_kept_together(tmp_path: Path) -> None:
+    write_run(tmp_path / "mine")
+    write_tuning(tmp_path / "tuning", "fedavg")
+    assert [kind for kind, _ in kinds(tmp_path)] == ["tuning", "comparison"]
+
+
+def test_a_search_that_has_not_ended(tmp_path: Path) -> None:
+    write_run(tmp_path / "fedavg" / "trial-0-seed0")
+    write_json(tmp_path / "fedavg" / "search.json", {})
+    with pytest.raises(InvalidInput, match="has not ended"):
+        find_result_folders([tmp_path])

@@ -1,0 +1,141 @@
+"""The section of a search: every setting tried, at every step, and what was chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_documents import cell_texts, document_of
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.report.html import render_page
+from parsed_pages import document_in
+from written_runs import HOSTILE, write_json, write_tuning
+
+Json = dict[str, Any]
+
+
+def section_of(path: Path) -> Json:
+    (section,) = document_of(path)["sections"]
+    return dict(section)
+
+
+def write_both(path: Path, **changes: Any) -> Path:
+    """Write the searches of two methods as `mpfedcl tune` does, the second with changes."""
+    found = {
+        "fedavg": write_tuning(path / "fedavg", "fedavg"),
+        "local": write_tuning(path / "local", "local", **changes),
+    }
+    write_json(path / "tuning.json", {"format": 1, "methods": found})
+    return path
+
+
+def test_every_setting_is_shown_with_its_scores_and_its_end(tmp_path: Path) -> None:
+    write_tuning(tmp_path, "fedavg")
+    (search,) = section_of(tmp_path)["searches"]
+    table = search["table"]
+    assert table["columns"] == ["tried", "settings", "round 1", "round 2", "round 4", "outcome"]
+    # Who came furthest first; a dash is no score, a blank is no run.
+    assert cell_texts(table) == [
+        ["2", "train.lr 0.1, contrast.weight 3.0", "44.0", "55.0", "66.0", "chosen"],
+        ["0", "the defaults", "40.0", "50.0", "60.0", "run to the end"],
+        ["1", "train.lr 0.03", "42.0", "52.0", "", "given up after round 2"],
+        ["4", "contrast.weight 3.0", "41.0", "", "", "given up after round 1"],
+        ["3", "train.lr 0.3", "-", "", "", "given up after round 1"],
+    ]
+    assert [row[0].get("strong") for row in table["rows"]] == [True] + 4 * [False]
+    assert table["notes"][0] == (
+        "Searched: train.lr 0.01, 0.03, 0.1, 0.3; contrast.weight 1.0, 3.0. "
+        "The defaults: train.lr 0.01, contrast.weight 1.0."
+    )
+
+
+def test_lines_end_where_settings_were_given_up(tmp_path: Path) -> None:
+    write_tuning(tmp_path, "fedavg")
+    lines = section_of(tmp_path)["searches"][0]["figure"]["lines"]
+    assert lines == [
+        {"name": "0, the defaults", "x": [1, 2, 4], "mean": [40.0, 50.0, 60.0]},
+        {"name": "1", "x": [1, 2], "mean": [42.0, 52.0]},
+        {"name": "2, chosen", "x": [1, 2, 4], "mean": [44.0, 55.0, 66.0]},
+        {"name": "4", "x": [1], "mean": [41.0]},
+    ]
+
+
+def test_the_choices_of_all_methods_beside_the_defaults(tmp_path: Path) -> None:
+    section = section_of(write_both(tmp_path))
+    assert section["title"] == "Tuning of 2 methods on mnist-sample"
+    chosen = ["train.lr 0.1, contrast.weight 3.0", "66.0", "1.9", "60.0", "5", "13"]
+    assert cell_texts(section["tables"][0]) == [["fedavg", *chosen], ["local", *chosen]]
+    setting, rule = section["about"]
+    assert setting == "mnist-sample, label skew Dir(0.05), 4 rounds."
+    assert rule.startswith(
+        "For each method 5 settings were run to round 1, the best 3 of them on to round 2, the "
+        "best 2 of them on to round 4, and the defaults to the end whatever their score."
+    )
+    assert "20 % of each client's training images" in rule
+    assert "within 1 times the standard error of the best" in rule
+    assert section["command"] == (
+        "mpfedcl tune --methods fedavg local --budget 5 --seeds 7 --validation 0.2 "
+        "--tolerance 1.0 --rounds 4"
+    )
+
+
+def test_searches_that_differ_say_their_own_rule(tmp_path: Path) -> None:
+    section = section_of(write_both(tmp_path, tolerance=0.0))
+    assert len(section["about"]) == 1
+    assert [len(search["table"]["notes"]) for search in section["searches"]] == [3, 3]
+    assert "within 0 times the standard error" in section["searches"][1]["table"]["notes"][2]
+    assert section["command"] is None
+
+
+def test_the_folder_of_one_method_is_enough(tmp_path: Path) -> None:
+    whole = section_of(write_both(tmp_path))
+    alone = section_of(tmp_path / "local")
+    assert alone["searches"] == whole["searches"][1:]
+    assert alone["title"] == "Tuning of local on mnist-sample"
+
+
+def test_without_any_score_there_is_no_chart(tmp_path: Path) -> None:
+    content = write_tuning(tmp_path, "fedavg")
+    for trial in content["trials"]:
+        trial["scores"] = dict.fromkeys(trial["scores"])
+    write_json(tmp_path / "tuning.json", content | {"standard_error": None, "chosen": 0})
+    section = section_of(tmp_path)
+    assert section["searches"][0]["figure"] is None
+    assert cell_texts(section["tables"][0])[0][1:5] == ["the defaults", "-", "-", "-"]
+
+
+def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+    content = write_tuning(tmp_path, "fedavg")
+    content["trials"][1]["changes"] = {HOSTILE[0]: HOSTILE[1]}
+    write_json(tmp_path / "tuning.json", content)
+    page = render_page(document_of(tmp_path))
+    assert HOSTILE[0] not in page
+    rows = cell_texts(document_in(page)["sections"][0]["searches"][0]["table"])
+    assert any(HOSTILE[1] in row[1] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"chosen": 9}, "what was chosen is none of the trials"),
+        ({"rungs": []}, "rungs are missing"),
+        ({"trials": []}, "what was chosen is none of the trials"),
+        ({"base": {"rounds": 0}}, "rounds is 0"),
+        ({"base": {"unheard": 1}}, "unheard is not a setting"),
+        ({"reading": "by hand"}, "reading is wrong"),
+        ({"format": 9}, "newer"),
+    ],
+)
+def test_a_damaged_search_is_told_in_one_sentence(tmp_path: Path, changes: Json, says: str) -> None:
+    write_json(tmp_path / "tuning.json", write_tuning(tmp_path, "fedavg") | changes)
+    with pytest.raises(InvalidInput, match=says) as refusal:
+        section_of(tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert "tuning.json" in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '{"methods": 3}', '{"methods": {}}'])
+def test_what_is_no_search_at_all(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tuning.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"tuning\.json"):
+        section_of(tmp_path)
