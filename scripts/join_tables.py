@@ -8,7 +8,7 @@ import numpy
 from matplotlib import pyplot
 
 from mpfedcl.report.figures import COLOURS, MARKERS, STYLE
-from mpfedcl.report.tables import MARKS, Grid, mean_and_deviation
+from mpfedcl.report.tables import MARKS, TextTable, mean_and_deviation
 from mpfedcl.studies.statistics import paired_difference
 
 TITLES = {"digit5": "Digit-5", "office10": "Office-10", "sixdomain": "sixdomain"}
@@ -36,7 +36,7 @@ class Study:
         return sorted({case["domain"] for case in self._cases if case["dataset"] == dataset})
 
     def values(self, rate: float, dataset: str, domain: str, pick: Pick) -> list[float | None]:
-        """Return a number a seed, of one domain."""
+        """Return a number per seed, of one domain."""
         found = {
             case["seed"]: pick(case)
             for case in self._cases
@@ -45,7 +45,7 @@ class Study:
         return [found[seed] for seed in self.seeds]
 
     def means(self, rate: float, dataset: str, pick: Pick) -> list[float | None]:
-        """Return the mean over the set's domains, a number a seed."""
+        """Return the mean over the set's domains, a number per seed."""
         rows = [self.values(rate, dataset, domain, pick) for domain in self.domains(dataset)]
         known = numpy.array(rows, dtype=float).mean(axis=0)
         return [None if numpy.isnan(value) else float(value) for value in known]
@@ -97,7 +97,7 @@ def tabulate_sets(study: Study, rate: float, reading: str) -> str:
         rows.append([words, *(cell for pair in pairs for cell in pair)])
     rows.append(single("in the federation, 60 rounds", member(MEMBER[reading])))
     titles = [f"{TITLES[each]} {kind}" for each in study.sets for kind in LINES[reading]]
-    return Grid("", [f"{reading}, lr {rate:g}", *titles], rows).markdown()
+    return TextTable("", [f"{reading}, lr {rate:g}", *titles], rows).markdown()
 
 
 def tabulate_domains(study: Study, rate: float, reading: str) -> str:
@@ -111,7 +111,7 @@ def tabulate_domains(study: Study, rate: float, reading: str) -> str:
         for s in study.sets
         for domain in [*study.domains(s), "mean"]
     ]
-    return Grid("", ["set", "held out", *picks], rows).markdown()
+    return TextTable("", ["set", "held out", *picks], rows).markdown()
 
 
 def tabulate_few(study: Study, rate: float) -> str:
@@ -132,7 +132,7 @@ def tabulate_few(study: Study, rate: float) -> str:
         for s in study.sets
         for name in names
     ]
-    return Grid("", ["set", "it has", *columns], rows).markdown()
+    return TextTable("", ["set", "it has", *columns], rows).markdown()
 
 
 def tabulate_others(study: Study) -> str:
@@ -147,7 +147,7 @@ def tabulate_others(study: Study) -> str:
         for rate in study.rates
         for s in study.sets
     ]
-    return Grid("", ["lr", "set", "pool before", "with the newcomer"], rows).markdown()
+    return TextTable("", ["lr", "set", "pool before", "with the newcomer"], rows).markdown()
 
 
 def tabulate_rates(study: Study) -> str:
@@ -162,10 +162,10 @@ def tabulate_rates(study: Study) -> str:
         for rate in study.rates
         for s in study.sets
     ]
-    return Grid("", ["lr", "set", *columns], rows).markdown()
+    return TextTable("", ["lr", "set", *columns], rows).markdown()
 
 
-def fill_page(content: dict[str, Any], page: Path) -> None:
+def render_page(content: dict[str, Any], page: Path) -> None:
     """Write the tables between their marks; the words around them are kept."""
     study = Study(content)
     parts = {"few": tabulate_few(study, study.rates[0]), "others": tabulate_others(study)}

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.progress import count_cores
+from mpfedcl.api import RUNNER
+from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.convergence import BOUNDS
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.jobs import JobOptions
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist-sample, label skew": {},
@@ -51,19 +53,19 @@ def main(out: Path) -> None:
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in title)
         comparison = Comparison.prepare(base.replace(**changes), METHODS, SEEDS, folder)
         try:
-            comparison.run(count_cores(), should_stop=lambda: False, on_wait=lambda: None)
+            comparison.run(JobOptions(RUNNER, count_cores()))
         except InvalidInput as error:
             print(f"{title}: {error}", file=sys.stderr)
             continue
         found: dict[str, list[Mapping[str, Any]]] = {method: [] for method in METHODS}
-        for plan in comparison.plans:
-            found[plan.method].append(json.loads((plan.path / "convergence.json").read_text()))
+        for each in comparison.planned_runs:
+            found[each.method].append(json.loads((each.path / "convergence.json").read_text()))
         print(f"### {title}\n")
         print(tabulate_bounds(found).markdown())
         print(tabulate_numbers(found).markdown())
 
 
-def tabulate_bounds(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Grid:
+def tabulate_bounds(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> TextTable:
     """Return the share of client-rounds, and of rounds, in which each bound held."""
     kinds = ("running", "final", "mean_over_clients")
     rows = [
@@ -71,7 +73,7 @@ def tabulate_bounds(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Grid:
         for name, words in BOUNDS.items()
     ]
     heads = ("so far", "final", "mean")
-    return Grid("", ["held, %", *(f"{m}, {head}" for m in found for head in heads)], rows)
+    return TextTable("", ["held, %", *(f"{m}, {head}" for m in found for head in heads)], rows)
 
 
 def percent(runs: Sequence[Mapping[str, Any]], name: str, kind: str) -> str:
@@ -81,7 +83,7 @@ def percent(runs: Sequence[Mapping[str, Any]], name: str, kind: str) -> str:
     return f"{100 * held / judged:.0f}" if judged else "-"
 
 
-def tabulate_numbers(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Grid:
+def tabulate_numbers(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> TextTable:
     """Return constants and sizes: the mean over seeds."""
     rows = [
         [words, *(average([run[part][name] for run in runs]) for runs in found.values())]
@@ -96,7 +98,7 @@ def tabulate_numbers(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Grid:
         [words, *(average([run["learning_rate"][name] for run in runs]) for runs in found.values())]
         for name, words in limits
     ]
-    return Grid("", ["mean over seeds", *found], rows)
+    return TextTable("", ["mean over seeds", *found], rows)
 
 
 def average(values: Sequence[float | None]) -> str:

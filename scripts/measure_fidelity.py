@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.progress import count_cores
+from mpfedcl.api import RUNNER
+from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.report.tables import READING_TITLES, Grid, mean_and_deviation
+from mpfedcl.report.tables import READING_TITLES, TextTable, mean_and_deviation
 from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.jobs import JobOptions
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -36,16 +38,17 @@ SEEDS = (0, 1, 2)
 def main(out: Path) -> None:
     """Run every variation and print a table in Markdown."""
     base = Experiment().replace(dataset__name="mnist", evaluate_every=60)
-    jobs = count_cores()
     rows = []
     for name, changes in VARIATIONS.items():
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in name)
         comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
-        comparison.run(jobs, should_stop=lambda: False, on_wait=lambda: None)
+        comparison.run(JobOptions(RUNNER, count_cores()))
         readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
         rows.append([name, *(mean_and_deviation(readings[reading]) for reading in READINGS)])
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(Grid("", ["changed", *(READING_TITLES[r] for r in READINGS)], rows).markdown(), end="")
+    print(
+        TextTable("", ["changed", *(READING_TITLES[r] for r in READINGS)], rows).markdown(), end=""
+    )
 
 
 if __name__ == "__main__":

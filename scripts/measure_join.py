@@ -14,27 +14,28 @@ from typing import Any
 
 import torch
 
+from mpfedcl.api import RUNNER
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.reader import data_folder
-from mpfedcl.deployment.new_client import Learned, Newcomer, Row
-from mpfedcl.deployment.trained_run import TrainedRun, load_trained
+from mpfedcl.data.reader import find_data_folder
+from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
+from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.studies.jobs import Plan, run_plans
+from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from mpfedcl.tensors import Tensors
 
 SETS = {
     "digit5": ("mnist", "mnist_m", "svhn", "synth", "usps"),
     "office10": ("amazon", "caltech", "dslr", "webcam"),
     "sixdomain": ("art_painting", "cartoon", "clipart", "photo", "quickdraw", "sketch"),
 }
-RATES = (0.01, 0.1)
+FALSE_ALARM_RATES = (0.01, 0.1)
 SEEDS = (0, 1, 2)
 EPOCHS = (0, 1, 2, 5, 10)
 SHOTS = (1, 2, 5)
@@ -54,10 +55,10 @@ class Case:
     @property
     def source(self) -> Path:
         """Where the domain's images are."""
-        place = data_folder(DatasetSettings())[0] / self.dataset / self.domain
+        place = find_data_folder(DatasetSettings())[0] / self.dataset / self.domain
         return place if place.is_dir() else place.with_suffix(".npz")
 
-    def plan(self, out: Path, *, everyone: bool) -> Plan:
+    def planned_run(self, out: Path, *, everyone: bool) -> PlannedRun:
         """Return the federation with the domain from the start, or the one without it."""
         domains = [each for each in SETS[self.dataset] if everyone or each != self.domain]
         experiment = Experiment(rounds=ROUNDS, seed=self.seed, evaluate_every=ROUNDS).replace(
@@ -70,7 +71,7 @@ class Case:
         )
         name = "everyone" if everyone else f"without-{self.domain}"
         resolved = experiment.resolved(find_method(experiment.method).defaults)
-        return Plan(resolved, self.folder(out) / f"{name}-seed{self.seed}")
+        return PlannedRun(resolved, self.folder(out) / f"{name}-seed{self.seed}")
 
     def folder(self, out: Path) -> Path:
         """Return where all runs of the set at this rate are."""
@@ -79,7 +80,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield everything that is measured."""
-    for rate in RATES:
+    for rate in FALSE_ALARM_RATES:
         for dataset, domains in SETS.items():
             for domain in domains:
                 for seed in SEEDS:
@@ -92,75 +93,80 @@ def measure(case: Case, out: Path) -> dict[str, Any]:
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text())
         return found
-    without, everyone = case.plan(out, everyone=False), case.plan(out, everyone=True)
-    run_plans([without, everyone], 1, lambda: False, lambda: None)
-    trained = load_trained(without.path)
+    without, everyone = case.planned_run(out, everyone=False), case.planned_run(out, everyone=True)
+    run_planned([without, everyone], JobOptions(RUNNER))
+    trained = load_trained_run(without.path)
     assert trained.pool is not None
-    newcomer = Newcomer(trained, case.source, case.domain)
+    new_client = NewClient(trained, case.source, case.domain)
     params, pool = trained.parameters(), trained.pool
     fresh = trained.model.init(generator(case.seed, "weights"), torch.float32)
     nothing = PrototypePool.empty(len(trained.class_names), pool.dimension, pool.num_prototypes)
     last = trained.experiment.train.learning_rate(ROUNDS + 1)
     found = {
-        "joined": by_epochs(newcomer, params, pool),
-        "alone": by_epochs(newcomer, fresh, nothing),
-        "last rate": read_after(newcomer, params, pool, epochs=EPOCHS[-1], lr=last),
-        "federation": read_member(newcomer, load_trained(everyone.path)),
+        "joined": by_epochs(new_client, params, pool),
+        "alone": by_epochs(new_client, fresh, nothing),
+        "last rate": read_after(new_client, params, pool, epochs=EPOCHS[-1], lr=last),
+        "federation": read_member(new_client, load_trained_run(everyone.path)),
         "few": {
             name: {
                 "joined": read_after(poor, params, pool, epochs=0),
                 "alone": read_after(poor, fresh, nothing, epochs=0),
             }
-            for name, poor in impoverish(newcomer).items()
+            for name, poor in impoverish(new_client).items()
         },
-        "others": read_others(trained, newcomer.learn(params, pool, epochs=1), case.domain),
-        "images": {"train": len(newcomer.client.labels), "test": len(newcomer.data.test_labels)},
+        "others": read_others(trained, new_client.train(params, pool, epochs=1), case.domain),
+        "images": {
+            "train": len(new_client.client.labels),
+            "test": len(new_client.data.test_labels),
+        },
     }
     write_atomically(file, json.dumps(found).encode())
     return found
 
 
-def by_epochs(newcomer: Newcomer, params: Tensors, pool: PrototypePool) -> dict[str, Row]:
+def by_epochs(new_client: NewClient, params: Tensors, pool: PrototypePool) -> dict[str, Accuracies]:
     """Return the readings after each number of epochs."""
-    return {str(each): read_after(newcomer, params, pool, epochs=each) for each in EPOCHS}
+    return {str(each): read_after(new_client, params, pool, epochs=each) for each in EPOCHS}
 
 
 def read_after(
-    newcomer: Newcomer,
+    new_client: NewClient,
     params: Tensors,
     pool: PrototypePool,
     *,
     epochs: int,
     lr: float | None = None,
-) -> Row:
+) -> Accuracies:
     """Return the readings after so many epochs, the run's first learning rate unless told."""
-    learned = newcomer.learn(params, pool, epochs=epochs, lr=lr)
-    return newcomer.read(learned.params, learned.prototypes, pool)
+    learned = new_client.train(params, pool, epochs=epochs, lr=lr)
+    return new_client.evaluate(learned.params, learned.prototypes, pool)
 
 
-def impoverish(newcomer: Newcomer) -> dict[str, Newcomer]:
+def impoverish(new_client: NewClient) -> dict[str, NewClient]:
     """Return the same client with few images of a class, and with none of every other class."""
-    labels = newcomer.client.labels
+    labels = new_client.client.labels
     place = torch.zeros_like(labels)
-    for label in range(len(newcomer.data.class_names)):
+    for label in range(len(new_client.data.class_names)):
         place[labels == label] = torch.arange(int((labels == label).sum()))
     kept = {f"{count} a class": place < count for count in SHOTS}
     return {
-        name: newcomer.limited_to(chosen)
+        name: new_client.with_training_images(chosen)
         for name, chosen in {**kept, "every other class": labels % 2 == 0}.items()
     }
 
 
-def read_member(newcomer: Newcomer, trained: TrainedRun) -> dict[str, Row]:
+def read_member(new_client: NewClient, trained: TrainedRun) -> dict[str, Accuracies]:
     """Return the readings of a client that was in the federation from the start."""
     assert trained.pool is not None
-    own, others = trained.pool.of(newcomer.name), trained.pool.without(newcomer.name)
-    models = {"averaged": trained.parameters(), "personal": trained.parameters(newcomer.name)}
-    return {name: newcomer.read(model, own, others) for name, model in models.items()}
+    own, others = trained.pool.of(new_client.name), trained.pool.without(new_client.name)
+    models = {"averaged": trained.parameters(), "personal": trained.parameters(new_client.name)}
+    return {name: new_client.evaluate(model, own, others) for name, model in models.items()}
 
 
-def read_others(trained: TrainedRun, learned: Learned, name: str) -> dict[str, float | None]:
-    """Return what the prototypes of a newcomer change for those who were there before it.
+def read_others(
+    trained: TrainedRun, learned: TrainingOutcome, name: str
+) -> dict[str, float | None]:
+    """Return what the prototypes of a new client change for those who were there before it.
 
     The averaged model by nearest prototype, mean over the clients' own tests.
     """
@@ -168,7 +174,7 @@ def read_others(trained: TrainedRun, learned: Learned, name: str) -> dict[str, f
     data, model = load_data_and_model(trained.experiment, torch.device("cpu"))
     params = trained.parameters()
     engine = InProcessEngine(trained.experiment, trained.method, model, data, params, Clock())
-    pools = {"before": trained.pool, "after": trained.pool.joined_by(name, learned.prototypes)}
+    pools = {"before": trained.pool, "after": trained.pool.with_client(name, learned.prototypes)}
     return {
         moment: engine.evaluate(params, pool, []).table()["own"]["averaged_prototype"]
         for moment, pool in pools.items()
@@ -197,13 +203,13 @@ def gather(out: Path) -> dict[str, Any]:
 
 def main(out: Path) -> None:
     """Measure, then write the numbers, the tables and the figure."""
-    from join_tables import draw, fill_page
+    from join_tables import draw, render_page
 
     content = gather(out)
-    # A line a case, so that a change shows where it is.
+    # A line per case, so that a change shows where it is.
     text = json.dumps(rounded(content), separators=(",", ":")).replace('{"rate"', '\n{"rate"')
     (DOCS / "results" / "join.json").write_text(text + "\n", encoding="utf-8")
-    fill_page(content, DOCS / "join.md")
+    render_page(content, DOCS / "join.md")
     draw(content, DOCS / "images" / "join.png")
 
 

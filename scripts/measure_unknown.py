@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment, Predictor, run
-from mpfedcl.data.client_split import deal_images
-from mpfedcl.data.reader import data_folder, open_image_set
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.reader import find_data_folder, open_image_set
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 COMMON = {"train__lr": 0.1, "evaluate_every": 60}
-RATES = (0.01, 0.05, 0.1)
+FALSE_ALARM_RATES = (0.01, 0.05, 0.1)
 
 
 def main() -> None:
@@ -31,20 +31,20 @@ def main() -> None:
         sys.exit(__doc__)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/unknown")
     rows = [*digits_rows(folder), *left_out_rows(folder), *office_rows(folder)]
-    columns = ["run", "images", "number", *(f"{100 * rate:g} %" for rate in RATES)]
-    print(Grid("", columns, rows).markdown())
+    columns = ["run", "images", "number", *(f"{100 * rate:g} %" for rate in FALSE_ALARM_RATES)]
+    print(TextTable("", columns, rows).markdown())
 
 
 def digits_rows(folder: Path) -> list[list[str]]:
     """The digits inside the package; MNIST's other test digits are new to them."""
     path = trained(folder / "digits", Experiment())
-    data = numpy.load(data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
+    data = numpy.load(find_data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
     inside = open_image_set(DatasetSettings())
     known = inside.store.load(numpy.arange(len(inside.store)), (28, 28), is_colour=False)
     seen = {image.tobytes() for image in known}
     new = numpy.stack([image for image in data["x_test"] if image.tobytes() not in seen])
-    listing = open_image_set(DatasetSettings(name="office10"))
-    photos = listing.store.load(numpy.arange(len(listing.store)), (28, 28), is_colour=False)
+    image_index = open_image_set(DatasetSettings(name="office10"))
+    photos = image_index.store.load(numpy.arange(len(image_index.store)), (28, 28), is_colour=False)
     return [
         flagged("digits 0 to 9", "other digits of MNIST (known)", path, new),
         flagged("digits 0 to 9", "photos of Office-10", path, photos),
@@ -53,7 +53,7 @@ def digits_rows(folder: Path) -> list[list[str]]:
 
 def left_out_rows(folder: Path) -> list[list[str]]:
     """Digits without the classes 8 and 9, which are then unknown."""
-    data = numpy.load(data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
+    data = numpy.load(find_data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
     train, test = data["y_train"] < 8, data["y_test"] < 8
     half = numpy.arange(len(test)) % 2 == 0
     root = folder / "without-8-and-9-data"
@@ -84,12 +84,12 @@ def office_rows(folder: Path) -> list[list[str]]:
         dataset__name="office10", partition__kind="feature", dataset__test_per_class=25
     )
     path = trained(folder / "office10", experiment)
-    listing = open_image_set(DatasetSettings(name="office10"))
-    dealt = deal_images(listing, experiment.resolved())
-    left = numpy.setdiff1d(numpy.arange(len(listing.store)), dealt.all_rows)
+    image_index = open_image_set(DatasetSettings(name="office10"))
+    split = split_among_clients(image_index, experiment.resolved())
+    left = numpy.setdiff1d(numpy.arange(len(image_index.store)), split.all_rows)
     foreign = open_image_set(DatasetSettings(name="sixdomain", domains=("photo",)))
     every = numpy.arange(len(foreign.store))
-    known = listing.store.load(left, (64, 64), is_colour=True)
+    known = image_index.store.load(left, (64, 64), is_colour=True)
     animals = foreign.store.load(every, (64, 64), is_colour=True)
     return [
         flagged("Office-10", "other photos of it (known)", path, known),
@@ -107,7 +107,7 @@ def trained(path: Path, experiment: Experiment) -> Path:
 def flagged(name: str, what: str, path: Path, images: Images) -> list[str]:
     """Return the share of images that are flagged, at each false-alarm rate."""
     shares = []
-    for rate in RATES:
+    for rate in FALSE_ALARM_RATES:
         predictions = Predictor.load(path, false_alarms=rate).predict(images)
         shares.append(100 * sum(bool(each.unknown) for each in predictions) / len(images))
     return [name, what, f"{len(images):,}", *(f"{share:.1f}" for share in shares)]

@@ -99,7 +99,7 @@ def check_same_result(folder: Path) -> None:
 
 
 def check_lost_machine(folder: Path) -> None:
-    """A machine that is lost ends the run; what was done is kept and can be gone on with."""
+    """A machine that is lost ends the run; what was done is kept and can be resumed."""
     words = [*SETTINGS, "--rounds", "100000", "--evaluate-every", "100000", "--out", "cut"]
     agents = [start_agent(number, folder, words) for number in range(2)]
     records = folder / "cut" / "rounds.jsonl"
@@ -117,7 +117,7 @@ def check_lost_machine(folder: Path) -> None:
     assert "a worker was lost" in said, said
     alone = [sys.executable, "-m", "mpfedcl", "run", "--resume", "cut", "--workers", "1"]
     subprocess.run([*alone, "--rounds", str(done + 1)], cwd=folder, check=True, capture_output=True)
-    print(f"a lost machine ended the run after round {done}; it was gone on with on one")
+    print(f"a lost machine ended the run after round {done}; it was resumed on one")
 
 
 def _inside(name: str) -> list[int]:

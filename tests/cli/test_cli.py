@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from command_answers import Cli, Said, assert_fits, assert_one_sentence
+from command_processes import call, environment
 from mpfedcl import run
-from small_runs import Say, call, environment, flags, read_summary, save_images, small
+from small_runs import Say, flags, read_summary, save_images, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 

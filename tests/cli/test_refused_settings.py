@@ -74,7 +74,7 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--resume .", "resume is '.'"),
     (
         "--resume . --out x",
-        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone",
+        "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to",
     ),
 ]
 

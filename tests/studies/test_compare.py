@@ -12,7 +12,7 @@ from mpfedcl import run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
 from mpfedcl.studies.comparison import Comparison
-from mpfedcl.studies.statistics import best_and_within, paired_difference
+from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_runs import (
     EXAMPLES,
     Json,
@@ -98,7 +98,7 @@ def test_differences_by_seed(compared: Path) -> None:
             numbers[method] = [each["readings"][test][found[0]["reading"]] for each in found]
         best = max(numbers, key=lambda method: fmean(numbers[method]))
         assert (content[test]["best"], content[test]["first"]) == (best, METHODS[0])
-        assert content[test]["marks"] == best_and_within(numbers)
+        assert content[test]["marks"] == mark_best(numbers)
         for other, differences in (("best", "to_best"), ("first", "to_first")):
             reference = content[test][other]
             assert {*content[test][differences], reference} == {*METHODS}

@@ -1,17 +1,19 @@
-"""Comparisons that are stopped or killed, and gone on with."""
+"""Comparisons that are stopped or killed, and resumed."""
 
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from command_processes import CommandProcess, call
 from comparisons import RUNS, modified, words
+from mpfedcl.api import RUNNER
 from mpfedcl.studies.comparison import Comparison
-from small_runs import Say, assert_same_run, command, environment, small
+from mpfedcl.studies.jobs import JobOptions
+from small_runs import Say, assert_same_run, small
 
 pytestmark = pytest.mark.whole
 
@@ -22,7 +24,7 @@ def test_what_is_complete_is_not_run_again(images: Path, compared: Path, said: S
     assert {name: modified(compared / name) for name in RUNS} == before
 
 
-def test_an_interrupted_comparison_goes_on(
+def test_an_interrupted_comparison_is_resumed(
     images: Path, compared: Path, tmp_path: Path, said: Say
 ) -> None:
     path = tmp_path / "broken"
@@ -47,42 +49,46 @@ def test_stopping_between_runs(images: Path, tmp_path: Path) -> None:
     comparison = Comparison.prepare(base, ["fedavg", "local"], [0, 1], tmp_path / "out")
     rounds: list[int] = []
     finished = comparison.run(
-        1, lambda: len(rounds) == 3, lambda: rounds.append(comparison.rounds_done())
+        JobOptions(
+            RUNNER, 1, lambda: len(rounds) == 3, lambda: rounds.append(comparison.rounds_done())
+        )
     )
     assert not finished
     assert rounds == [1, 2, 3]
-    assert comparison.run(1, lambda: False, lambda: None)
+    assert comparison.run(JobOptions(RUNNER))
     assert comparison.rounds_done() == 4
 
 
 def test_several_jobs_a_kill_and_no_orphans(images: Path, compared: Path, tmp_path: Path) -> None:
     path = tmp_path / "jobs"
-    line = command(*words(images, path))
-    line[line.index("--jobs") + 1] = "2"
-    with subprocess.Popen(line, env=environment(), stdout=-3, stderr=-3) as process:
-        deadline = time.monotonic() + 60
-        while not list(path.glob("*/rounds.jsonl")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        children = [
-            int(each)
-            for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        ]
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    line = two_jobs(words(images, path))
+    process = CommandProcess(line, tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(path.glob("*/rounds.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    children = [
+        int(each)
+        for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     assert len(children) >= 2
     deadline = time.monotonic() + 15
     while any(is_alive(child) for child in children):
         assert time.monotonic() < deadline, "a process of the comparison outlived it"
         time.sleep(0.05)
 
-    done = subprocess.run(
-        line, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = call(*line, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for name in RUNS:
         assert_same_run(path / name, compared / name)
+
+
+def two_jobs(line: list[str]) -> list[str]:
+    place = line.index("--jobs") + 1
+    return [*line[:place], "2", *line[place + 1 :]]
 
 
 def is_alive(process: int) -> bool:
@@ -94,16 +100,8 @@ def is_alive(process: int) -> bool:
 
 def test_ctrl_c_stops_all_jobs_after_their_round(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "stopped"
-    line = command(*words(images, path, rounds=5000, evaluate_every=100))
-    line[line.index("--jobs") + 1] = "2"
-    process = subprocess.Popen(
-        line,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    line = two_jobs(words(images, path, rounds=5000, evaluate_every=100))
+    process = CommandProcess(line, tmp_path, new_session=True)
     try:
         deadline = time.monotonic() + 60
         while len([each for each in path.glob("*/rounds.jsonl") if each.stat().st_size]) < 2:
@@ -119,5 +117,5 @@ def test_ctrl_c_stops_all_jobs_after_their_round(images: Path, tmp_path: Path) -
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert "goes on where it stopped" in " ".join(err.split())
+    assert "continues where it stopped" in " ".join(err.split())
     assert len(list(path.iterdir())) == 2

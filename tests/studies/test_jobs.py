@@ -2,22 +2,23 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from command_processes import CommandProcess
 from mpfedcl import InvalidInput, resume
-from mpfedcl.studies.jobs import Plan, run_plans
-from small_runs import command, environment, flags, small
+from mpfedcl.api import RUNNER
+from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from small_runs import flags, small
 
 pytestmark = pytest.mark.whole
 
 ROUNDS = 4000
 """More than any test waits for."""
-Process = subprocess.Popen[str]
+Process = CommandProcess
 
 
 @pytest.fixture
@@ -27,17 +28,9 @@ def start(tmp_path: Path, images: Path) -> Iterator[Callable[..., Process]]:
 
     def begin(**changes: object) -> Process:
         chosen = ["--methods", "local", "fedavg", "--seeds", 0, "--jobs", 2]
-        process = subprocess.Popen(
-            command("compare", *chosen, *flags(images, **changes), "--out", tmp_path / "out"),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        words = ["compare", *chosen, *flags(images, **changes), "--out", tmp_path / "out"]
+        started.append(CommandProcess(words, tmp_path, new_session=True))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -75,7 +68,7 @@ def workers_of(parent: int) -> list[int]:
 def ended(process: Process) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=30)
     assert "Traceback" not in err
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
 def is_gone(pid: int) -> bool:
@@ -97,7 +90,7 @@ def test_an_interrupt_of_the_parent_alone_ends_all_after_their_round(
     process.send_signal(signal.SIGINT)
     code, out, err = ended(process)
     assert (code, out) == (130, "")
-    assert "goes on where it stopped" in " ".join(err.split())
+    assert "continues where it stopped" in " ".join(err.split())
     assert all(is_gone(worker) for worker in workers)
     for path in (tmp_path / "out").iterdir():
         done = (path / "rounds.jsonl").read_text()
@@ -121,7 +114,7 @@ def test_a_second_interrupt_of_the_parent_alone_ends_all_at_once(
     assert "mpfedcl: stopped at once" in err
     assert all(is_gone(worker) for worker in workers)
     assert count_files(tmp_path / "out", "rounds.jsonl") == 0
-    # Their locks went with them, and the runs can be gone on with.
+    # Their locks went with them, and the runs can be resumed.
     path = tmp_path / "out" / "local-seed0"
     settings = path / "experiment.toml"
     settings.write_text(settings.read_text().replace("epochs = 20000", "epochs = 1"))
@@ -148,10 +141,12 @@ def test_one_that_fails_stops_the_others_after_their_round(images: Path, tmp_pat
         "short": whole.replace(rounds=1),
         "wrong": whole.replace(clients=61),
     }
-    plans = [Plan(each.resolved(), tmp_path / name) for name, each in experiments.items()]
+    planned_runs = [
+        PlannedRun(each.resolved(), tmp_path / name) for name, each in experiments.items()
+    ]
     with pytest.raises(InvalidInput, match="clients is 61"):
-        run_plans(plans, 2, lambda: False, lambda: None)
-    long, short, _ = plans
+        run_planned(planned_runs, JobOptions(RUNNER, jobs=2))
+    long, short, _ = planned_runs
     assert short.is_done()
     assert long.summary() is None
     assert 0 < long.rounds_done() < ROUNDS

@@ -1,7 +1,7 @@
 """`mpfedcl paper` as a person uses it, on the data inside the package."""
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,16 +10,27 @@ from typing import Any
 
 import pytest
 
-from small_runs import call, command, environment
+from command_processes import CommandProcess, call
 
 pytestmark = pytest.mark.whole
 
 
-@pytest.fixture
-def nowhere(tmp_path: Path) -> dict[str, str]:
+WORDS = ["paper", "run", "sent", "k", "partitions", "--quick", "--jobs", 1]
+
+
+@pytest.fixture(scope="module")
+def nowhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An empty data folder: the sample inside the package stands in for MNIST."""
-    (tmp_path / "data").mkdir()
-    return {"MPFEDCL_DATA": str(tmp_path / "data")}
+    return {"MPFEDCL_DATA": str(tmp_path_factory.mktemp("data"))}
+
+
+@pytest.fixture(scope="module")
+def quick(
+    tmp_path_factory: pytest.TempPathFactory, nowhere: dict[str, str]
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Where three tables were made quickly, and what the command said."""
+    folder = tmp_path_factory.mktemp("quick")
+    return folder, call(*WORDS, cwd=folder, variables=nowhere)
 
 
 def read_result(tmp_path: Path, item: str) -> dict[str, Any]:
@@ -36,7 +47,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
     assert "DomainNet is not in the data folder as a whole; it is left out." in listed.stderr
     assert max(len(line) for line in listed.stdout.splitlines()) <= 100
     shown = call("paper", "show", "k", cwd=tmp_path, variables=nowhere)
-    assert "not run yet: 6 experiments a seed" in shown.stdout
+    assert "not run yet: 6 experiments per seed" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -66,10 +77,10 @@ def test_bad_input_is_one_sentence(
 
 
 def test_a_quick_run_writes_tables_figures_and_shares_runs(
-    tmp_path: Path, nowhere: dict[str, str]
+    tmp_path: Path, nowhere: dict[str, str], quick: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    words = ["paper", "run", "sent", "k", "partitions", "--quick", "--jobs", 1]
-    ended = call(*words, cwd=tmp_path, variables=nowhere)
+    made, ended = quick
+    shutil.copytree(made / "runs", tmp_path / "runs")
     assert ended.returncode == 0, ended.stderr
     assert max(len(line) for line in ended.stdout.splitlines()) <= 100
     folder = tmp_path / "runs" / "paper" / "quick"
@@ -81,17 +92,17 @@ def test_a_quick_run_writes_tables_figures_and_shares_runs(
     runs = sorted((folder / "runs").iterdir())
     assert len(runs) == 7
     before = {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs}
-    again = call(*words, cwd=tmp_path, variables=nowhere)
+    again = call(*WORDS, cwd=tmp_path, variables=nowhere)
     assert again.returncode == 0, again.stderr
     assert {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs} == before
     assert again.stdout == ended.stdout
     assert "Quick: a few rounds and one seed" in ended.stdout
     # Less does not take the place of more, nor other data the place of these.
-    fewer = call(*words, "--seeds", 1, cwd=tmp_path, variables=nowhere)
+    fewer = call(*WORDS, "--seeds", 1, cwd=tmp_path, variables=nowhere)
     assert fewer.returncode == 2
     assert "seeds is [1]; runs/paper/quick/tables/sent holds a result over [0]" in fewer.stderr
     (tmp_path / "other").mkdir()
-    moved = call(*words, cwd=tmp_path, variables={"MPFEDCL_DATA": str(tmp_path / "other")})
+    moved = call(*WORDS, cwd=tmp_path, variables={"MPFEDCL_DATA": str(tmp_path / "other")})
     assert moved.returncode == 2
     assert "its runs are on the data in" in moved.stderr
     shown = call("paper", "show", "k", cwd=tmp_path, variables=nowhere)
@@ -99,34 +110,26 @@ def test_a_quick_run_writes_tables_figures_and_shares_runs(
     # A record that was damaged is not read over: the command says what to do.
     damaged = next(path for path in runs if "label" in path.name) / "rounds.jsonl"
     damaged.write_bytes(damaged.read_bytes().replace(b'"round": 2', b'"round": x'))
-    broken = call(*words, cwd=tmp_path, variables=nowhere)
+    broken = call(*WORDS, cwd=tmp_path, variables=nowhere)
     assert (broken.returncode, "records are damaged" in broken.stderr) == (2, True)
 
 
-def test_a_kill_costs_at_most_the_round_under_way(tmp_path: Path, nowhere: dict[str, str]) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+def test_a_kill_costs_at_most_the_round_under_way(
+    tmp_path: Path, nowhere: dict[str, str], quick: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
     words = ["paper", "run", "k", "--quick", "--jobs", 1]
-    for folder in (whole, cut):
-        folder.mkdir()
-    assert call(*words, cwd=whole, variables=nowhere).returncode == 0
-    process = subprocess.Popen(
-        command(*words),
-        cwd=cut,
-        env=environment(**nowhere),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    records = cut / "runs" / "paper" / "quick" / "runs"
+    process = CommandProcess(words, tmp_path, nowhere)
+    records = tmp_path / "runs" / "paper" / "quick" / "runs"
     for _ in range(1200):
         done = sum(path.read_bytes().count(b"\n") for path in records.glob("*/rounds.jsonl"))
         if done >= 4:
             break
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     kept = {path: path.read_bytes() for path in records.glob("*/rounds.jsonl")}
     assert sum(each.count(b"\n") for each in kept.values()) >= 4
-    assert call(*words, cwd=cut, variables=nowhere).returncode == 0
+    assert call(*words, cwd=tmp_path, variables=nowhere).returncode == 0
     # What was on record before is on record still.
     assert all(path.read_bytes().startswith(each) for path, each in kept.items())
-    assert read_result(cut, "k") == read_result(whole, "k")
+    assert read_result(tmp_path, "k") == read_result(quick[0], "k")

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.studies.paper.store import Store, resolve
+from mpfedcl.studies.paper.run_store import RunStore, resolve_with_seed
 from small_runs import small
 
 
 def test_what_makes_no_difference_makes_no_other_run(tmp_path: Path) -> None:
-    store, base = Store(tmp_path), resolve(Experiment(), 0)
+    store, base = RunStore(tmp_path), resolve_with_seed(Experiment(), 0)
     for change in ({"rounds": 7}, {"engine": "loop"}, {"workers": 2}, {"dataset__root": tmp_path}):
         assert store.folder(base.replace(**change)) == store.folder(base)
 
@@ -21,33 +21,33 @@ def test_what_makes_no_difference_makes_no_other_run(tmp_path: Path) -> None:
      {"clients": 6}, {"prototypes__per_class": 3}, {"evaluate_every": 2}],
 )  # fmt: skip
 def test_what_makes_a_difference_makes_another(tmp_path: Path, change: dict[str, object]) -> None:
-    store, base = Store(tmp_path), resolve(Experiment(), 0)
+    store, base = RunStore(tmp_path), resolve_with_seed(Experiment(), 0)
     assert store.folder(base.replace(**change)) != store.folder(base)
 
 
 def test_names_are_the_same_for_ever() -> None:
     """A folder of results must be found again by a later version: this name is a promise."""
-    folder = Store(Path("x")).folder(resolve(Experiment(), 3))
+    folder = RunStore(Path("x")).folder(resolve_with_seed(Experiment(), 3))
     assert folder.name == "mp-fedcl-mnist-sample-label-seed3-823248f1305b"
 
 
 def test_the_longest_of_those_that_share_is_run(tmp_path: Path) -> None:
-    store, base = Store(tmp_path), resolve(Experiment(), 0)
+    store, base = RunStore(tmp_path), resolve_with_seed(Experiment(), 0)
     other = base.replace(seed=1)
     several = [base.replace(rounds=n) for n in (3, 9, 5)] + [other]
-    assert [(e.rounds, e.seed) for e, _ in store.longest(several)] == [(9, 0), (60, 1)]
+    assert [(e.rounds, e.seed) for e, _ in store.longest_runs(several)] == [(9, 0), (60, 1)]
 
 
 def test_a_long_run_serves_a_short_one(images: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     short = small(images, rounds=2).resolved()
     long = short.replace(rounds=4)
-    assert store.finished(short) is None
+    assert store.find_finished_run(short) is None
     run(short, store.folder(short))
-    assert store.finished(long) is None
-    before = store.finished(short)
+    assert store.find_finished_run(long) is None
+    before = store.find_finished_run(short)
     resume(store.folder(short), rounds=4)
-    after, whole = store.finished(short), store.finished(long)
+    after, whole = store.find_finished_run(short), store.find_finished_run(long)
     assert before is not None
     assert after is not None
     assert whole is not None
@@ -57,9 +57,9 @@ def test_a_long_run_serves_a_short_one(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_not_read_serves_nobody(images: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunStore(tmp_path)
     long = small(images, rounds=4, evaluate_every=3).resolved()
     run(long, store.folder(long))
-    assert store.is_finished(long)
-    assert store.is_finished(long.replace(rounds=3))
-    assert not store.is_finished(long.replace(rounds=2))
+    assert store.is_run_finished(long)
+    assert store.is_run_finished(long.replace(rounds=3))
+    assert not store.is_run_finished(long.replace(rounds=2))

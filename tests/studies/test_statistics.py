@@ -10,9 +10,9 @@ from scipy import stats
 from mpfedcl.studies.statistics import (
     PairedDifference,
     Values,
-    best_and_within,
     find_best,
-    interval_reach,
+    interval_half_width,
+    mark_best,
     paired_difference,
 )
 
@@ -44,9 +44,9 @@ def test_two_seeds_by_hand() -> None:
 
 
 def test_reach_of_few_seeds() -> None:
-    assert interval_reach(2) == pytest.approx(8.985, abs=1e-3)
-    assert interval_reach(3) == pytest.approx(2.484, abs=1e-3)
-    assert interval_reach(10, 0.9) == pytest.approx(1.8331 / math.sqrt(10), abs=1e-4)
+    assert interval_half_width(2) == pytest.approx(8.985, abs=1e-3)
+    assert interval_half_width(3) == pytest.approx(2.484, abs=1e-3)
+    assert interval_half_width(10, 0.9) == pytest.approx(1.8331 / math.sqrt(10), abs=1e-4)
 
 
 @given(pairs, st.sampled_from([0.8, 0.95, 0.99]))
@@ -129,7 +129,7 @@ def test_best_and_those_not_clearly_behind() -> None:
         "nothing": [None, None, None],
     }
     assert find_best(values) == "best"
-    assert best_and_within(values) == {
+    assert mark_best(values) == {
         "low": None,
         "close": "within",
         "best": "best",
@@ -142,19 +142,19 @@ def test_best_and_those_not_clearly_behind() -> None:
 
 def test_one_seed_says_nothing_of_the_others() -> None:
     values: dict[str, list[float | None]] = {"a": [1.0], "b": [3.0], "c": [3.0], "d": [None]}
-    assert best_and_within(values) == {"a": None, "b": "best", "c": "best", "d": None}
+    assert mark_best(values) == {"a": None, "b": "best", "c": "best", "d": None}
 
 
 def test_nobody_to_mark() -> None:
-    assert best_and_within({}) == {}
-    assert best_and_within({"a": [], "b": []}) == {"a": None, "b": None}
-    assert best_and_within({"a": [None]}) == {"a": None}
+    assert mark_best({}) == {}
+    assert mark_best({"a": [], "b": []}) == {"a": None, "b": None}
+    assert mark_best({"a": [None]}) == {"a": None}
     assert find_best({"a": [None]}) is None
 
 
 @given(st.dictionaries(st.text(max_size=3), st.lists(accuracies, min_size=3, max_size=3)))
 def test_there_is_one_best_and_marks_are_verdicts(values: dict[str, list[float]]) -> None:
-    marks = best_and_within(values)
+    marks = mark_best(values)
     assert list(marks) == list(values)
     assert [*marks.values()].count("best") == min(1, len(values))
     best = find_best(values)

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from mpfedcl.api import RUNNER
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.jobs import JobOptions
 from mpfedcl.studies.paper import find_items
-from mpfedcl.studies.paper.items import choose_tracks
-from mpfedcl.studies.paper.runner import TUNING_SEEDS, PaperRuns
-from mpfedcl.studies.paper.sets import Sets
-from mpfedcl.studies.tuning.tuning import load_tuning
+from mpfedcl.studies.paper.datasets import PaperDatasets
+from mpfedcl.studies.paper.items import select_tracks
+from mpfedcl.studies.paper.paper_runs import TUNING_SEEDS, PaperRuns
+from mpfedcl.studies.tuning.result import load_tuning
 
 pytestmark = pytest.mark.whole
 
@@ -21,17 +23,17 @@ METHODS = ("fedavg", "mp-fedcl")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> PaperRuns:
     """Two methods under label skew on the digits inside the package, a few rounds."""
     folder = tmp_path_factory.mktemp("paper")
-    (whole,) = find_items(["label"], Sets(folder / "no data"))
-    item = choose_tracks(whole, ["tuned"])
+    (whole,) = find_items(["label"], PaperDatasets(folder / "no data"))
+    item = select_tracks(whole, ["tuned"])
     cells = tuple(cell for cell in item.cells if cell.row in METHODS)
     runs = PaperRuns(folder, [replace(item, cells=cells)], (0,), folder / "no data", quick=True)
-    assert runs.tune(runs.searches(), 1, lambda: False, lambda: None)
-    assert runs.run(runs.plans("tuned"), 1, lambda: False, lambda: None)
+    assert runs.tune(runs.searches(), JobOptions(RUNNER))
+    assert runs.run(runs.planned_runs("tuned"), JobOptions(RUNNER))
     return runs
 
 
 def test_settings_are_chosen_on_validation_images_of_other_draws(runs: PaperRuns) -> None:
-    for base in runs.bases():
+    for base in runs.tuned_experiments():
         folder = runs.tuning_folder(base)
         found = load_tuning(folder)
         assert found is not None
@@ -47,15 +49,15 @@ def test_whole_searches_are_over_three_draws_that_no_table_reports(runs: PaperRu
 
 
 def test_chosen_settings_are_what_is_run_and_what_is_told(runs: PaperRuns) -> None:
-    result = runs.conclude(runs.items[0])
+    result = runs.write_result(runs.items[0])
     chosen: dict[str, Any] = {each["row"]: each for each in result["chosen"]}
     assert list(chosen) == list(METHODS)
     searched = 0.0
-    for base, plan in zip(runs.bases(), runs.plans("tuned"), strict=True):
+    for base, planned in zip(runs.tuned_experiments(), runs.planned_runs("tuned"), strict=True):
         found = load_tuning(runs.tuning_folder(base))
         assert found is not None
         searched += found.seconds
-        ran = RunDirectory(plan.path).read_experiment()
+        ran = RunDirectory(planned.path).read_experiment()
         assert (ran.seed, ran.partition.validation) == (0, 0.0)
         assert ran.replace(**found.knobs) == ran
         told = chosen[base.method]

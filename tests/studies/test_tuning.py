@@ -6,11 +6,11 @@ from statistics import fmean
 
 import pytest
 
-from mpfedcl import Experiment, InvalidInput
+from mpfedcl import Experiment, InvalidInput, run
+from mpfedcl.api import tune
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.simulation import run
-from mpfedcl.studies.tuning import load_tuning, tune
-from mpfedcl.studies.tuning.halving import Rung, choose, keep_best
+from mpfedcl.studies.tuning import load_tuning
+from mpfedcl.studies.tuning.halving import Rung, choose_settings, keep_best
 from parsed_pages import document_in
 from searches import BUDGET, METHODS, ROUNDS, content, load, words
 from small_runs import Say, flags, read_records, save_images, small
@@ -46,7 +46,7 @@ def test_the_search_is_what_the_records_say(tuned: Path, method: str) -> None:
             error = found.standard_error
             assert error is not None
             changes = [len(trial.changes) for trial in found.trials]
-            assert (found.chosen, found.within) == choose(by_hand, changes, error)
+            assert (found.chosen, found.within) == choose_settings(by_hand, changes, error)
             assert found.score == by_hand[found.chosen]
             assert found.default_score == by_hand[0]
     runs = [each for trial in found.trials for each in trial.runs]

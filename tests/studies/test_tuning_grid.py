@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods
-from mpfedcl.studies.tuning.grid import Knobs, count_settings, draw_settings, lay_out_grid
+from mpfedcl.studies.tuning.grid import Knobs, build_grid, count_settings, draw_settings
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 
@@ -21,12 +21,12 @@ def draw(grid: Knobs, defaults: dict[str, Any], budget: int, seed: int) -> list[
 
 
 @st.composite
-def grids(choose: st.DrawFn) -> tuple[Knobs, dict[str, Any]]:
-    sizes = choose(st.lists(st.integers(1, 4), max_size=4))
+def grids(choose_settings: st.DrawFn) -> tuple[Knobs, dict[str, Any]]:
+    sizes = choose_settings(st.lists(st.integers(1, 4), max_size=4))
     grid: Knobs = {f"knob-{number}": tuple(range(size)) for number, size in enumerate(sizes)}
-    if choose(st.booleans()):
-        grid["train__lr"] = choose(st.sampled_from([RATES, RATES[:3], RATES[:1]]))
-    return grid, {name: choose(st.sampled_from(values)) for name, values in grid.items()}
+    if choose_settings(st.booleans()):
+        grid["train__lr"] = choose_settings(st.sampled_from([RATES, RATES[:3], RATES[:1]]))
+    return grid, {name: choose_settings(st.sampled_from(values)) for name, values in grid.items()}
 
 
 @settings(deadline=None)
@@ -67,7 +67,7 @@ def test_a_grid_of_many_knobs_is_not_written_out() -> None:
 @pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
 def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
     base = Experiment(method=method.name).resolved(method.defaults)
-    grid, defaults = lay_out_grid(method.knobs, base, budget)
+    grid, defaults = build_grid(method.knobs, base, budget)
     found = draw(grid, defaults, budget, 0)
     assert len(found) == budget
     assert base.replace(**found[0]) == base
@@ -76,25 +76,25 @@ def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
 
 
 def test_few_knobs_get_learning_rates_in_between() -> None:
-    grid, _ = lay_out_grid({"train__lr": RATES}, Experiment(), 12)
+    grid, _ = build_grid({"train__lr": RATES}, Experiment(), 12)
     assert set(RATES) <= set(grid["train__lr"])
     assert len(grid["train__lr"]) == 13
     assert grid["train__lr"][:3] == (0.01, 0.0132, 0.0173)
     # No more than are needed.
-    assert lay_out_grid({"train__lr": RATES}, Experiment(), 4)[0]["train__lr"] == RATES
-    assert len(lay_out_grid({"train__lr": RATES}, Experiment(), 5)[0]["train__lr"]) == 7
+    assert build_grid({"train__lr": RATES}, Experiment(), 4)[0]["train__lr"] == RATES
+    assert len(build_grid({"train__lr": RATES}, Experiment(), 5)[0]["train__lr"]) == 7
 
 
 def test_there_is_an_end_to_learning_rates_in_between() -> None:
-    grid, _ = lay_out_grid({"train__lr": (0.1, 0.101)}, Experiment().replace(train__lr=0.1), 9)
+    grid, _ = build_grid({"train__lr": (0.1, 0.101)}, Experiment().replace(train__lr=0.1), 9)
     assert count_settings(grid) < 9
-    assert lay_out_grid({"train__lr": (0.01,)}, Experiment(), 9)[0] == {"train__lr": (0.01,)}
+    assert build_grid({"train__lr": (0.01,)}, Experiment(), 9)[0] == {"train__lr": (0.01,)}
 
 
 def test_values_of_the_base_join_the_grid() -> None:
     base = Experiment().replace(train__lr=0.05, contrast__weight=1, options={"beta": "7"})
     knobs = {"train__lr": RATES, "contrast__weight": (1.0, 2.0), "options__beta": ("1", "2")}
-    grid, defaults = lay_out_grid(knobs, base, 2)
+    grid, defaults = build_grid(knobs, base, 2)
     assert grid["train__lr"] == (0.01, 0.03, 0.05, 0.1, 0.3)
     assert grid["contrast__weight"] == (1.0, 2.0)
     assert grid["options__beta"] == ("7", "1", "2")
@@ -103,4 +103,4 @@ def test_values_of_the_base_join_the_grid() -> None:
 
 def test_knobs_that_are_no_settings() -> None:
     with pytest.raises(InvalidInput, match="each must name a setting, such as train__lr"):
-        lay_out_grid({"train__speed": (1, 2)}, Experiment(), 2)
+        build_grid({"train__speed": (1, 2)}, Experiment(), 2)

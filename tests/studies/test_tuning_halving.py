@@ -1,4 +1,4 @@
-"""Who goes on and who is chosen, with scores made by hand."""
+"""Which settings are kept and which are chosen, with scores made by hand."""
 
 import math
 from itertools import pairwise
@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.studies.tuning.halving import Rung, choose, keep_best, plan_rungs, standard_error
+from mpfedcl.studies.tuning.halving import (
+    Rung,
+    choose_settings,
+    keep_best,
+    plan_rungs,
+    standard_error,
+)
 
 scores = st.dictionaries(st.integers(0, 20), st.none() | st.integers(0, 20).map(float), min_size=1)
 
@@ -38,7 +44,7 @@ def test_rungs_rise_to_the_end_with_fewer_and_fewer(rounds: int, settings: int) 
         assert lower.settings >= upper.settings >= 1
 
 
-def test_the_better_half_goes_on_and_the_defaults() -> None:
+def test_the_better_half_and_the_defaults_are_kept() -> None:
     found = {0: 10.0, 1: 50.0, 2: 40.0, 3: None, 4: 60.0, 5: 40.0}
     assert keep_best(found, 3) == [0, 1, 2, 4]
     assert keep_best({0: 99.0, 1: 50.0, 2: None, 3: 60.0}, 2) == [0, 3]
@@ -75,7 +81,7 @@ def test_nobody_who_is_dropped_is_better(found: dict[int, float | None], count: 
 def test_the_choice(
     found: dict[int, float | None], error: float, chosen: int, within: list[int]
 ) -> None:
-    assert choose(found, [0, 2, 1, 1], error) == (chosen, within)
+    assert choose_settings(found, [0, 2, 1, 1], error) == (chosen, within)
 
 
 def test_standard_errors_by_hand() -> None:

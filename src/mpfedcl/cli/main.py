@@ -38,8 +38,9 @@ from mpfedcl.cli.arguments.federation import (
     FederationServer,
     FederationStart,
 )
+from mpfedcl.cli.arguments.settings_flags import SETTINGS_RULES
 from mpfedcl.errors import InvalidInput, LostWorker
-from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 
 _HELP = """\
 mpfedcl: federated learning for clients whose data differ
@@ -86,12 +87,12 @@ _COMMANDS = {
     "paper run": Command(PaperRun, "paper", "paper_run_command"),
     "predict": Command(Predict, "predict", "predict_command"),
     "export": Command(Export, "export", "export_command"),
-    "methods": Command(Methods, "catalogues", "methods_command"),
-    "data list": Command(DataList, "catalogues", "data_list_command"),
-    "data show": Command(DataShow, "catalogues", "data_show_command"),
-    "data fetch": Command(DataFetch, "fetch", "data_fetch_command"),
-    "data prepare": Command(DataPrepare, "fetch", "data_prepare_command"),
-    "data cache": Command(DataCache, "cache", "data_cache_command"),
+    "methods": Command(Methods, "listings", "methods_command"),
+    "data list": Command(DataList, "listings", "data_list_command"),
+    "data show": Command(DataShow, "listings", "data_show_command"),
+    "data fetch": Command(DataFetch, "data_sets", "data_fetch_command"),
+    "data prepare": Command(DataPrepare, "data_sets", "data_prepare_command"),
+    "data cache": Command(DataCache, "feature_cache", "data_cache_command"),
     "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
     "federation init": Command(FederationInit, "federation", "federation_init_command"),
     "federation server": Command(FederationServer, "federation", "federation_server_command"),
@@ -105,7 +106,7 @@ _COMMANDS = {
 _GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
 """First words of commands that have two."""
 
-_PLAIN_WORDS = {
+_PLAIN_ERRORS = {
     r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
         r"--\1 is \2; it must be a whole number"
     ),
@@ -124,28 +125,28 @@ _PLAIN_WORDS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
-_RESUME_GOES_WITH = (
-    "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+_RESUME_ALLOWS = (
+    "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to beside it"
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process.
 
     0 done, 1 another process was lost, 2 bad input, 3 some images could not be read, 130
     interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        sys.exit(_dispatch(words))
+        sys.exit(_dispatch(given))
     except InvalidInput as error:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
     except LostWorker as error:
         # One process of a team speaks for all.
-        from mpfedcl.engines.process_group import is_follower
+        from mpfedcl.engines.process_group import is_worker
 
-        if not is_follower():
+        if not is_worker():
             print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
@@ -163,44 +164,44 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help") or _is_bare_group(words):
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help") or _is_bare_group(argv):
         print(_HELP, end="")
         return 0
-    if words[0] == "--version":
+    if argv[0] == "--version":
         print(version("mpfedcl"))
         return 0
-    arguments = parse(words)
-    command = _COMMANDS[_find_command(words)[0]]
+    arguments = parse(argv)
+    command = _COMMANDS[_find_command(argv)[0]]
     # Only now: what a command needs, torch above all, takes seconds to load.
     module = import_module(f"mpfedcl.cli.commands.{command.module}")
     code: int = getattr(module, command.function)(arguments)
     return code
 
 
-def _is_bare_group(words: list[str]) -> bool:
-    return words[0] in _GROUPS and words[1:] in ([], ["-h"], ["--help"])
+def _is_bare_group(argv: list[str]) -> bool:
+    return argv[0] in _GROUPS and argv[1:] in ([], ["-h"], ["--help"])
 
 
-def _find_command(words: list[str]) -> tuple[str, list[str]]:
-    """Return the command's name, of one word or two, and the words after it."""
-    length = 2 if words[0] in _GROUPS else 1
-    name = " ".join(words[:length])
+def _find_command(argv: list[str]) -> tuple[str, list[str]]:
+    """Return the command's name, of one word or two, and the arguments after it."""
+    length = 2 if argv[0] in _GROUPS else 1
+    name = " ".join(argv[:length])
     if name not in _COMMANDS:
         raise InvalidInput(f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}.")
-    return name, words[length:]
+    return name, argv[length:]
 
 
-def parse(words: list[str]) -> Any:
+def parse(argv: list[str]) -> Any:
     """Return a command's arguments: defaults, then the file's, then the flags'."""
-    name, rest = _find_command(words)
+    name, rest = _find_command(argv)
     command, program = _COMMANDS[name].arguments, f"mpfedcl {name}"
     parsed = _parse(command, rest, program)
     if isinstance(parsed, Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
     kept: Experiment | None = None
     if isinstance(parsed, FederationStart) and parsed.resume is not None:
-        kept = _kept_experiment(parsed.resume)
+        kept = _read_resumed_experiment(parsed.resume)
     elif isinstance(parsed, Run | Compare | Tune | FederationStart) and parsed.file is not None:
         kept = Experiment.from_toml(parsed.file)
     if kept is None:
@@ -210,39 +211,39 @@ def parse(words: list[str]) -> Any:
     given = {"directory": parsed.directory} if isinstance(parsed, FederationStart) else {}
     anew = _parse(command, rest, program, command(**given, settings=kept))
     if isinstance(anew, FederationStart) and anew.resume is not None:
-        _refuse_changes(anew.settings, kept, ("rounds",), "resume goes with --rounds alone")
+        _refuse_changes(anew.settings, kept, ("rounds",), "resume allows only --rounds beside it")
     return anew
 
 
-def _parse_resume(first: Run, words: list[str], program: str) -> Run:
+def _parse_resume(first: Run, argv: list[str], program: str) -> Run:
     if first.file is not None or first.out is not None:
-        raise InvalidInput(f"{_RESUME_GOES_WITH}; a file or --out must not be given.")
+        raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
     assert first.resume is not None
-    kept = _kept_experiment(first.resume)
-    parsed: Run = _parse(Run, words, program, Run(settings=kept))
-    _refuse_changes(parsed.settings, kept, ("rounds", *INDIFFERENT), _RESUME_GOES_WITH)
+    kept = _read_resumed_experiment(first.resume)
+    parsed: Run = _parse(Run, argv, program, Run(settings=kept))
+    _refuse_changes(parsed.settings, kept, ("rounds", *RESULT_NEUTRAL_SETTINGS), _RESUME_ALLOWS)
     return parsed
 
 
-def _kept_experiment(folder: Path) -> Experiment:
-    """Return the experiment of a run to go on with."""
+def _read_resumed_experiment(folder: Path) -> Experiment:
+    """Return the experiment of the run to resume."""
     path = folder / "experiment.toml"
     if not path.is_file():
         raise InvalidInput(f"resume is {str(folder)!r}; it must be a folder holding a run.")
     return Experiment.from_toml(path, complete=True)
 
 
-def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], words: str) -> None:
+def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], rule: str) -> None:
     if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
-        raise InvalidInput(f"{words}; other settings stay as they were.")
+        raise InvalidInput(f"{rule}; other settings stay as they were.")
 
 
-def _parse(command: type[Any], words: list[str], program: str, default: Any = None) -> Any:
+def _parse(command: type[Any], argv: list[str], program: str, default: Any = None) -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             given = {} if default is None else {"default": default}
-            return tyro.cli(command, prog=program, args=words, **given)
+            return tyro.cli(command, prog=program, args=argv, registry=SETTINGS_RULES, **given)
     except SystemExit as end:
         if end.code in (0, None):
             raise
@@ -261,6 +262,6 @@ def _first_paragraph(box: str) -> str:
             break
         lines.append(text)
     sentence = " ".join(" ".join(lines).split()).rstrip(".")
-    for python, plain in _PLAIN_WORDS.items():
+    for python, plain in _PLAIN_ERRORS.items():
         sentence = re.sub(python, plain, sentence)
     return sentence

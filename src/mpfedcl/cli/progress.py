@@ -1,6 +1,5 @@
 """Progress for people at a terminal; silence for files and pipes."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,21 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    # Only Linux knows which cores a process is confined to.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def messages() -> Console:
+def stderr_console() -> Console:
     """Return a console on standard error, so that standard output holds results only."""
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
-def results() -> Console:
-    """Return a console on standard output; 100 columns where nobody looks on a terminal."""
+def stdout_console() -> Console:
+    """Return a console on standard output; 100 columns where it is no terminal."""
     # Names of files and classes are not markup, and a path that is folded cannot be copied.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
@@ -58,7 +49,7 @@ class StopSignal:
 
 
 @contextmanager
-def gentle_interrupt(console: Console) -> Iterator[StopSignal]:
+def stop_after_round(console: Console) -> Iterator[StopSignal]:
     """Let the first Ctrl-C ask for a stop after the round under way."""
     stop = StopSignal()
 

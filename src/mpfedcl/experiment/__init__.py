@@ -1,5 +1,5 @@
 """An experiment as data: every setting, validated, TOML in and out. Nothing here needs torch."""
 
-from mpfedcl.experiment.experiment import FORMAT, INDIFFERENT, Experiment
+from mpfedcl.experiment.experiment import FORMAT, RESULT_NEUTRAL_SETTINGS, Experiment
 
-__all__ = ["FORMAT", "INDIFFERENT", "Experiment"]
+__all__ = ["FORMAT", "RESULT_NEUTRAL_SETTINGS", "Experiment"]

@@ -20,7 +20,7 @@ class DatasetSpecification:
     always: Protocol
     """Defaults under every partition."""
     pooled: Protocol = field(default_factory=dict)
-    """Defaults where images are dealt out to the clients: label, iid, classes, quantity."""
+    """Defaults where images are split among the clients: label, iid, classes, quantity."""
     by_domain: Protocol = field(default_factory=dict)
     """Defaults under feature skew, where each domain is a client."""
     embedded: bool = False
@@ -45,7 +45,7 @@ _MNIST_ALWAYS = {
 _MNIST_POOLED = {"clients": 5, "partition__test": "shared"}
 _MNIST_BY_DOMAIN = {"partition__test": "matched"}
 _HALF = {"dataset__per_class": 50, "dataset__test_per_class": 100}
-"""min(50, n // 2) images a class train, at most 100 of the rest test."""
+"""Per class min(50, n // 2) images train, and at most 100 of the rest test."""
 
 
 def _frozen(test_fraction: float = 0.5, prototypes: int = 4) -> dict[str, Any]:
@@ -121,17 +121,8 @@ SPECIFICATIONS = {
             always=_frozen(test_fraction=0.75, prototypes=3),
             pooled={"clients": 5, "dataset__domains": ("real",), "dataset__per_class": 200},
             by_domain={"dataset__train_size": 105},
-            class_names=(
-                "bird",
-                "feather",
-                "headphones",
-                "ice_cream",
-                "teapot",
-                "tiger",
-                "whale",
-                "windmill",
-                "wine_glass",
-                "zebra",
+            class_names=tuple(
+                "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
             ),
         ),
         DatasetSpecification(
@@ -154,8 +145,8 @@ SPECIFICATIONS = {
 }
 
 
-def specification(name: str) -> DatasetSpecification:
-    """Return the specification of a data set by name."""
+def find_specification(name: str) -> DatasetSpecification:
+    """Return a data set by name."""
     if name not in SPECIFICATIONS:
         raise InvalidInput(
             f"dataset.name is {name!r}; it must be one of {', '.join(SPECIFICATIONS)}."

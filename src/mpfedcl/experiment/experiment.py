@@ -1,6 +1,6 @@
 """An experiment as data: every setting of a run, validated, with TOML in and out.
 
-This module imports no torch, so the command line can check its input and teach before it loads it.
+This module imports no torch, so the command line checks its input and shows help at once.
 """
 
 import json
@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import specification
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import (
     ContrastSettings,
     DatasetSettings,
@@ -24,8 +24,6 @@ from mpfedcl.experiment.settings import (
     FedProxSettings,
     GuardSettings,
     NetworkSettings,
-    OpenInt,
-    OpenPath,
     PartitionSettings,
     PrototypeSettings,
     Settings,
@@ -34,26 +32,41 @@ from mpfedcl.experiment.settings import (
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
-INDIFFERENT: Mapping[str, Any] = {
+RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "engine": "auto",
     "workers": 1,
     "track": (),
     "track_to": None,
     "trail": True,
 }
-"""Settings that make no difference to a result, at their defaults: where clients are run and who
-looks on. A run may be gone on with under others."""
+"""Settings that do not change the result, at their defaults: where clients train, and what is
+recorded beside the result. A run may be resumed with others."""
 
 
 class Experiment(Settings):
-    """All settings of a run."""
+    """All settings of a run, checked when it is made; it cannot be changed afterwards.
+
+    Settings are keyword arguments, those of a section as a table: `partition={"alpha": 0.1}`. Each
+    is explained below its name, and by `mpfedcl run --help`. What is left out has a default, or
+    stays open (None) until `resolved` fills it in. A bad value is refused by an `InvalidInput`
+    that names the setting, the value and what is allowed.
+
+    Example:
+        >>> from mpfedcl import Experiment
+        >>> experiment = Experiment(method="fedavg", partition={"alpha": 0.1})
+        >>> experiment.rounds, experiment.clients
+        (60, None)
+        >>> longer = experiment.replace(rounds=100, partition__alpha=0.5)
+        >>> longer.rounds, longer.partition.alpha, longer.resolved().clients
+        (100, 0.5, 5)
+    """
 
     method: str = "mp-fedcl"
     """Method; `mpfedcl methods` names them all, and package.module:Class brings your own."""
     rounds: Annotated[int, Field(ge=1)] = 60
     """Rounds of training."""
-    clients: Annotated[int | None, Field(ge=1), OpenInt] = None
-    """Clients [default: the data set's; mnist 5; under feature skew one a domain]."""
+    clients: Annotated[int | None, Field(ge=1)] = None
+    """Clients [default: the data set's; mnist 5; under feature skew one per domain]."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that train in a round, drawn anew each round."""
     min_clients: Annotated[int, Field(ge=1)] = 1
@@ -67,23 +80,23 @@ class Experiment(Settings):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the arithmetic."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
-    """How clients are run: one after the other, or many at once; auto takes what is faster."""
+    """How clients are trained: one after the other, or many at once; auto takes the faster."""
     workers: Annotated[int, Field(ge=1, le=4096)] = 1
     """Processes that share the clients, on this machine; with torchrun it says how many."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
-    evaluate_clients: Annotated[int | None, Field(ge=1), OpenInt] = None
-    """Personal models are read of so many clients, drawn in each evaluated round [default: of all];
-    with thousands of clients all of them take longer than the training."""
+    evaluate_clients: Annotated[int | None, Field(ge=1)] = None
+    """Evaluate the personal models of this many clients, drawn in each evaluated round [default: of
+    all]; with thousands of clients that takes longer than the training."""
     personal_models: bool = True
-    """Write each client's own model at the end; a thousand clients' take gigabytes."""
+    """Write each client's own model at the end; those of a thousand clients take gigabytes."""
     trail: bool = True
     """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
-    """Measure more: convergence holds rounds to the paper's bounds, at several times the cost."""
+    """Measure more: convergence checks the paper's bounds, at several times the cost."""
     track: tuple[str, ...] = ()
-    """Tell trackers of each round: tensorboard, mlflow, or package.module:Class for your own."""
-    track_to: Annotated[Path | None, OpenPath] = None
+    """Report each round to trackers: tensorboard, mlflow, or package.module:Class for your own."""
+    track_to: Path | None = None
     """Folder for what trackers write, which runs may share [default: the run's own folder]."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
@@ -100,7 +113,7 @@ class Experiment(Settings):
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with changes; `partition__alpha=0.1` reaches into a section."""
+        """Return a new experiment with changes; `partition__alpha=0.1` reaches into a section."""
         values = self.model_dump()
         for name, value in changes.items():
             section, _, field = name.rpartition("__")
@@ -108,11 +121,11 @@ class Experiment(Settings):
         return type(self)(**values)
 
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Return the experiment with what was left open filled in.
+        """Return a new experiment with what was left open filled in.
 
         First by the method's own defaults, then by the data set's.
         """
-        spec = specification(self.dataset.name)
+        spec = find_specification(self.dataset.name)
         defaults = {
             "dataset__test_fraction": 0.5,
             "prototypes__padding": "all",
@@ -122,8 +135,8 @@ class Experiment(Settings):
         still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
         return self.replace(**still_open)
 
-    def reads(self, round_number: int) -> bool:
-        """Tell whether a round's models are read."""
+    def evaluates(self, round_number: int) -> bool:
+        """Tell whether the models are evaluated after a round."""
         return round_number == self.rounds or round_number % self.evaluate_every == 0
 
     def setting(self, name: str) -> Any:

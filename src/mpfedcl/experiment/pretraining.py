@@ -15,13 +15,13 @@ class PretrainSettings(Settings):
     epochs: Annotated[int, Field(ge=1)] = 20
     """Passes over the images."""
     batch_size: Annotated[int, Field(ge=2)] = 64
-    """Images a step, about: batches are made equally large."""
+    """Images per step, about: batches are made equally large."""
     lr: Annotated[float, Field(gt=0)] = 0.05
     """Largest learning rate; it rises at the start and falls to 0 as a cosine."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes initial weights, the images held out, batches and augmentation."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
-    """Images are brought to this many pixels a side, then and whenever the encoder is used."""
+    """Images are resized to this many pixels per side, now and whenever the encoder is used."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the images that only measures accuracy, where a set has no test images."""
     flip: bool = True

@@ -1,27 +1,22 @@
 """The groups of settings that make up an experiment, validated one by one.
 
-This module imports no torch, so the command line can check its input and teach before it loads it.
+This module imports no torch, so the command line checks its input and shows help at once.
 """
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import tyro
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mpfedcl.errors import InvalidInput
-
-# Settings that a data set or method fills in: the text says by what, so no "(default: None)".
-OpenInt = tyro.conf.arg(metavar="INT", help_behavior_hint="")
-OpenFloat = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
-OpenText = tyro.conf.arg(metavar="NAME", help_behavior_hint="")
-OpenPath = tyro.conf.arg(metavar="PATH", help_behavior_hint="")
 
 
 class Settings(BaseModel):
     """A group of settings: frozen, no unknown names, errors as one sentence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
     section: ClassVar[str] = ""
 
     def __init__(self, **values: Any) -> None:
@@ -30,13 +25,13 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise InvalidInput(_sentence(self.section, type(self), error)) from None
 
-    def leaves(self, prefix: str = "") -> list[tuple[str, Any]]:
+    def flattened(self, prefix: str = "") -> list[tuple[str, Any]]:
         """Return all settings by dotted name."""
         found: list[tuple[str, Any]] = []
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Settings):
-                found += value.leaves(f"{prefix}{name}.")
+                found += value.flattened(f"{prefix}{name}.")
             else:
                 found.append((f"{prefix}{name}", value))
         return found
@@ -48,55 +43,52 @@ class DatasetSettings(Settings):
     section: ClassVar[str] = "dataset"
     name: str = "mnist-sample"
     """Data set; `mpfedcl data list` names them all."""
-    root: Annotated[Path | None, OpenPath] = None
+    root: Path | None = None
     """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
-    train_size: Annotated[int | None, Field(ge=1), OpenInt] = None
+    train_size: Annotated[int | None, Field(ge=1)] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
-    test_fraction: Annotated[float | None, Field(gt=0, lt=1), OpenFloat] = None
+    test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     """Share of the images kept for testing where a test set is not given [default: the data
     set's, mostly 0.5]."""
     classes: tuple[str, ...] = ()
     """The classes, in order; a set that has others is refused [default: the set's own, and over a
-    network those of all clients that are there at the start]."""
+    network those of all clients that are connected at the start]."""
     domains: tuple[str, ...] = ()
     """Only these domains of a set that has several [default: the data set's; all under feature
     skew]."""
-    per_class: Annotated[int | None, Field(ge=1), OpenInt] = None
-    """At most so many images of a class: in all, or under feature skew for training in each
+    per_class: Annotated[int | None, Field(ge=1)] = None
+    """At most this many images per class: in all, or under feature skew for training in each
     domain [default: the data set's]."""
-    test_per_class: Annotated[int | None, Field(ge=1), OpenInt] = None
-    """Feature skew: at most so many test images of a class in each domain [default: the data
+    test_per_class: Annotated[int | None, Field(ge=1)] = None
+    """Feature skew: at most this many test images per class in each domain [default: the data
     set's]."""
     standardize: bool = True
-    """Bring pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
-    image_size: Annotated[int | None, Field(ge=1, le=1024), OpenInt] = None
-    """Resize images to this many pixels a side [default: as they are; 28 where sizes differ]."""
+    """Scale pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
+    image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """Resize images to this many pixels per side [default: as they are; 28 where sizes differ]."""
 
 
 class PartitionSettings(Settings):
-    """How the images are dealt out to the clients."""
+    """How the images are split among the clients."""
 
     section: ClassVar[str] = "partition"
     kind: Literal["label", "feature", "iid", "classes", "quantity"] = "label"
-    """label: Dirichlet shares of each class; feature: a domain a client; iid: equal shares at
+    """label: Dirichlet shares of each class; feature: one domain per client; iid: equal shares at
     random; classes: a few classes each; quantity: Dirichlet shares of the whole."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True
     """Label skew: a client that holds its fair share gets none of the next class."""
-    min_size: Annotated[int | None, Field(ge=1), OpenInt] = None
+    min_size: Annotated[int | None, Field(ge=1)] = None
     """Redraw until each client has this many training images [default: the data set's]."""
-    test: Annotated[
-        Literal["shared", "matched"] | None,
-        tyro.conf.arg(metavar="{shared,matched}", help_behavior_hint=""),
-    ] = None
-    """shared: everyone is tested on the whole test set; matched: each on images dealt out as its
+    test: Literal["shared", "matched"] | None = None
+    """shared: everyone is tested on the whole test set; matched: each on images split as its
     training images are [default: the data set's]."""
     classes_per_client: Annotated[int, Field(ge=1)] = 2
     """Classes that each client holds under `--partition.kind classes`."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's training images to hold out and test on instead of the test images,
-    which are then left alone; 0: none. For choosing settings, as `mpfedcl tune` does."""
+    which are then not used; 0: none. For choosing settings, as `mpfedcl tune` does."""
 
 
 class TrainSettings(Settings):
@@ -106,7 +98,7 @@ class TrainSettings(Settings):
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over a client's data each round."""
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Images a step; the last, smaller batch is kept."""
+    """Images per step; the last, smaller batch is kept."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate of the first round."""
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -123,14 +115,11 @@ class PrototypeSettings(Settings):
     """What a client's prototypes are."""
 
     section: ClassVar[str] = "prototypes"
-    per_class: Annotated[int | None, Field(ge=1, le=65_536), OpenInt] = None
-    """K, prototypes a class (mp-fedcl) [default: the data set's; mnist 2]."""
+    per_class: Annotated[int | None, Field(ge=1, le=65_536)] = None
+    """K, prototypes per class (mp-fedcl) [default: the data set's; mnist 2]."""
     normalize: bool = True
     """Scale embeddings to length 1 for the loss, for clustering and for distances."""
-    padding: Annotated[
-        Literal["all", "fill"] | None,
-        tyro.conf.arg(metavar="{all,fill}", help_behavior_hint=""),
-    ] = None
+    padding: Literal["all", "fill"] | None = None
     """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
     only the missing ones are filled [default: all; fill for dp-fedcl]."""
     min_cluster_size: Annotated[int, Field(ge=1)] = 1
@@ -149,12 +138,12 @@ class ContrastSettings(Settings):
     """slots: the paper's text; pooled: free of slot order; literal: the paper's printed formula,
     here only to show that it hurts."""
     temperature: Annotated[float, Field(gt=0)] = 0.07
-    """Smaller looks harder at the nearest wrong class."""
+    """Smaller weighs the nearest wrong class more."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight beside the cross-entropy."""
-    sample: Annotated[int | None, Field(ge=1), OpenInt] = None
-    """Large pools: contrast each step with the prototypes of so many clients, drawn anew; the loss
-    is right on average [default: with all of them]."""
+    sample: Annotated[int | None, Field(ge=1)] = None
+    """Large pools: contrast each step with the prototypes of this many clients, drawn anew; the
+    loss is right on average [default: with all of them]."""
 
 
 class FedProxSettings(Settings):
@@ -177,20 +166,20 @@ class DbscanSettings(Settings):
     """Clustering by DBSCAN (dp-fedcl)."""
 
     section: ClassVar[str] = "dbscan"
-    eps: Annotated[float | None, Field(gt=0), OpenFloat] = None
+    eps: Annotated[float | None, Field(gt=0)] = None
     """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
     min_samples: Annotated[int, Field(ge=1)] = 3
     """Images that make a dense neighbourhood, the image itself included."""
 
 
 class EncoderSettings(Settings):
-    """The frozen encoder that turns pictures into features."""
+    """The frozen encoder that turns images into features."""
 
     section: ClassVar[str] = "encoder"
-    name: Annotated[str | None, OpenText] = None
+    name: str | None = None
     """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
     [default: the data set's; mnist none, others resnet18]."""
-    weights: Annotated[Path | None, OpenPath] = None
+    weights: Path | None = None
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False
     """Train the encoder too (resnet18): each client runs the full network."""
@@ -205,7 +194,7 @@ class GuardSettings(Settings):
 
 
 class NetworkSettings(Settings):
-    """A federation over a network: how long to wait, and for whom. No matter in a simulation."""
+    """A federation over a network: how long to wait, and for whom. Not used in a simulation."""
 
     section: ClassVar[str] = "network"
     round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
@@ -213,9 +202,9 @@ class NetworkSettings(Settings):
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients asked whose answers close a round before its time is up."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
-    """Seconds to wait for clients to be there, at the start and whenever too few are left."""
+    """Seconds to wait for clients to connect, at the start and whenever too few are left."""
     max_images: Annotated[int, Field(ge=1)] = 10_000_000
-    """Training images that a client may say it has: its weight in the average, which nobody can
+    """Training images that a client may claim: its weight in the average, which nobody can
     check. One that claims more may not take part."""
 
 

@@ -1,21 +1,20 @@
 """Several methods over several seeds: the same experiment, run by run, in one folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS, find_method
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.jobs import Plan, run_plans
-from mpfedcl.studies.statistics import LEVEL, best_and_within, find_best, paired_difference
-from mpfedcl.tracking import find_trackers
+from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
 
 
 @dataclass(frozen=True)
@@ -23,57 +22,55 @@ class Comparison:
     """The runs of a comparison, in the order of methods, then seeds."""
 
     path: Path
-    plans: Sequence[Plan]
+    planned_runs: Sequence[PlannedRun]
 
     @classmethod
     def prepare(
         cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
     ) -> "Comparison":
-        """Lay a comparison out in a folder, or take one up that was interrupted."""
+        """Plan a comparison in a folder, new or interrupted."""
         for name, values in (("methods", methods), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
                 raise InvalidInput(
                     f"{name} is {list(values)}; it must name at least one, and each once."
                 )
-        # What is missing is said before any run is begun.
-        find_trackers(base.track)
-        plans = []
+        planned_runs = []
         for method in methods:
             defaults = find_method(method).defaults
             for seed in seeds:
                 experiment = base.replace(method=method, seed=seed).resolved(defaults)
                 # The whole name: two modules may each have a class Mine.
                 folder = f"{method.replace(':', '.')}-seed{seed}"
-                plans.append(Plan(experiment, path / folder))
-        for plan in plans:
-            directory = RunDirectory(plan.path)
-            here = {name: plan.experiment.setting(name) for name in INDIFFERENT}
+                planned_runs.append(PlannedRun(experiment, path / folder))
+        for planned in planned_runs:
+            directory = RunDirectory(planned.path)
+            neutral = {name: planned.experiment.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
             if (
                 directory.holds_run()
-                and directory.read_experiment().replace(**here) != plan.experiment
+                and directory.read_experiment().replace(**neutral) != planned.experiment
             ):
                 raise InvalidInput(
-                    f"out is {str(path)!r}; {plan.path.name} in it holds a run with other "
+                    f"out is {str(path)!r}; {planned.path.name} in it holds a run with other "
                     "settings: give another folder, or the settings it was begun with."
                 )
-        return cls(path, plans)
+        return cls(path, planned_runs)
 
     def rounds_done(self) -> int:
         """Return how many rounds are on record in all runs together."""
-        return sum(plan.rounds_done() for plan in self.plans)
+        return sum(planned.rounds_done() for planned in self.planned_runs)
 
-    def run(self, jobs: int, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Run what is not complete, `jobs` at a time; tell whether everything is now complete."""
-        return run_plans(self.plans, jobs, should_stop, on_wait)
+    def run(self, options: JobOptions) -> bool:
+        """Run what is not complete; tell whether everything is now complete."""
+        return run_planned(self.planned_runs, options)
 
     def collect(self) -> dict[str, Any]:
-        """Return all readings by method, test and reading, a number a seed."""
+        """Return all readings by method, test and reading, a number per seed."""
         methods: dict[str, Any] = {}
-        for plan in self.plans:
-            summary = plan.summary()
+        for planned in self.planned_runs:
+            summary = planned.summary()
             assert summary is not None
             entry = methods.setdefault(
-                plan.method,
+                planned.method,
                 {
                     "reading": summary["reading"],
                     "accuracy": [],
@@ -92,11 +89,11 @@ class Comparison:
                     entry["readings"][test][reading].append(summary["readings"][test][reading])
             entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
             entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
-            entry["runs"].append(plan.path.name)
+            entry["runs"].append(planned.path.name)
         # In the order given, which is also the order of the numbers above.
-        seeds = list(dict.fromkeys(plan.experiment.seed for plan in self.plans))
+        seeds = list(dict.fromkeys(planned.experiment.seed for planned in self.planned_runs))
         return {
-            "rounds": self.plans[0].experiment.rounds,
+            "rounds": self.planned_runs[0].experiment.rounds,
             "seeds": seeds,
             "methods": methods,
             "differences": {"level": LEVEL, **{test: _compare(methods, test) for test in TESTS}},
@@ -113,7 +110,7 @@ def _compare(methods: dict[str, Any], test: str) -> dict[str, Any]:
     values = {name: entry["readings"][test][entry["reading"]] for name, entry in methods.items()}
     best, first = find_best(values), next(iter(values))
     return {
-        "marks": best_and_within(values),
+        "marks": mark_best(values),
         "best": best,
         "to_best": _differences(values, best),
         "first": first,

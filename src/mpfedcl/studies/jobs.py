@@ -1,4 +1,4 @@
-"""Several runs, some at the same time: each in a process of its own, gone on with where it was."""
+"""Several runs, some at the same time: each in a process of its own, resumed where it was."""
 
 import contextlib
 import multiprocessing
@@ -15,15 +15,38 @@ from pathlib import Path
 from typing import Any, Self
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import INDIFFERENT, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_loop import Observer
-from mpfedcl.runs.simulation import resume, run
+from mpfedcl.runs.observer import Observer, RunResult
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run to be made: what and where. One that is there with fewer rounds is gone on with."""
+class Runner:
+    """The functions that make runs: `run` and `resume` of `mpfedcl`.
+
+    They stand above studies, so they are handed down; processes import them by name.
+    """
+
+    run: Callable[..., RunResult]
+    resume: Callable[..., RunResult]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How several runs are made."""
+
+    runner: Runner
+    jobs: int = 1
+    """Runs at the same time."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked between rounds; True ends all runs after the round under way."""
+    on_wait: Callable[[], None] = lambda: None
+    """Called now and then while runs are under way."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to be made: what and where. One that is there with fewer rounds is resumed."""
 
     experiment: Experiment
     path: Path
@@ -51,25 +74,20 @@ class Plan:
         return self.rounds_done() >= rounds and directory.read_experiment().rounds > rounds
 
 
-def run_plans(
-    plans: Sequence[Plan],
-    jobs: int,
-    should_stop: Callable[[], bool],
-    on_wait: Callable[[], None],
-) -> bool:
-    """Run what is not done, `jobs` at a time; tell whether everything is done now."""
-    with Crew(jobs) as crew:
-        return crew.run(plans, should_stop, on_wait)
+def run_planned(planned: Sequence[PlannedRun], options: JobOptions) -> bool:
+    """Run what is not done; tell whether everything is done now."""
+    with JobPool(options) as pool:
+        return pool.run(planned)
 
 
-class Crew:
-    """Up to `jobs` processes that make runs; they stay for the next plans until it is left.
+class JobPool:
+    """Up to `options.jobs` processes that make runs; they serve until the pool is closed.
 
-    Left by an error, it waits for the rounds under way; left by an interrupt, it ends them at once.
+    Closed by an error, it waits for the rounds under way; by an interrupt, it ends them at once.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    def __init__(self, options: JobOptions) -> None:
+        self._options = options
         self._pool: ProcessPoolExecutor | None = None
         # Fresh processes, not forks: forking a process that has threads can hang it.
         self._context = multiprocessing.get_context("spawn")
@@ -86,41 +104,42 @@ class Crew:
                 self._pool.shutdown(cancel_futures=True)
         finally:
             # Whoever still works is not waited for: an interrupt may also come while we wait.
-            self._lifeline.close()
+            self._parent_end.close()
             self._pool.shutdown(cancel_futures=True)
 
-    def run(
-        self, plans: Sequence[Plan], should_stop: Callable[[], bool], on_wait: Callable[[], None]
-    ) -> bool:
+    def run(self, planned: Sequence[PlannedRun]) -> bool:
         """Run what is not done; tell whether everything is done now."""
-        todo = [plan for plan in plans if not plan.is_done()]
-        if self._pool is None and (self._jobs <= 1 or len(todo) <= 1):
-            for plan in todo:
-                watch = Observer(on_round=lambda _: on_wait(), should_stop=should_stop)
-                if should_stop() or not _run_plan(plan.experiment, plan.path, watch):
-                    return False
-            return True
+        todo = [each for each in planned if not each.is_done()]
+        options = self._options
+        if self._pool is None and (options.jobs <= 1 or len(todo) <= 1):
+            observer = Observer(
+                on_round=lambda _: options.on_wait(), should_stop=options.should_stop
+            )
+            return all(
+                not options.should_stop()
+                and _run_or_resume(options.runner, each.experiment, each.path, observer)
+                for each in todo
+            )
         try:
-            return self._run_in_processes(todo, should_stop, on_wait)
+            return self._run_in_processes(todo)
         except BrokenProcessPool:
             raise InvalidInput(
-                f"jobs is {self._jobs}; one of them was ended from outside (out of memory?): the "
-                "same command goes on where it stopped, and fewer jobs need less memory."
+                f"jobs is {options.jobs}; one of them was ended from outside (out of memory?): the "
+                "same command continues where it stopped, and fewer jobs need less memory."
             ) from None
 
-    def _run_in_processes(
-        self, todo: Sequence[Plan], should_stop: Callable[[], bool], on_wait: Callable[[], None]
-    ) -> bool:
-        for folder in {plan.path.parent for plan in todo}:
+    def _run_in_processes(self, todo: Sequence[PlannedRun]) -> bool:
+        options = self._options
+        for folder in {each.path.parent for each in todo}:
             # Where nothing can be written is found out before processes are started.
             folder.mkdir(parents=True, exist_ok=True)
         waiting: set[Future[str | None]] = set()
         queue = list(todo)
         complete = True
         while queue or waiting:
-            while queue and len(waiting) < self._jobs and not should_stop():
+            while queue and len(waiting) < options.jobs and not options.should_stop():
                 waiting.add(self._submit(queue.pop(0)))
-            if should_stop() and self._pool is not None:
+            if options.should_stop() and self._pool is not None:
                 self._stop.value = True
             if not waiting:
                 return False
@@ -130,46 +149,52 @@ class Crew:
                 if outcome not in (None, "stopped"):
                     raise InvalidInput(outcome)
                 complete = complete and outcome is None
-            on_wait()
+            options.on_wait()
         return complete
 
-    def _submit(self, plan: Plan) -> Future[str | None]:
+    def _submit(self, planned: PlannedRun) -> Future[str | None]:
         if self._pool is None:
-            self._enlist()
+            self._start_processes()
         assert self._pool is not None
         # The first call starts the processes, and they begin with what is held back here: an
         # interrupt of the whole group must not meet them while they are still importing.
-        with _held_back(signal.SIGINT):
-            return self._pool.submit(_work, plan.experiment.to_toml(), str(plan.path))
+        with _blocked(signal.SIGINT):
+            return self._pool.submit(
+                _run_in_process,
+                self._options.runner,
+                planned.experiment.to_toml(),
+                str(planned.path),
+            )
 
-    def _enlist(self) -> None:
+    def _start_processes(self) -> None:
         # Not an Event: a process that is killed while it looks at one leaves it locked.
         self._stop = self._context.RawValue("b", 0)
-        there, self._lifeline = self._context.Pipe(duplex=False)
+        child_end, self._parent_end = self._context.Pipe(duplex=False)
         # It lets signals through again once it has started, so not while they are held back.
         resource_tracker.ensure_running()
         self._pool = ProcessPoolExecutor(
-            self._jobs,
+            self._options.jobs,
             mp_context=self._context,
-            initializer=_report_for_work,
-            initargs=(self._stop, there),
+            initializer=_prepare_process,
+            initargs=(self._stop, child_end),
         )
 
 
-def _run_plan(experiment: Experiment, path: Path, observer: Observer) -> bool:
+def _run_or_resume(runner: Runner, experiment: Experiment, path: Path, observer: Observer) -> bool:
     if RunDirectory(path).holds_run():
-        done = resume(
+        result = runner.resume(
             path,
             experiment.rounds,
             observer,
-            **{name: experiment.setting(name) for name in INDIFFERENT},
+            **{name: experiment.setting(name) for name in RESULT_NEUTRAL_SETTINGS},
         )
-        return done.summary is not None
-    return run(experiment, path, observer).summary is not None
+    else:
+        result = runner.run(experiment, path, observer)
+    return result.summary is not None
 
 
 @contextlib.contextmanager
-def _held_back(number: signal.Signals) -> Iterator[None]:
+def _blocked(number: signal.Signals) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -178,25 +203,25 @@ def _held_back(number: signal.Signals) -> Iterator[None]:
 
 
 _stop: list[Any] = []
-"""In a process of a crew: what the parent raises when runs are to end after their round."""
+"""In a process of a pool: what the parent sets when runs are to end after their round."""
 
 
-def _report_for_work(stop: Any, lifeline: Connection) -> None:
-    """Make this process end when its parent does or lets go of it; what Ctrl-C means it decides."""
+def _prepare_process(stop: Any, parent: Connection) -> None:
+    """Make this process end when its parent does or closes the pool; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
 
-    def watch() -> None:
+    def end_with_parent() -> None:
         # Nothing is ever sent: this returns when the other end is closed, by whatever it is.
         with contextlib.suppress(EOFError, OSError):
-            lifeline.recv_bytes()
+            parent.recv_bytes()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work(document: str, path: str) -> str | None:
+def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
     """Make one run in a process of its own; return None, "stopped", or what was wrong."""
     (stop,) = _stop
     observer = Observer(should_stop=lambda: bool(stop.value))
@@ -204,7 +229,7 @@ def _work(document: str, path: str) -> str | None:
         return "stopped"
     try:
         experiment = Experiment.parse_toml(document, Path(path))
-        finished = _run_plan(experiment, Path(path), observer)
+        finished = _run_or_resume(runner, experiment, Path(path), observer)
     except InvalidInput as error:
         return str(error)
     return None if finished else "stopped"

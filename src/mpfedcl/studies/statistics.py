@@ -15,7 +15,7 @@ LEVEL = 0.95
 """How often an interval made so contains the true difference."""
 
 Values = Sequence[float | None]
-"""A number a seed, in the same order for every method; None where a method has no such number."""
+"""A number per seed, in the same order for every method; None where a method has no such number."""
 Mark = Literal["best", "within"]
 Verdict = Literal["better", "worse", "no clear difference", "one seed"]
 
@@ -77,12 +77,12 @@ def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDiffe
     deviation = stdev(differences)
     if deviation <= rounding:
         deviation = 0.0
-    reach = interval_reach(count, level) * deviation
+    reach = interval_half_width(count, level) * deviation
     return PairedDifference(count, mean, deviation, mean - reach, mean + reach, level)
 
 
-def interval_reach(count: int, level: float = LEVEL) -> float:
-    """Return how many deviations an interval over so many seeds reaches to each side."""
+def interval_half_width(count: int, level: float = LEVEL) -> float:
+    """Return half the width of an interval over `count` seeds, in standard deviations."""
     # Imported where needed: most commands need no quantile. Not scipy.stats, which takes a second.
     from scipy.special import stdtrit
 
@@ -95,7 +95,7 @@ def find_best(values: Mapping[str, Values]) -> str | None:
     return max(means, key=lambda name: means[name]) if means else None
 
 
-def best_and_within(values: Mapping[str, Values], level: float = LEVEL) -> dict[str, Mark | None]:
+def mark_best(values: Mapping[str, Values], level: float = LEVEL) -> dict[str, Mark | None]:
     """Mark the method with the largest mean "best", and those not clearly behind it "within".
 
     Not clearly behind: the interval of the paired difference to the best contains 0. A method that

@@ -9,7 +9,8 @@ import tyro
 _TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-_Weights = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,15 @@ class Predict:
         tyro.conf.arg(metavar="IMAGES [IMAGES ...]", help_behavior_hint=""),
     ]
     """Files, folders (with all below them), patterns, npz archives (x_test, else x, else x_train),
-    or - for paths on standard input, one a line."""
+    or - for paths on standard input, one per line."""
     client: _Client = None
     """Predict with this client's personal model [default: the averaged model]."""
     false_alarms: float = 0.05
     """Flag as unknown what is farther away than all but this share of held-out images."""
-    weights: _Weights = None
+    weights: _File = None
     """The encoder's weights, where they have moved since the run."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print a JSON object a line and image; those that cannot be read have an `error`."""
+    json: _Flag = False
+    """Print a JSON object per image, one per line; those that cannot be read have an `error`."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ class Export:
     ] = None
     """Weights of 8 bits, about a quarter of the size (onnx); at most one point of accuracy less."""
     false_alarms: float = 0.05
-    """The share of held-out images beyond the threshold for unknown that the metadata tell."""
+    """Share of held-out images beyond the threshold for unknown, written into the metadata."""
     check_images: int = 1000
-    """Images that the file is checked with."""
-    weights: _Weights = None
+    """Number of images that the file is checked with."""
+    weights: _File = None
     """The encoder's weights, where they have moved since the run."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Where the file goes [default: below exported/ in the run's folder]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    out: _File = None
+    """Where the file is written [default: below exported/ in the run's folder]."""
+    json: _Flag = False
     """Print the file's metadata as JSON and nothing else."""
 
 
@@ -85,8 +86,8 @@ class Export:
 class Join:
     """Let a new client join a finished run: it takes the model and pool, and predicts at once.
 
-    Part of its images is held out and read before and after a little training. The run stays as it
-    is unless --add puts the client's prototypes into its pool; --leave takes them out again.
+    Part of its images is held out and tested before and after a little training. The run stays
+    as it is unless --add puts the client's prototypes into its pool; --leave takes them out again.
     Without --data it lists who has joined. Examples:
     `mpfedcl join runs/mine --data pictures --name clinic-7`,
     `mpfedcl join runs/mine --data pictures --name clinic-7 --epochs 5 --add`,
@@ -99,23 +100,21 @@ class Join:
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
     or FILE.npz; classes are the run's, some may be missing."""
     name: _Client = None
-    """What the client is called; nobody else in the run may be."""
+    """The client's name; no other client of the run may have it."""
     epochs: int = 1
     """Passes over its training images, as in a client's round; 0 takes the model as it is."""
     lr: _Number = None
     """Learning rate [default: the run's first, train.lr]."""
-    test_fraction: Annotated[
-        float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
-    ] = None
+    test_fraction: _Number = None
     """Share of the images of each class to hold out, where the data bring no test images of their
-    own [default: as the run dealt out its images]."""
-    add: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    own [default: as the run split its images]."""
+    add: _Flag = False
     """Put the client's prototypes into the run's pool, if the guard lets them pass."""
-    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """A client that has joined already does without its old prototypes; --add replaces them."""
+    replace: _Flag = False
+    """For a client that has joined already: leave its old prototypes out; --add replaces them."""
     leave: _Client = None
     """Take a client that has joined out of the pool again; goes with nothing else."""
-    weights: _Weights = None
+    weights: _File = None
     """The encoder's weights, where they have moved since the run."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print JSON."""

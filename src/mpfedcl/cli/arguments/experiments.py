@@ -19,11 +19,13 @@ _File = Annotated[
     tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
 ]
 _Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+_Jobs = Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Run one experiment, or go on with one.
+    """Run one experiment, or resume one.
 
     Settings come from the file if one is given, and flags win over it. Examples:
     `mpfedcl run`, `mpfedcl run --method fedavg --partition.alpha 0.5 --out runs/mine`,
@@ -35,11 +37,11 @@ class Run:
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _Folder = None
-    """Go on with the run in this folder; only --rounds, --engine, --workers, --trail, --track
+    """Resume the run in this folder; only --rounds, --engine, --workers, --trail, --track
     and --track-to may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print the summary as JSON and nothing else."""
     settings: _Settings = field(default_factory=Experiment)
 
@@ -48,8 +50,8 @@ class Run:
 class Compare:
     """Run several methods over several seeds and print mean(std) of the last round.
 
-    What is already there is not run again: the same command goes on after an interruption. Example:
-    `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
+    What is already there is not run again: the same command continues after an interruption.
+    Example: `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
     """
 
     file: _File = None
@@ -60,17 +62,16 @@ class Compare:
     """The seeds; each fixes data split, initial weights, batches and clustering."""
     out: _Folder = None
     """Folder for the comparison [default: a new one below runs/]."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    jobs: _Jobs = 0
     """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
     readings: Literal["headline", "all"] = "headline"
     """all: every method by all four readings on both tests."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print the comparison as JSON and nothing else."""
     settings: _Settings = field(default_factory=Experiment)
 
 
 _Paper = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-_Root = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class PaperList:
 
     out: _Paper = Path("runs/paper")
     """Folder of the results."""
-    root: _Root = None
+    root: _Folder = None
     """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print JSON."""
 
 
@@ -96,9 +97,9 @@ class PaperShow:
     """Table or figure; `mpfedcl paper list` names them."""
     out: _Paper = Path("runs/paper")
     """Folder of the results."""
-    root: _Root = None
+    root: _Folder = None
     """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print the result as JSON and nothing else."""
 
 
@@ -106,25 +107,25 @@ class PaperShow:
 class PaperRun:
     """Run tables and figures of the paper: our numbers beside its own.
 
-    Tables share runs, and what is there is not run again: the same command goes on after an
+    Tables share runs, and what is there is not run again: the same command continues after an
     interruption. Examples: `mpfedcl paper run all --quick`, `mpfedcl paper run label feature`.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
     """Tables and figures, or all; `mpfedcl paper list` names them."""
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """A few rounds and one seed: it shows that everything runs, the numbers mean nothing."""
+    quick: _Flag = False
+    """A few rounds and one seed: a test that everything runs; the numbers mean nothing."""
     seeds: tuple[int, ...] = ()
     """The seeds [default: 0 1 2; with --quick 0]."""
     tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
     """paper: its settings; tuned: each method's own knobs chosen on validation data."""
     out: _Paper = Path("runs/paper")
     """Folder for runs and results."""
-    root: _Root = None
+    root: _Folder = None
     """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    jobs: _Jobs = 0
     """Runs at the same time [default: 0, as many as there are cores]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print the results as JSON and nothing else."""
 
 
@@ -133,9 +134,9 @@ class Tune:
     """Choose each method's settings on validation images, by the same budget.
 
     Every method is tried with as many settings of its own knobs, a grid search; hopeless ones are
-    given up early. Images are held out of the clients' training images: no test image is opened.
-    What is already there is not run again: the same command goes on after an interruption. Example:
-    `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
+    dropped early. Images are held out of the clients' training images: no test image is opened.
+    What is already there is not run again: the same command continues after an interruption.
+    Example: `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
     `mpfedcl run runs/tuning/best-fedavg.toml`.
     """
 
@@ -150,13 +151,13 @@ class Tune:
     validation: float = 0.2
     """Share of each client's training images of each class that is held out to judge settings."""
     tolerance: float = 1.0
-    """Settings within so many standard errors of the best count as equal; of equals the one with
+    """Settings within this many standard errors of the best count as equal; of equals the one with
     the fewest changes is chosen."""
     out: _Folder = None
     """Folder for the search [default: a new one below runs/]."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = 0
+    jobs: _Jobs = 0
     """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print the search as JSON and nothing else."""
     settings: _Settings = field(default_factory=Experiment)
 
@@ -191,30 +192,30 @@ class Report:
     ]
     """Folders of runs, comparisons, searches or tables of the paper; one section each."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = None
-    """Where the page goes [default: report.html in the first folder]."""
+    """Where the page is written [default: report.html in the first folder]."""
 
 
 @dataclass(frozen=True)
 class Methods:
     """List the methods, one line each."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print JSON."""
 
 
 @dataclass(frozen=True)
 class DataList:
-    """List the data sets and tell which are here."""
+    """List the data sets, and which are in the data folder."""
 
     root: _Folder = None
     """Data folder to look in [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: _Flag = False
     """Print JSON."""
 
 
 @dataclass(frozen=True)
 class DataShow:
-    """Show how a data set is dealt out to clients, and draw it.
+    """Show how a data set is split among clients, and draw it.
 
     Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
     """
@@ -222,8 +223,8 @@ class DataShow:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "mnist-sample"
     """Data set."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
-    """Where the picture goes."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Where the picture is written."""
+    json: _Flag = False
     """Print JSON."""
     settings: _Settings = field(default_factory=Experiment)
 
@@ -235,7 +236,7 @@ _Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 class DataFetch:
     """Download the public originals of a data set and prepare them.
 
-    Interrupted, the same command goes on where it was. Examples: `mpfedcl data fetch mnist`,
+    After an interruption the same command continues. Examples: `mpfedcl data fetch mnist`,
     `mpfedcl data fetch digit5 --root data`.
     """
 
@@ -243,8 +244,8 @@ class DataFetch:
     """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
     root: _Folder = None
     """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Prepare domains anew that are there already."""
+    replace: _Flag = False
+    """Prepare domains again that are there already."""
 
 
 @dataclass(frozen=True)
@@ -260,17 +261,17 @@ class DataPrepare:
     """Folder with the originals, as their publishers offer them."""
     root: _Folder = None
     """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    replace: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Prepare domains anew that are there already."""
+    replace: _Flag = False
+    """Prepare domains again that are there already."""
 
 
 @dataclass(frozen=True)
 class DataCache:
     """Show what the cache of encoded images holds, or empty it."""
 
-    clear: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Drop everything; features are computed anew when next needed."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    clear: _Flag = False
+    """Drop everything; features are computed again when next needed."""
+    json: _Flag = False
     """Print JSON."""
 
 
@@ -282,10 +283,10 @@ class Pretrain:
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
-    """Where the encoder goes; a checkpoint after each epoch is kept beside it."""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on from the last whole epoch."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Where the encoder is written; a checkpoint after each epoch is kept beside it."""
+    resume: _Flag = False
+    """Resume after the last whole epoch."""
+    json: _Flag = False
     """Print JSON."""
     settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
         default_factory=PretrainSettings

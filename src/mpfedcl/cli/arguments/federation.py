@@ -107,7 +107,7 @@ class FederationStart:
     out: _OpenPath = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _OpenPath = None
-    """Go on with the run in this folder; only --rounds may be given too."""
+    """Resume the run in this folder; only --rounds may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype."""
     json: _Flag = False

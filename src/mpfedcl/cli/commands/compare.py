@@ -4,23 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Compare
-from mpfedcl.cli.commands.parallel_jobs import count_jobs
-from mpfedcl.cli.commands.run import describe_partition
-from mpfedcl.cli.progress import gentle_interrupt, messages, progress_bar, results
-from mpfedcl.files import free_folder, write_atomically
+from mpfedcl.cli.commands.parallel_jobs import find_job_count
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.files import unused_folder, write_atomically
 from mpfedcl.methods import READINGS
 from mpfedcl.report.tables import (
     MARKS,
     READING_TITLES,
-    Grid,
+    TextTable,
     explain_marks,
     mean_and_deviation,
 )
 from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
-from mpfedcl.tracking import read_failures
+from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.tracking import make_trackers, read_failures
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
@@ -28,40 +30,46 @@ _MOST_CLIENTS = 6
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
-    jobs = count_jobs("compare", arguments.file, arguments.settings, arguments.jobs)
-    path = arguments.out or free_folder(Path("runs") / "comparison")
+    jobs = find_job_count("compare", arguments.file, arguments.settings, arguments.jobs)
+    # What is missing is said before any run is begun.
+    make_trackers(arguments.settings.track)
+    path = arguments.out or unused_folder(Path("runs") / "comparison")
     comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
-    total = sum(plan.experiment.rounds for plan in comparison.plans)
-    console = messages()
-    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
-        task = bar.add_task(f"{len(comparison.plans)} runs", total=total, note="")
-        complete = comparison.run(
-            jobs, stop, lambda: bar.update(task, completed=comparison.rounds_done())
-        )
+    total = sum(each.experiment.rounds for each in comparison.planned_runs)
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console) as bar:
+        task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
+
+        def advance() -> None:
+            bar.update(task, completed=comparison.rounds_done())
+
+        complete = comparison.run(JobOptions(RUNNER, jobs, stop, advance))
     if not complete:
-        console.print(f"Stopped. The same command with --out {path} goes on where it stopped.")
+        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
         return 130
-    for plan in comparison.plans:
-        for sentence in read_failures(plan.path):
-            console.print(f"{plan.path.name}: {sentence}")
+    for each in comparison.planned_runs:
+        for sentence in read_failures(each.path):
+            console.print(f"{each.path.name}: {sentence}")
     content = comparison.collect()
     comparison.write(content)
     _draw(comparison)
-    grids = _grids(comparison, content, all_readings=arguments.readings == "all")
-    text = "\n".join(f"{grid.title}\n\n{grid.markdown()}" for grid in grids)
+    tables = _build_tables(comparison, content, all_readings=arguments.readings == "all")
+    text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(path / "table.md", text.encode())
     if arguments.json:
         print(json.dumps({"path": str(path), **content}, indent=2))
         return 0
-    for grid in grids:
-        grid.show(results())
-    results().print(f"comparison: {path}")
-    results().print("in it: table.md, comparison.json, accuracy.png, partition.png")
+    for table in tables:
+        table.show(stdout_console())
+    stdout_console().print(f"comparison: {path}")
+    stdout_console().print("in it: table.md, comparison.json, accuracy.png, partition.png")
     return 0
 
 
-def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: bool) -> list[Grid]:
-    experiment = comparison.plans[0].experiment
+def _build_tables(
+    comparison: Comparison, content: dict[str, Any], *, all_readings: bool
+) -> list[TextTable]:
+    experiment = comparison.planned_runs[0].experiment
     num_seeds = len(content["seeds"])
     over = f"as mean(std) over {num_seeds} seeds" if num_seeds > 1 else "of one seed"
     setting = (
@@ -70,16 +78,16 @@ def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: boo
         f"accuracy % {over}"
     )
     methods: dict[str, Any] = content["methods"]
-    # Of one method there is nothing to say.
-    several = len(methods) > 1
+    # Of one method there is nothing to compare.
+    several_methods = len(methods) > 1
     marks = {
         test: {
-            name: MARKS[mark] if mark and several else ""
+            name: MARKS[mark] if mark and several_methods else ""
             for name, mark in content["differences"][test]["marks"].items()
         }
         for test in TESTS
     }
-    headline = Grid(
+    headline = TextTable(
         setting,
         ["method", "read by", "own test", "union test", "MB sent", "seconds"],
         [
@@ -96,14 +104,14 @@ def _grids(comparison: Comparison, content: dict[str, Any], *, all_readings: boo
             ]
             for name, entry in methods.items()
         ],
-        explain_marks(num_seeds) if several else "",
+        explain_marks(num_seeds) if several_methods else "",
     )
     if not all_readings:
         return [headline]
-    return [headline, *_client_grids(methods), *_reading_grids(methods)]
+    return [headline, *_client_tables(methods), *_reading_tables(methods)]
 
 
-def _client_grids(methods: dict[str, Any]) -> list[Grid]:
+def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
     """Return who is left behind: each client by the method's own reading; none if too many."""
     clients = list(next(iter(methods.values()))["accuracy_per_client"])
     if len(clients) > _MOST_CLIENTS:
@@ -112,17 +120,19 @@ def _client_grids(methods: dict[str, Any]) -> list[Grid]:
         [name, *(mean_and_deviation(entry["accuracy_per_client"][each]) for each in clients)]
         for name, entry in methods.items()
     ]
-    return [Grid("each client's own test, by the method's own reading", ["method", *clients], rows)]
+    return [
+        TextTable("each client's own test, by the method's own reading", ["method", *clients], rows)
+    ]
 
 
-def _reading_grids(methods: dict[str, Any]) -> list[Grid]:
-    """Return a table a test with all four readings, or one where both tests are the same."""
+def _reading_tables(methods: dict[str, Any]) -> list[TextTable]:
+    """Return a table per test with all four readings, or one where both tests are the same."""
     same = all(entry["readings"]["own"] == entry["readings"]["union"] for entry in methods.values())
     titles = {"own": "own test", "union": "union test"}
     if same:
         titles = {"own": "own test, which is the union test here"}
     return [
-        Grid(
+        TextTable(
             f"all four readings on the {title} (* the one a method is judged by)",
             ["method", *(READING_TITLES[reading] for reading in READINGS)],
             [
@@ -146,8 +156,8 @@ def _draw(comparison: Comparison) -> None:
     from mpfedcl.report.figures import Curve, draw_curves, draw_partition
 
     curves: dict[str, list[Curve]] = {}
-    for plan in comparison.plans:
-        directory = RunDirectory(plan.path)
+    for each in comparison.planned_runs:
+        directory = RunDirectory(each.path)
         summary = directory.read_summary()
         assert summary is not None
         reading = summary["reading"]
@@ -156,8 +166,8 @@ def _draw(comparison: Comparison) -> None:
             for record in directory.read_records()
             if record["accuracy"]
         ]
-        curves.setdefault(f"{plan.method} ({READING_TITLES[reading]})", []).append(curve)
-    first = comparison.plans[0]
+        curves.setdefault(f"{each.method} ({READING_TITLES[reading]})", []).append(curve)
+    first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
     draw_curves(
         curves,

@@ -9,8 +9,8 @@ from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
 from mpfedcl.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from mpfedcl.data.fetch.download import Patience, Report
-    from mpfedcl.data.fetch.originals import Collection
+    from mpfedcl.data.fetch.download import DownloadProgress, RetryPolicy
+    from mpfedcl.data.fetch.public_sources import PublicSource
     from mpfedcl.data.prepare import Preparation
 
 
@@ -25,33 +25,33 @@ def data_prepare_command(arguments: DataPrepare) -> int:
 
 
 def fetch_command(
-    name: str, root: Path | None, replace: bool = False, patience: "Patience | None" = None
+    name: str, root: Path | None, replace: bool = False, retries: "RetryPolicy | None" = None
 ) -> int:
     """Download what a set needs, prepare it, and tell what is left to do by hand."""
-    from mpfedcl.data.fetch.download import fetch_collection
-    from mpfedcl.data.fetch.originals import fetch_plan
+    from mpfedcl.data.fetch.download import fetch_source
+    from mpfedcl.data.fetch.public_sources import fetch_plan
     from mpfedcl.data.prepare import prepare_set
     from mpfedcl.data.prepare.destination import is_prepared
-    from mpfedcl.files import hold_folder
+    from mpfedcl.files import lock_folder
 
     plan = fetch_plan(name)
     data = _data_folder(root)
     folder, originals = data / plan.set_name, data / "originals"
-    for collection in plan.collections:
-        if not replace and all(is_prepared(folder, domain) for domain in collection.domains):
+    for public_source in plan.sources:
+        if not replace and all(is_prepared(folder, domain) for domain in public_source.domains):
             continue
-        place = originals / collection.name
-        with hold_folder(place), _show_progress(collection) as report:
-            fetch_collection(collection, place, patience, report)
-        _say(f"originals of {collection.name}: {place}")
+        download_folder = originals / public_source.name
+        with lock_folder(download_folder), _show_progress(public_source) as report:
+            fetch_source(public_source, download_folder, retries, report)
+        _print(f"originals of {public_source.name}: {download_folder}")
     originals.mkdir(parents=True, exist_ok=True)
     # A whole set also takes the parts that a person has put there; a part of one only itself.
-    fetched = {domain for collection in plan.collections for domain in collection.domains}
+    fetched = {domain for public_source in plan.sources for domain in public_source.domains}
     only = None if name == plan.set_name else fetched
     preparation = prepare_set(plan.set_name, originals, folder, replace, only)
-    _tell(plan.set_name, preparation)
+    _print_preparation(plan.set_name, preparation)
     if plan.by_hand and preparation.missing:
-        _say(plan.by_hand.format(folder=originals))
+        _print(plan.by_hand.format(folder=originals))
     return 0
 
 
@@ -72,34 +72,34 @@ def prepare_command(name: str, source: Path, root: Path | None, replace: bool = 
             f"source is {str(source)!r}, which holds no originals of {name}; it must hold at least "
             f"one of: {sought}."
         )
-    _tell(name, preparation)
+    _print_preparation(name, preparation)
     return 0
 
 
 def _data_folder(root: Path | None) -> Path:
-    from mpfedcl.data.reader import data_folder
+    from mpfedcl.data.reader import find_data_folder
     from mpfedcl.experiment.settings import DatasetSettings
 
-    return data_folder(DatasetSettings(root=root))[0]
+    return find_data_folder(DatasetSettings(root=root))[0]
 
 
-def _tell(name: str, preparation: "Preparation") -> None:
+def _print_preparation(name: str, preparation: "Preparation") -> None:
     lines = [f"{name}: {preparation.folder}"]
     lines += [f"  prepared {domain}: {what}" for domain, what in preparation.prepared.items()]
     lines += [f"  kept {domain}: it was there already" for domain in preparation.kept]
     lines += [f"  missing {domain}: {what}" for domain, what in preparation.missing.items()]
-    _say("\n".join(lines))
+    _print("\n".join(lines))
 
 
-def _say(text: str) -> None:
-    from mpfedcl.cli.progress import results
+def _print(text: str) -> None:
+    from mpfedcl.cli.progress import stdout_console
 
     # Paths are neither broken into lines nor read as markup.
-    results().print(text, soft_wrap=True, markup=False)
+    stdout_console().print(text, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def _show_progress(collection: "Collection") -> "Iterator[Report]":
+def _show_progress(public_source: "PublicSource") -> "Iterator[DownloadProgress]":
     """Draw a bar a file, on a terminal only."""
     from rich.progress import (
         BarColumn,
@@ -110,10 +110,10 @@ def _show_progress(collection: "Collection") -> "Iterator[Report]":
         TransferSpeedColumn,
     )
 
-    from mpfedcl.cli.progress import messages
-    from mpfedcl.data.fetch.originals import Original
+    from mpfedcl.cli.progress import stderr_console
+    from mpfedcl.data.fetch.public_sources import PublicFile
 
-    console = messages()
+    console = stderr_console()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -123,14 +123,14 @@ def _show_progress(collection: "Collection") -> "Iterator[Report]":
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         tasks = {
-            original: progress.add_task(original.name, total=original.size, start=False)
-            for original in collection.files
+            public_file: progress.add_task(public_file.name, total=public_file.size, start=False)
+            for public_file in public_source.files
         }
 
-        def report(original: Original, on_disk: int) -> None:
-            task = progress.tasks[tasks[original]]
+        def report(public_file: PublicFile, on_disk: int) -> None:
+            task = progress.tasks[tasks[public_file]]
             if not task.started:
-                progress.start_task(tasks[original])
-            progress.update(tasks[original], completed=on_disk)
+                progress.start_task(tasks[public_file])
+            progress.update(tasks[public_file], completed=on_disk)
 
         yield report

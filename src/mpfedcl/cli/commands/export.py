@@ -4,44 +4,47 @@ import json
 from contextlib import nullcontext
 from typing import Any
 
-from mpfedcl.cli.arguments.deployment import Export as ExportArguments
-from mpfedcl.cli.progress import messages, results
-from mpfedcl.deployment.export.exporter import Export, export_run
+from mpfedcl.cli.arguments.deployment import Export
+from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.deployment.export.exporter import ExportSettings, export_run
 from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.errors import InvalidInput
 
 
-def export_command(asked: ExportArguments) -> int:
+def export_command(arguments: Export) -> int:
     """Write the file, then say what was checked."""
-    if asked.check_images < 1:
-        raise InvalidInput(f"check_images is {asked.check_images}; it must be at least 1.")
+    if arguments.check_images < 1:
+        raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
     predictor = Predictor.load(
-        asked.run, asked.client, false_alarms=asked.false_alarms, weights=asked.weights
+        arguments.run,
+        arguments.client,
+        false_alarms=arguments.false_alarms,
+        weights=arguments.weights,
     )
-    wanted = Export(
-        asked.format,
-        asked.reading,
-        asked.encoder == "include",
-        asked.quantize is not None,
-        asked.check_images,
+    wanted = ExportSettings(
+        arguments.format,
+        arguments.reading,
+        arguments.encoder == "include",
+        arguments.quantize is not None,
+        arguments.check_images,
     )
-    console = messages()
+    console = stderr_console()
     with console.status("exporting") if console.is_terminal else nullcontext():
-        done = export_run(predictor, wanted, asked.out)
-    if asked.json:
+        done = export_run(predictor, wanted, arguments.out)
+    if arguments.json:
         told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
         print(json.dumps(told, indent=2))
         return 0
     note = done.note
     shape = " x ".join(str(size) for size in note["input"]["shape"])
-    results().print(
+    stdout_console().print(
         f"{note['model']} model, by {note['reading']}: {note['input']['name']} {shape} "
         f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
         f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
     )
     if note["checked"] is not None:
-        results().print(_say_checked(note["checked"]))
-    results().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
+        stdout_console().print(_say_checked(note["checked"]))
+    stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
     return 0
 
 

@@ -3,9 +3,9 @@
 import json
 
 from mpfedcl.cli.arguments.experiments import DataCache
-from mpfedcl.cli.progress import results
+from mpfedcl.cli.progress import stdout_console
 from mpfedcl.encoders.feature_cache import FeatureCache
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 
 def data_cache_command(arguments: DataCache) -> int:
@@ -29,5 +29,5 @@ def data_cache_command(arguments: DataCache) -> int:
         f"{cache.path}: {content.bytes / 1024**2:,.1f} MiB of at most {cache.limit / 1024**2:,.0f}"
     )
     rows = [[name, f"{count:,}"] for name, count in content.encoders.items()]
-    Grid(title, ["encoder", "images"], rows or [["none", "0"]]).show(results())
+    TextTable(title, ["encoder", "images"], rows or [["none", "0"]]).show(stdout_console())
     return 0

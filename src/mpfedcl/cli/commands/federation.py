@@ -4,27 +4,26 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 from mpfedcl.cli.arguments.federation import FederationInit, FederationServer
-from mpfedcl.cli.progress import messages, results
+from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.errors import InvalidInput
 from mpfedcl.network.flower.programs import (
-    end_starters,
+    end_app_starters,
     environment,
-    find_starters,
-    is_taken,
-    last_words,
+    find_app_starters,
+    local_address,
     program,
-    reach,
     register_clients,
-    running,
     superlink_command,
-    wait_for_port,
     write_connection,
 )
+from mpfedcl.network.processes import end_of_log, is_port_in_use, running, wait_for_port
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
 
-_LOOK_SECONDS = 5.0
-"""Between two looks for clients that were added while the server runs."""
+_POLL_SECONDS = 5.0
+"""Between two checks for clients that were added while the server runs."""
 
 
 def federation_init_command(arguments: FederationInit) -> int:
@@ -40,7 +39,7 @@ def federation_init_command(arguments: FederationInit) -> int:
     width = len(str(count - 1))
     names = arguments.names or tuple(f"client-{number:0{width}}" for number in range(count))
     folder = make_federation(arguments.directory, names, arguments.host, arguments.port)
-    console = results()
+    console = stdout_console()
     console.print(f"{folder.root}: {len(folder.clients)} clients, {', '.join(folder.clients)}")
     console.print(f"Next: mpfedcl federation server {folder.root}")
     console.print(f"What goes to which machine: {folder.root / 'README.md'}")
@@ -50,12 +49,10 @@ def federation_init_command(arguments: FederationInit) -> int:
 def federation_server_command(arguments: FederationServer) -> int:
     """Run Flower's SuperLink, and let the clients' keys in."""
     folder = ServerFolder.open(arguments.directory)
-    console = messages()
-    host = reach(arguments.bind)
-    if is_taken(host, folder.port):
-        raise InvalidInput(
-            f"port is {folder.port}; somebody listens there already: end that server first."
-        )
+    console = stderr_console()
+    host = local_address(arguments.bind)
+    if is_port_in_use(host, folder.port):
+        raise InvalidInput(f"port is {folder.port}; it is already in use: end that server first.")
     if not arguments.insecure:
         check_private(folder.server / "server.key")
     write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
@@ -63,43 +60,46 @@ def federation_server_command(arguments: FederationServer) -> int:
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
     command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
-    starters: set[int] = set()
+    starters: set[psutil.Process] = set()
     end_by_signals()
     try:
         with running(command, environment(folder.flower_home), log) as process:
             wait_for_port(process, host, folder.port, log)
             if not arguments.insecure:
                 register_clients(folder)
-            words = "without TLS or keys" if arguments.insecure else "TLS, node keys"
+            security = "without TLS or keys" if arguments.insecure else "TLS, node keys"
             console.print(
-                f"Server at {arguments.bind}:{folder.port} ({words}); log: {log}. Ctrl-C ends it."
+                f"Server at {arguments.bind}:{folder.port} ({security}); log: {log}. "
+                "Ctrl-C ends it."
             )
-            seen = folder.clients
-            starters |= find_starters(process)
+            known = folder.clients
+            starters |= find_app_starters(process)
             while process.poll() is None:
-                time.sleep(_LOOK_SECONDS)
-                starters |= find_starters(process)
-                seen = _let_in_new(arguments, folder.root, seen)
-            raise InvalidInput(f"the server ended; {log} says why: {last_words(log)}")
+                time.sleep(_POLL_SECONDS)
+                starters |= find_app_starters(process)
+                known = _register_new_clients(arguments, folder.root, known)
+            raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log)}")
     except KeyboardInterrupt:
         console.print("Server ended.")
         return 0
     finally:
-        end_starters(starters)
+        end_app_starters(starters)
 
 
-def _let_in_new(arguments: FederationServer, root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:
+def _register_new_clients(
+    arguments: FederationServer, root: Path, known: tuple[str, ...]
+) -> tuple[str, ...]:
     """Register clients that `init` has added since; return who is known now."""
     try:
         folder = ServerFolder.open(root)
-        if folder.clients != seen and not arguments.insecure:
+        if folder.clients != known and not arguments.insecure:
             register_clients(folder)
-            new = [name for name in folder.clients if name not in seen]
-            messages().print(f"New clients: {', '.join(new)}")
+            new = [name for name in folder.clients if name not in known]
+            stderr_console().print(f"New clients: {', '.join(new)}")
     except InvalidInput as error:
-        # Whatever is wrong with a newcomer must not end a federation that works.
-        messages().print(f"New clients cannot be let in yet: {error}")
-        return seen
+        # Whatever is wrong with a new client must not end a federation that works.
+        stderr_console().print(f"New clients cannot be let in yet: {error}")
+        return known
     return folder.clients
 
 

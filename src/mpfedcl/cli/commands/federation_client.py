@@ -9,33 +9,27 @@ import tomli_w
 
 from mpfedcl.cli.arguments.federation import FederationClient
 from mpfedcl.cli.commands.federation import check_private, end_by_signals
-from mpfedcl.cli.progress import messages
+from mpfedcl.cli.progress import stderr_console
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.network.flower.connection import check_line
-from mpfedcl.network.flower.programs import (
-    end,
-    environment,
-    program,
-    resident_command,
-    start,
-    supernode_command,
-)
+from mpfedcl.network.flower.connection import check_connection
+from mpfedcl.network.flower.programs import environment, program, service_command, supernode_command
+from mpfedcl.network.processes import end, start
 from mpfedcl.network.setup.folders import ClientFolder
 
-_LOOK_SECONDS = 0.5
-_AGAIN_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+_RESTART_SECONDS = 5.0
 """Before a program that has ended is started again."""
 _REFUSED_SECONDS = 90.0
-"""A server believes for up to 60 seconds that a client which was killed is there, and refuses it
-under the same key for as long; who is refused for longer is not wanted."""
-_RESIDENT, _NODE = "the process of its data", "its Flower process"
+"""A server takes up to 60 seconds to notice that a client was killed, and refuses another with the
+same key for as long; one that is refused for longer may not take part."""
+_SERVICE, _NODE = "its service", "its Flower process"
 _REFUSAL = "Failed to activate SuperNode"
-_WELCOME = "SuperNode ID:"
+_ACCEPTED = "SuperNode ID:"
 
 
 def federation_client_command(arguments: FederationClient) -> int:
-    """Run Flower's SuperNode for one client, and the process in which its data stay."""
+    """Run Flower's SuperNode for one client, and the service that keeps its data loaded."""
     client = ClientFolder.open(arguments.directory, arguments.name)
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
@@ -46,27 +40,27 @@ def federation_client_command(arguments: FederationClient) -> int:
     if arguments.data is not None:
         from mpfedcl.data.own_images import open_own_images
 
-        # Now, not in the first round: whoever starts a client is still looking.
+        # Now, not in the first round: whoever starts a client is still watching.
         open_own_images(arguments.data, None)
     if not arguments.insecure:
         check_private(client.key)
     program("flower-supernode")
     server = arguments.server or client.server
-    console = messages()
+    console = stderr_console()
     authority = None if arguments.insecure else client.authority
-    if why := check_line(server, authority):
+    if why := check_connection(server, authority):
         console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
     end_by_signals()
     try:
         # Not in the client's folder: the path of a socket must be short.
         with tempfile.TemporaryDirectory(prefix="mpfedcl-") as place:
-            _Keeper(arguments, client, server, Path(place) / "site").keep()
+            _ClientSupervisor(arguments, client, server, Path(place) / "service").supervise()
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")
     return 0
 
 
-class _Keeper:
+class _ClientSupervisor:
     """Keeps a client's two programs running, and says so when one had to be started again."""
 
     def __init__(
@@ -76,15 +70,15 @@ class _Keeper:
         self._is_insecure = arguments.insecure
         self._log = client.root / "supernode.log"
         self._config, self._socket = client.root / "node.toml", socket
-        values = {**_node_config(arguments, client), "resident": str(socket)}
+        values = {**_node_config(arguments, client), "service": str(socket)}
         write_atomically(self._config, tomli_w.dumps(values).encode())
         self._refused_since: float | None = None
         self._log_before = 0
-        self._console = messages()
+        self._console = stderr_console()
 
-    def keep(self) -> None:
+    def supervise(self) -> None:
         """Start both programs, and start them again whenever they end, until interrupted."""
-        begin = {_RESIDENT: self._start_resident, _NODE: self._start_node}
+        begin = {_SERVICE: self._start_service, _NODE: self._start_node}
         running: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for what in begin:
@@ -94,35 +88,35 @@ class _Keeper:
                 "Ctrl-C ends it."
             )
             while True:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 for what, process in list(running.items()):
                     if process.poll() is not None:
                         # Its children, if any are left.
                         end(running.pop(what))
                         self._explain(what, process.returncode)
-                        time.sleep(_AGAIN_SECONDS)
+                        time.sleep(_RESTART_SECONDS)
                         running[what] = begin[what]()
         finally:
             for process in running.values():
                 end(process)
 
     def _explain(self, what: str, code: int) -> None:
-        said = self._words()
-        if what == _NODE and _REFUSAL in said and _WELCOME not in said:
-            self._bear_refusal()
+        log = self._new_log()
+        if what == _NODE and _REFUSAL in log and _ACCEPTED not in log:
+            self._wait_out_refusal()
             return
         ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
         self._console.print(
             f"{self._client.name}: {what} {ended} and is started again; log: {self._log}."
         )
 
-    def _bear_refusal(self) -> None:
+    def _wait_out_refusal(self) -> None:
         now = time.monotonic()
         if self._refused_since is None:
             self._refused_since = now
             self._console.print(
-                f"The server does not let {self._client.name} in: for a minute after a client was "
-                f"killed it believes it to be there. Trying again for {_REFUSED_SECONDS:g} s."
+                f"The server does not let {self._client.name} in: it takes a minute to notice that "
+                f"a client was killed. Trying again for {_REFUSED_SECONDS:g} s."
             )
         elif now - self._refused_since > _REFUSED_SECONDS:
             raise InvalidInput(
@@ -131,16 +125,17 @@ class _Keeper:
                 "mpfedcl federation init on the server."
             )
 
-    def _words(self) -> str:
+    def _new_log(self) -> str:
+        """Return what the SuperNode has logged since it was last started."""
         with self._log.open("rb") as file:
             file.seek(self._log_before)
-            said = file.read().decode(errors="replace")
-        if _WELCOME in said:
+            log = file.read().decode(errors="replace")
+        if _ACCEPTED in log:
             self._refused_since = None
-        return said
+        return log
 
-    def _start_resident(self) -> subprocess.Popen[bytes]:
-        return self._start(resident_command(self._config, self._socket))
+    def _start_service(self) -> subprocess.Popen[bytes]:
+        return self._start(service_command(self._config, self._socket))
 
     def _start_node(self) -> subprocess.Popen[bytes]:
         self._log_before = self._log.stat().st_size if self._log.is_file() else 0
@@ -155,7 +150,7 @@ class _Keeper:
 
 
 def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int]:
-    """Return what the client's own process is told; none of it is sent to the server."""
+    """Return the settings of the client's own processes; none of it is sent to the server."""
     paths = {
         "memory": client.memory,
         "data": arguments.data,

@@ -1,33 +1,33 @@
 """`mpfedcl federation start`: hand a run to the server and watch it."""
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.progress import Progress, TaskID
 
 from mpfedcl.cli.arguments.federation import FederationStart
-from mpfedcl.cli.commands.run import draw_figures, note_round, show_result
-from mpfedcl.cli.progress import gentle_interrupt, messages, progress_bar
+from mpfedcl.cli.commands.run import describe_round, draw_figures, show_result
+from mpfedcl.cli.progress import progress_bar, stderr_console, stop_after_round
 from mpfedcl.errors import InvalidInput, RunCutShort
-from mpfedcl.files import free_folder
-from mpfedcl.network.flower.programs import is_running, stop_run, submit
+from mpfedcl.files import unused_folder
+from mpfedcl.network.flower.programs import is_server_running, stop_run, submit
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import read_status, stop_file
 from mpfedcl.network.setup.folders import ServerFolder
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_loop import RunResult
+from mpfedcl.runs.observer import RunResult
 
-_LOOK_SECONDS = 0.3
-_REACH_SECONDS, _REACH_TRIES = 5.0, 5
-"""How often the server is looked for, and how often in vain before it counts as gone."""
-_STILL_SECONDS = 60.0
-"""A run's process shows every second that it lives; this long in vain, and it does not."""
+_POLL_SECONDS = 0.3
+_SERVER_CHECK_SECONDS, _SERVER_CHECK_TRIES = 5.0, 5
+"""How often the server is checked, and how many failed tries mean that it has gone."""
+_SILENT_SECONDS = 60.0
+"""A run's process touches its status every second; one silent for this long has gone."""
 _ENDS = ("done", "stopped", "failed")
 _BEGIN_SECONDS = 120.0
-"""Until the server's process has said its first word; then it is asked whether it lives."""
+"""Until the server's process has written its first status."""
 
 
 def federation_start_command(arguments: FederationStart) -> int:
@@ -35,37 +35,37 @@ def federation_start_command(arguments: FederationStart) -> int:
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
     if arguments.resume is None:
-        # Now: whoever starts a run is still looking, and the server may be far away.
+        # Now: whoever starts a run is still watching, and the server may be far away.
         check_experiment(arguments.settings)
     under_way = read_status(folder.status)
     if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
         raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
-    console = messages()
-    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
         folder.status.unlink(missing_ok=True)
         stop_file(folder.status).unlink(missing_ok=True)
-        number = submit(folder, _order(arguments, folder, path))
-        follower = _Follower(folder, path, bar, task)
+        number = submit(folder, _run_config(arguments, folder, path))
+        follower = _RunFollower(folder, path, bar, task)
         try:
-            while follower.goes_on():
+            while follower.is_running():
                 if stop():
                     stop_file(folder.status).touch()
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             with contextlib.suppress(InvalidInput):
                 stop_run(folder, number)
             raise
         finally:
             stop_file(folder.status).unlink(missing_ok=True)
-    return _conclude(arguments, follower, path)
+    return _report_end(arguments, follower, path)
 
 
 def _choose_path(arguments: FederationStart) -> Path:
     if arguments.resume is not None:
         if arguments.out is not None or arguments.file is not None:
             raise InvalidInput(
-                "resume goes with --rounds alone; a file or --out must not be given."
+                "resume allows only --rounds beside it; a file or --out must not be given."
             )
         if not RunDirectory(arguments.resume).holds_run():
             raise InvalidInput(
@@ -73,7 +73,7 @@ def _choose_path(arguments: FederationStart) -> Path:
             )
         return arguments.resume
     method = arguments.settings.method.rpartition(":")[2]
-    path = arguments.out or free_folder(Path("runs") / f"{method}-{arguments.directory.name}")
+    path = arguments.out or unused_folder(Path("runs") / f"{method}-{arguments.directory.name}")
     if path.exists() and any(path.iterdir()):
         raise InvalidInput(
             f"out is {str(path)!r}; it must be a new or an empty folder, or be given as --resume."
@@ -81,7 +81,7 @@ def _choose_path(arguments: FederationStart) -> Path:
     return path
 
 
-def _order(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict[str, str]:
+def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict[str, str]:
     """Return the run configuration: one document, and places on this machine."""
     places = {"status": str(folder.status.resolve())}
     if arguments.resume is not None:
@@ -96,21 +96,21 @@ def _order(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict
     return {**places, "experiment": experiment.to_toml(), "out": str(path.resolve())}
 
 
-class _Follower:
-    """Looks at what the server's process writes, and shows it."""
+class _RunFollower:
+    """Reads the status that the server's process writes, and shows it."""
 
     def __init__(self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID) -> None:
         self.status: dict[str, Any] = {}
         self.round = 0
-        """The last that was seen to begin."""
+        """The last round that was seen to begin."""
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task = bar, task
         self._began = time.monotonic()
         self._reached = self._moved = self._began
         self._modified = 0.0
 
-    def goes_on(self) -> bool:
-        """Show where the run is; tell whether it is still going on."""
+    def is_running(self) -> bool:
+        """Show where the run is; tell whether it is still under way."""
         self.status = read_status(self._folder.status) or self.status
         if not self.status:
             if time.monotonic() - self._began > _BEGIN_SECONDS:
@@ -118,20 +118,20 @@ class _Follower:
                     f"the server has not begun within {_BEGIN_SECONDS:g} s; "
                     f"{self._folder.server / 'superlink.log'} says why."
                 )
-            self._look_for_server()
+            self._check_server()
             return True
         if self.status["what"] in _ENDS:
             return False
         if not self._is_moving() or not _is_alive(int(self.status["pid"])):
-            # It may have said its last word between the two looks.
+            # It may have written its last status between the two checks.
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:
                 raise RunCutShort(
-                    "the server's process has gone; what was done is kept. Go on with: mpfedcl "
+                    "the server's process has gone; what was done is kept. Resume with: mpfedcl "
                     f"federation start {self._folder.root} --resume {self._directory.path}"
                 )
             return False
-        self._look_for_server()
+        self._check_server()
         self._show()
         return True
 
@@ -141,52 +141,52 @@ class _Follower:
             modified = self._folder.status.stat().st_mtime
             if modified != self._modified:
                 self._modified, self._moved = modified, time.monotonic()
-        return time.monotonic() - self._moved < _STILL_SECONDS
+        return time.monotonic() - self._moved < _SILENT_SECONDS
 
-    def _look_for_server(self) -> None:
-        """A run does not outlive its server, but its process may hang on."""
+    def _check_server(self) -> None:
+        """Refuse to wait without a server: a run does not outlive it, but its process may hang."""
         now = time.monotonic()
-        if now - self._reached < _REACH_SECONDS:
+        if now - self._reached < _SERVER_CHECK_SECONDS:
             return
-        if any(is_running(self._folder) for _ in range(_REACH_TRIES)):
+        if any(is_server_running(self._folder) for _ in range(_SERVER_CHECK_TRIES)):
             self._reached = now
             return
         raise RunCutShort(
-            "the server has gone; what was done is kept. Start it again, then go on with: mpfedcl "
+            "the server has gone; what was done is kept. Start it again, then resume with: mpfedcl "
             f"federation start {self._folder.root} --resume {self._directory.path}"
         )
 
     def _show(self) -> None:
-        said = self.status
-        if "wanted" in said:
-            note = f"{len(said['here'])} of {said['wanted']} clients are here"
-            self._bar.update(self._task, description=said["what"], note=note)
+        status = self.status
+        if "wanted" in status:
+            note = f"{len(status['here'])} of {status['wanted']} clients are here"
+            self._bar.update(self._task, description=status["what"], note=note)
             return
-        self.round = said["round"]
+        self.round = status["round"]
         records = self._directory.read_records()
-        accuracy = note_round(records[-1]) if records else ""
-        waiting = ", ".join(said["waiting"][:4]) + (" ..." if len(said["waiting"]) > 4 else "")
-        missing = f"  missing: {', '.join(said['missing'][:4])}" if said["missing"] else ""
+        accuracy = describe_round(records[-1]) if records else ""
+        waiting = ", ".join(status["waiting"][:4]) + (" ..." if len(status["waiting"]) > 4 else "")
+        missing = f"  missing: {', '.join(status['missing'][:4])}" if status["missing"] else ""
         self._bar.update(
             self._task,
-            description=said["what"],
-            total=said["rounds"],
-            completed=min(said["round"] - 1, said["rounds"]),
-            note=f"{accuracy}  {said['answered']} answered, waiting for: {waiting}{missing}",
+            description=status["what"],
+            total=status["rounds"],
+            completed=min(status["round"] - 1, status["rounds"]),
+            note=f"{accuracy}  {status['answered']} answered, waiting for: {waiting}{missing}",
         )
 
 
-def _conclude(arguments: FederationStart, follower: _Follower, path: Path) -> int:
+def _report_end(arguments: FederationStart, follower: _RunFollower, path: Path) -> int:
     what = follower.status["what"]
     if what == "failed":
         raise RunCutShort(str(follower.status.get("error", "the server's log says why")))
     directory = RunDirectory(path)
     records, experiment = directory.read_records(), directory.read_experiment()
     if what == "stopped":
-        # The record of the last round waits for what clients will read of it with the next one.
+        # The record of the last round waits for its evaluation by clients with the next one.
         done = max(len(records), follower.round)
-        messages().print(
-            f"Stopped after round {done} of {experiment.rounds}. Go on with: mpfedcl "
+        stderr_console().print(
+            f"Stopped after round {done} of {experiment.rounds}. Resume with: mpfedcl "
             f"federation start {arguments.directory} --resume {path}"
         )
         return 130
@@ -197,14 +197,11 @@ def _conclude(arguments: FederationStart, follower: _Follower, path: Path) -> in
     return 0
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(number: int) -> bool:
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        # One that was killed and whose parent has not noticed yet is not alive.
+        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:
         return True
-    with contextlib.suppress(OSError):
-        # Where there is /proc: one that was killed and that nobody has looked after is not alive.
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    except psutil.NoSuchProcess:
+        return False

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from mpfedcl.cli.arguments.deployment import Join
-from mpfedcl.cli.progress import messages, results
-from mpfedcl.deployment.join import Joined, join, leave, list_joined
+from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.deployment.join import JoinResult, join, leave, list_joined
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.tables import Grid, percent
+from mpfedcl.report.tables import TextTable, percent
 
 _READINGS = {
     "classifier": "classifier",
@@ -26,7 +26,7 @@ def join_command(arguments: Join) -> int:
         return _list(arguments)
     if arguments.name is None:
         raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
-    console = messages()
+    console = stderr_console()
     joined = join(
         arguments.run,
         arguments.data,
@@ -37,9 +37,9 @@ def join_command(arguments: Join) -> int:
         weights=arguments.weights,
         add=arguments.add,
         replace=arguments.replace,
-        tell=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
+        on_progress=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
     )
-    rejected = joined.learned.rejected
+    rejected = joined.outcome.rejected
     if arguments.json:
         told = {**joined.to_json(), "added": joined.was_added, "rejected": rejected}
         print(json.dumps(told, indent=2))
@@ -50,13 +50,13 @@ def join_command(arguments: Join) -> int:
     return 0
 
 
-def _show(arguments: Join, joined: Joined) -> None:
-    console = results()
+def _show(arguments: Join, joined: JoinResult) -> None:
+    console = stdout_console()
     epochs = f"{joined.epochs} epoch{'s' if joined.epochs > 1 else ''}"
     rows = {"the run's model": joined.before}
     if joined.epochs:
         rows[f"after {epochs}, lr {joined.lr:g}"] = joined.after
-    Grid(
+    TextTable(
         f"{joined.client} joins {arguments.run}: accuracy % on its own {joined.test_images:,} test "
         "images",
         ["model", *_READINGS.values()],
@@ -64,7 +64,7 @@ def _show(arguments: Join, joined: Joined) -> None:
     ).show(console)
     if not joined.test_images:
         console.print("There is no image to test on: too few of a class to hold any out.")
-    count = len(joined.learned.prototypes)
+    count = len(joined.outcome.prototypes)
     console.print(
         f"learnt from {joined.train_images:,} images of {joined.classes_held} classes: "
         f"{count} prototypes"
@@ -74,7 +74,7 @@ def _show(arguments: Join, joined: Joined) -> None:
             f"added to the pool; take them out with: mpfedcl join {arguments.run} "
             f"--leave {joined.client}"
         )
-    elif joined.learned.rejected is None:
+    elif joined.outcome.rejected is None:
         console.print("The run is as it was; --add puts the prototypes into its pool.")
 
 
@@ -85,7 +85,7 @@ def _leave(arguments: Join, name: str) -> int:
     if arguments.json:
         print(json.dumps({"left": name, "pool": list(pool.names), "prototypes": len(pool)}))
     else:
-        results().print(
+        stdout_console().print(
             f"{name} has left; the pool holds {len(pool)} prototypes of {pool.num_clients} clients"
         )
     return 0
@@ -100,10 +100,12 @@ def _list(arguments: Join) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     elif not found:
-        results().print(f"Nobody has joined {arguments.run} since it was trained.")
+        stdout_console().print(f"Nobody has joined {arguments.run} since it was trained.")
     else:
         columns = ["client", "joined", "images", "epochs", "prototypes"]
-        Grid(f"joined {arguments.run}", columns, [_row(each) for each in found]).show(results())
+        TextTable(f"joined {arguments.run}", columns, [_row(each) for each in found]).show(
+            stdout_console()
+        )
     return 0
 
 

@@ -4,16 +4,16 @@ import json
 from typing import Any
 
 from mpfedcl.cli.arguments.experiments import DataList, DataShow, Methods
-from mpfedcl.cli.commands.run import describe_partition
-from mpfedcl.cli.progress import results
-from mpfedcl.data.client_split import deal_images
-from mpfedcl.data.image_set import Listing
-from mpfedcl.data.reader import is_here, open_image_set
+from mpfedcl.cli.progress import stdout_console
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.image_set import ImageIndex
+from mpfedcl.data.reader import is_available, open_image_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
+from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.images import Images
 from mpfedcl.methods import built_in_methods
-from mpfedcl.report.tables import READING_TITLES, Grid
+from mpfedcl.report.tables import READING_TITLES, TextTable
 
 _MOST_CLASSES_SHOWN = 12
 _PICTURE_SIZE = 96
@@ -28,7 +28,7 @@ def methods_command(arguments: Methods) -> int:
         print(json.dumps({name: cls.summary for name, cls in methods.items()}, indent=2))
         return 0
     rows = [[name, cls.summary, READING_TITLES[cls.reading]] for name, cls in methods.items()]
-    Grid("methods", ["name", "what it does", "read by"], rows).show(results())
+    TextTable("methods", ["name", "what it does", "read by"], rows).show(stdout_console())
     return 0
 
 
@@ -42,14 +42,14 @@ def data_list_command(arguments: DataList) -> int:
         print(json.dumps(sets, indent=2))
         return 0
     rows = [[name, str(each["summary"]), str(each["here"])] for name, each in sets.items()]
-    Grid("data sets", ["name", "what it is", "here"], rows).show(results())
+    TextTable("data sets", ["name", "what it is", "here"], rows).show(stdout_console())
     return 0
 
 
 def _is_here(name: str, arguments: DataList) -> str:
     if name == "folder":
         return "--dataset.root"
-    return "yes" if is_here(name, arguments.root) else "no"
+    return "yes" if is_available(name, arguments.root) else "no"
 
 
 def data_show_command(arguments: DataShow) -> int:
@@ -59,36 +59,38 @@ def data_show_command(arguments: DataShow) -> int:
             f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
         )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
-    listing = open_image_set(experiment.dataset)
-    content = deal_images(listing, experiment).describe(listing.class_names)
+    image_index = open_image_set(experiment.dataset)
+    content = split_among_clients(image_index, experiment).describe(image_index.class_names)
     from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
     sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
     draw_partition(content, f"training images, {describe_partition(experiment)}", arguments.out)
-    draw_contact_sheet(*_pick_images(listing), arguments.name, sheet)
+    draw_contact_sheet(*_pick_images(image_index), arguments.name, sheet)
     if arguments.json:
         pictures = [str(arguments.out), str(sheet)]
         print(json.dumps({"pictures": pictures, **content}, indent=2))
         return 0
-    _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(results())
-    results().print(f"pictures:\n  {arguments.out}\n  {sheet}")
+    _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(
+        stdout_console()
+    )
+    stdout_console().print(f"pictures:\n  {arguments.out}\n  {sheet}")
     return 0
 
 
-def _pick_images(listing: Listing) -> tuple[dict[str, list[Images | None]], list[str]]:
+def _pick_images(image_index: ImageIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
     """Return the first training image of each class by domain, and the classes, at most twelve."""
-    classes = list(listing.class_names[:_MOST_CLASSES_SHOWN])
+    classes = list(image_index.class_names[:_MOST_CLASSES_SHOWN])
     picked: dict[str, list[Images | None]] = {}
-    for domain in listing.domains:
+    for domain in image_index.domains:
         picked[domain.name] = []
         for label in range(len(classes)):
             rows = domain.train.rows[domain.train.labels == label][:1]
-            images = listing.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
+            images = image_index.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
             picked[domain.name].append(images[0] if len(rows) else None)
     return picked, classes
 
 
-def _clients_grid(title: str, content: dict[str, Any]) -> Grid:
+def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
     classes: list[str] = content["classes"]
     # What does not fit 100 columns is only counted; the picture shows all classes.
     listed = sum(max(3, len(name)) + 3 for name in classes) <= 66
@@ -98,4 +100,4 @@ def _clients_grid(title: str, content: dict[str, Any]) -> Grid:
         held = [str(n) if n else "·" for n in client["train"]]
         cells = held if listed else [str(sum(n > 0 for n in client["train"]))]
         rows.append([name, *cells, f"{sum(client['train']):,}", f"{client['test']:,}"])
-    return Grid(title, ["client", *columns, "train", "test"], rows)
+    return TextTable(title, ["client", *columns, "train", "test"], rows)

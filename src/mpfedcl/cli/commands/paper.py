@@ -1,32 +1,34 @@
 """`mpfedcl paper`: list, show and run the paper's tables and figures."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import PaperList, PaperRun, PaperShow
-from mpfedcl.cli.commands.parallel_jobs import check_jobs, refuse_torchrun
-from mpfedcl.cli.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.cli.commands.parallel_jobs import check_job_count, refuse_torchrun
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.report.tables import Grid
-from mpfedcl.studies.paper import ITEM_IDS, Item, find_items
-from mpfedcl.studies.paper.item import TRACKS
-from mpfedcl.studies.paper.items import choose_tracks
-from mpfedcl.studies.paper.results import grids, remarks
-from mpfedcl.studies.paper.runner import TUNING_SEEDS, PaperRuns
-from mpfedcl.studies.paper.sets import Sets
+from mpfedcl.report.paper_tables import build_tables, table_notes
+from mpfedcl.report.tables import TextTable
+from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.studies.paper import ITEM_IDS, PaperItem, find_items
+from mpfedcl.studies.paper.datasets import PaperDatasets
+from mpfedcl.studies.paper.item import TRACKS, Track
+from mpfedcl.studies.paper.items import select_tracks
+from mpfedcl.studies.paper.paper_runs import TUNING_SEEDS, PaperRuns
 
 
 def paper_list_command(arguments: PaperList) -> int:
     """List the tables and figures, and which are done."""
-    items = find_items(ITEM_IDS, Sets(arguments.root))
+    items = find_items(ITEM_IDS, PaperDatasets(arguments.root))
     listed = {
         item.id: {
             "title": item.title,
             "experiments": len(item.experiments()),
-            "done": _describe(_read_result(arguments.out, item)),
+            "done": _describe_state(_read_result(arguments.out, item)),
         }
         for item in items
     }
@@ -37,10 +39,10 @@ def paper_list_command(arguments: PaperList) -> int:
         [name, str(each["title"]), str(each["experiments"]), str(each["done"])]
         for name, each in listed.items()
     ]
-    Grid("tables and figures of the paper", ["id", "what", "experiments", "done"], rows).show(
-        results()
+    TextTable("tables and figures of the paper", ["id", "what", "experiments", "done"], rows).show(
+        stdout_console()
     )
-    _say_missing(Sets(arguments.root))
+    _report_missing(PaperDatasets(arguments.root))
     return 0
 
 
@@ -48,22 +50,22 @@ def paper_show_command(arguments: PaperShow) -> int:
     """Show what an item consists of, and its result where there is one."""
     if arguments.id == "all":
         raise InvalidInput(f"id is 'all'; it must be one of {', '.join(ITEM_IDS)}.")
-    (item,) = find_items([arguments.id], Sets(arguments.root))
+    (item,) = find_items([arguments.id], PaperDatasets(arguments.root))
     result = _read_result(arguments.out, item)
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
-    console = results()
+    console = stdout_console()
     console.print(item.title, style="bold")
     console.print(item.about)
     if result is None:
         count = len(item.experiments())
-        console.print(f"\nnot run yet: {count} experiments a seed; mpfedcl paper run {item.id}")
+        console.print(f"\nnot run yet: {count} experiments per seed; mpfedcl paper run {item.id}")
         quick = arguments.out / "quick"
         if (quick / "tables" / item.id).is_dir():
             console.print(f"a quick one: mpfedcl paper show {item.id} --out {quick}")
         console.print()
-        _published_grid(item).show(console)
+        _published_table(item).show(console)
         return 0
     _show(result)
     return 0
@@ -80,21 +82,21 @@ def paper_run_command(arguments: PaperRun) -> int:
             f"{', '.join(map(str, TUNING_SEEDS))}, the seeds that settings are chosen with."
         )
     refuse_torchrun("paper run")
-    jobs = check_jobs(arguments.jobs)
-    sets = Sets(arguments.root)
-    whole = {item.id: item for item in find_items(arguments.ids, sets)}
-    chosen = [choose_tracks(item, arguments.tracks) for item in whole.values()]
+    jobs = check_job_count(arguments.jobs)
+    datasets = PaperDatasets(arguments.root)
+    whole = {item.id: item for item in find_items(arguments.ids, datasets)}
+    chosen = [select_tracks(item, arguments.tracks) for item in whole.values()]
     items = [item for item in chosen if item.cells or item.curves or item.pictures]
     folder = arguments.out / "quick" if arguments.quick else arguments.out
     for item in items:
         _refuse_to_shrink(folder, item, seeds)
     runs = PaperRuns(folder, items, seeds, arguments.root, arguments.quick)
-    runs.claim()
-    _say_missing(sets)
+    runs.claim_folder()
+    _report_missing(datasets)
     for each in whole.keys() - {item.id for item in items}:
-        messages().print(f"{each} has nothing to run with these data and tracks.")
+        stderr_console().print(f"{each} has nothing to run with these data and tracks.")
     if not _run_all(runs, jobs):
-        messages().print("Stopped. The same command goes on where it was.")
+        stderr_console().print("Stopped. The same command continues where it stopped.")
         return 130
     from mpfedcl.report.paper_pictures import draw_item
 
@@ -105,14 +107,16 @@ def paper_run_command(arguments: PaperRun) -> int:
             for track in TRACKS
             if track in arguments.tracks or runs.has_track(whole[item.id], track)
         ]
-        result = runs.conclude(choose_tracks(whole[item.id], tracks))
+        result = runs.write_result(select_tracks(whole[item.id], tracks))
         drawn = draw_item(runs, item, result)
         place = folder / "tables" / item.id
         write_atomically(place / "table.md", _markdown(result).encode())
         if not arguments.json:
             _show(result)
             written = [each.name for each in drawn]
-            results().print(f"{place}: result.json, table.md{''.join(f', {n}' for n in written)}\n")
+            stdout_console().print(
+                f"{place}: result.json, table.md{''.join(f', {n}' for n in written)}\n"
+            )
     if arguments.json:
         print(json.dumps({item.id: _read_result(folder, item) for item in items}, indent=2))
     return 0
@@ -120,56 +124,50 @@ def paper_run_command(arguments: PaperRun) -> int:
 
 def _run_all(runs: PaperRuns, jobs: int) -> bool:
     """Run both tracks; tell whether everything is complete."""
-    console = messages()
-    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
-        plans = runs.plans("paper")
-        total = sum(plan.experiment.rounds for plan in plans)
-        task = bar.add_task(f"{len(plans)} runs", total=total, note="")
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console) as bar:
 
-        def advance() -> None:
-            bar.update(task, completed=runs.rounds_done(plans))
+        def show_progress(title: str, total: int, count_done: Callable[[], int]) -> JobOptions:
+            task = bar.add_task(title, total=total, note="")
+            return JobOptions(RUNNER, jobs, stop, lambda: bar.update(task, completed=count_done()))
 
-        advance()
-        if not runs.run(plans, jobs, stop, advance):
+        def run_track(track: Track, title: str) -> bool:
+            planned = runs.planned_runs(track)
+            options = show_progress(
+                f"{len(planned)} {title}",
+                sum(each.experiment.rounds for each in planned),
+                lambda: runs.rounds_done(planned),
+            )
+            options.on_wait()
+            return runs.run(planned, options)
+
+        if not run_track("paper", "runs"):
             return False
-        advance()
-        if not runs.bases():
+        if not runs.tuned_experiments():
             return True
         searches = runs.searches()
-        most = sum(each.most_rounds for each in searches)
-        search = bar.add_task(f"tuning, {len(searches)} searches", total=most, note="")
-
-        def advance_search() -> None:
-            bar.update(search, completed=sum(each.rounds_done() for each in searches))
-
-        if not runs.tune(searches, jobs, stop, advance_search):
-            return False
-        bar.update(search, completed=most)
-        tuned = runs.plans("tuned")
-        last = bar.add_task(
-            f"{len(tuned)} tuned runs",
-            total=sum(plan.experiment.rounds for plan in tuned),
-            note="",
+        options = show_progress(
+            f"tuning, {len(searches)} searches",
+            sum(each.most_rounds for each in searches),
+            lambda: sum(each.rounds_done() for each in searches),
         )
-        return runs.run(
-            tuned, jobs, stop, lambda: bar.update(last, completed=runs.rounds_done(tuned))
-        )
+        return runs.tune(searches, options) and run_track("tuned", "tuned runs")
 
 
 def _show(result: dict[str, Any]) -> None:
-    console = results()
-    for grid in grids(result):
-        grid.show(console)
-    for remark in remarks(result):
-        console.print(remark)
+    console = stdout_console()
+    for table in build_tables(result):
+        table.show(console)
+    for note in table_notes(result):
+        console.print(note)
 
 
 def _markdown(result: dict[str, Any]) -> str:
-    parts = [f"{grid.title}\n\n{grid.markdown()}" for grid in grids(result)]
-    return "\n".join([*parts, *remarks(result)]) + "\n"
+    parts = [f"{table.title}\n\n{table.markdown()}" for table in build_tables(result)]
+    return "\n".join([*parts, *table_notes(result)]) + "\n"
 
 
-def _published_grid(item: Item) -> Grid:
+def _published_table(item: PaperItem) -> TextTable:
     """Return the numbers that the paper prints for an item."""
     rows = [
         [
@@ -181,10 +179,10 @@ def _published_grid(item: Item) -> Grid:
         for cell in item.cells
         if cell.published is not None and cell.track == TRACKS[0]
     ]
-    return Grid("what the paper prints", ["row", "column", "paper"], rows)
+    return TextTable("what the paper prints", ["row", "column", "paper"], rows)
 
 
-def _read_result(folder: Path, item: Item) -> dict[str, Any] | None:
+def _read_result(folder: Path, item: PaperItem) -> dict[str, Any] | None:
     path = folder / "tables" / item.id / "result.json"
     if not path.is_file():
         return None
@@ -197,7 +195,7 @@ def _read_result(folder: Path, item: Item) -> dict[str, Any] | None:
     return result
 
 
-def _describe(result: dict[str, Any] | None) -> str:
+def _describe_state(result: dict[str, Any] | None) -> str:
     """Say what there is of an item."""
     if result is None:
         return "no"
@@ -206,7 +204,7 @@ def _describe(result: dict[str, Any] | None) -> str:
     return ", ".join([seeds, *tracks])
 
 
-def _refuse_to_shrink(folder: Path, item: Item, seeds: Sequence[int]) -> None:
+def _refuse_to_shrink(folder: Path, item: PaperItem, seeds: Sequence[int]) -> None:
     """Do not write a result over fewer seeds in the place of one over more."""
     before = _read_result(folder, item)
     if before is not None and set(before["seeds"]) - set(seeds):
@@ -216,6 +214,6 @@ def _refuse_to_shrink(folder: Path, item: Item, seeds: Sequence[int]) -> None:
         )
 
 
-def _say_missing(sets: Sets) -> None:
-    for sentence in sets.missing:
-        messages().print(sentence)
+def _report_missing(datasets: PaperDatasets) -> None:
+    for sentence in datasets.missing:
+        stderr_console().print(sentence)

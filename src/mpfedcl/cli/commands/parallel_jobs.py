@@ -1,11 +1,19 @@
 """What commands that make several runs have in common."""
 
+import os
 from pathlib import Path
 
-from mpfedcl.cli.progress import count_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    # Only Linux knows which cores a process is confined to.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def refuse_torchrun(command: str) -> None:
@@ -17,19 +25,19 @@ def refuse_torchrun(command: str) -> None:
         )
 
 
-def check_jobs(jobs: int, workers: int = 1) -> int:
+def check_job_count(jobs: int, workers: int = 1) -> int:
     """Return how many runs are made at the same time: as asked, or as many as there are cores."""
     if jobs < 0:
-        raise InvalidInput(f"jobs is {jobs}; it must be 0 (one a core) or more.")
+        raise InvalidInput(f"jobs is {jobs}; it must be 0 (one per core) or more.")
     return jobs or max(1, count_cores() // workers)
 
 
-def count_jobs(command: str, file: Path | None, settings: Experiment, jobs: int) -> int:
-    """Return how many runs are made at the same time, once the words given are seen to be right."""
+def find_job_count(command: str, file: Path | None, settings: Experiment, jobs: int) -> int:
+    """Return how many runs are made at the same time, once the arguments are checked."""
     refuse_torchrun(command)
     for name, many in (("method", "methods"), ("seed", "seeds")):
         if file is None and getattr(settings, name) != getattr(Experiment(), name):
             raise InvalidInput(
                 f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
             )
-    return check_jobs(jobs, settings.workers)
+    return check_job_count(jobs, settings.workers)

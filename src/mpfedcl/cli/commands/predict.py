@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from mpfedcl.cli.arguments.deployment import Predict
-from mpfedcl.cli.progress import messages, progress_bar, results
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
 from mpfedcl.deployment.input_images import NamedImage, list_images, read_batches
 from mpfedcl.deployment.predictor import Prediction, Predictor
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 _SOME_UNREADABLE = 3
 _COLUMNS = 100
@@ -22,7 +22,7 @@ def predict_command(arguments: Predict) -> int:
     """Predict what can be read, name what cannot."""
     if not arguments.images:
         raise InvalidInput("IMAGES is missing; give at least one (see mpfedcl predict --help).")
-    console = messages()
+    console = stderr_console()
     predictor = Predictor.load(
         arguments.run,
         arguments.client,
@@ -47,7 +47,7 @@ def predict_command(arguments: Predict) -> int:
                 told = {"error": found} if isinstance(found, str) else found.to_json()
                 print(json.dumps({"image": name, **told}, allow_nan=False), flush=True)
     if predicted:
-        _table(predictor, predicted).show(results())
+        _table(predictor, predicted).show(stdout_console())
     if not faults:
         return 0
     return _SOME_UNREADABLE if faults < len(images) else 2
@@ -57,13 +57,13 @@ def _predict(
     predictor: Predictor, images: Sequence[NamedImage]
 ) -> Iterator[tuple[str, Prediction | str]]:
     """Yield each image's name with what is said of it, or with what is wrong with it."""
-    for batch in read_batches(images, predictor.trained.form):
+    for batch in read_batches(images, predictor.trained.input_format):
         answers = iter(predictor.predict(batch.images))
         for place, name in enumerate(batch.names):
             yield name, batch.faults[place] if place in batch.faults else next(answers)
 
 
-def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> Grid:
+def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:
     experiment = predictor.trained.experiment
     whose = "the averaged model" if predictor.client is None else f"{predictor.client}'s own model"
     title = f"{experiment.method} on {experiment.dataset.name}, {whose}"
@@ -75,7 +75,7 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
     room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
     rows = [[_shorten(name, room), *row] for (name, _), row in zip(predicted, cells, strict=True)]
-    return Grid(title, ["image", *columns], rows, note)
+    return TextTable(title, ["image", *columns], rows, note)
 
 
 def _cells(prediction: Prediction) -> list[str]:

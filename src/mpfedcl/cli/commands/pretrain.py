@@ -4,9 +4,10 @@ import json
 from dataclasses import asdict
 
 from mpfedcl.cli.arguments.experiments import Pretrain
-from mpfedcl.cli.progress import messages, progress_bar, results
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.data.pretraining import load_pretraining_data
 from mpfedcl.encoders.pretraining import Epoch, PretrainObserver, pretrain
-from mpfedcl.encoders.pretraining_data import PretrainData
+from mpfedcl.encoders.pretraining_data import PretrainingData
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.report.tables import percent
 
@@ -14,12 +15,12 @@ from mpfedcl.report.tables import percent
 def pretrain_command(arguments: Pretrain) -> int:
     """Train an encoder; show progress, then where it is and how to use it."""
     cap_threads()
-    console = messages()
+    console = stderr_console()
     with progress_bar(console) as bar:
         task = bar.add_task("reading images", total=None, note="")
         last = ""
 
-        def on_start(data: PretrainData, total: int, done: int) -> None:
+        def on_start(data: PretrainingData, total: int, done: int) -> None:
             words = f"{len(data.labels):,} images, {len(data.class_names)} classes"
             bar.update(task, description=words, total=total, completed=done)
 
@@ -34,17 +35,23 @@ def pretrain_command(arguments: Pretrain) -> int:
         observer = PretrainObserver(on_start, on_step, on_epoch)
         try:
             result = pretrain(
-                arguments.settings, arguments.out, resume=arguments.resume, observer=observer
+                arguments.settings,
+                load_pretraining_data,
+                arguments.out,
+                resume=arguments.resume,
+                observer=observer,
             )
         except KeyboardInterrupt:
-            console.print("Stopped. The same command with --resume goes on from the last epoch.")
+            console.print(
+                "Stopped. The same command with --resume resumes after the last whole epoch."
+            )
             return 130
     if arguments.json:
         history = [asdict(epoch) for epoch in result.history]
         print(json.dumps({"path": str(result.path), "epochs": history}, indent=2))
         return 0
     final = result.history[-1]
-    results().print(
+    stdout_console().print(
         f"encoder: {result.path}   loss {final.loss:.3f}, held-out accuracy "
         f"{percent(final.accuracy)} %\n"
         f"use it with: mpfedcl run --encoder.name resnet18 --encoder.weights {result.path}",

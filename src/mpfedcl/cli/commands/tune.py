@@ -5,54 +5,56 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Tune
-from mpfedcl.cli.commands.parallel_jobs import count_jobs
-from mpfedcl.cli.commands.run import describe_partition
-from mpfedcl.cli.progress import gentle_interrupt, messages, progress_bar, results
+from mpfedcl.cli.commands.parallel_jobs import find_job_count
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
-from mpfedcl.files import free_folder, write_atomically
-from mpfedcl.report.tables import Grid, percent
+from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.files import unused_folder, write_atomically
+from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.tuning import Search, Tuning, run_searches
-from mpfedcl.studies.tuning.tuning import FILE, describe_changes
+from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.studies.tuning import Search, TuningResult, run_searches
+from mpfedcl.studies.tuning.result import FILE, describe_changes
 
-_CHANGES_A_LINE = 2
+_CHANGES_PER_LINE = 2
 
 
 def tune_command(arguments: Tune) -> int:
     """Search what is not searched yet, then write and print what was chosen."""
-    jobs = count_jobs("tune", arguments.file, arguments.settings, arguments.jobs)
+    jobs = find_job_count("tune", arguments.file, arguments.settings, arguments.jobs)
     if arguments.settings.partition.validation:
         raise InvalidInput(
             f"partition.validation is {arguments.settings.partition.validation:g}; tune holds "
             "images out by itself: use --validation."
         )
-    path = arguments.out or free_folder(Path("runs") / "tuning")
+    path = arguments.out or unused_folder(Path("runs") / "tuning")
     searches = _prepare(arguments, path)
-    before = _read_before(path)
-    console = messages()
-    with gentle_interrupt(console) as stop, progress_bar(console) as bar:
+    earlier = _read_earlier(path)
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console) as bar:
         total = sum(search.most_rounds for search in searches)
         task = bar.add_task(f"{len(searches)} methods", total=total, note="")
 
         def advance() -> None:
             bar.update(task, completed=sum(search.rounds_done() for search in searches))
 
-        complete = run_searches(searches, jobs, stop, advance)
+        complete = run_searches(searches, JobOptions(RUNNER, jobs, stop, advance))
         if complete:
             bar.update(task, completed=total)
     if not complete:
-        console.print(f"Stopped. The same command with --out {path} goes on where it stopped.")
+        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
         return 130
-    found = [search.conclude() for search in searches]
-    content = _write(path, searches, found, before)
+    found = [search.write_result() for search in searches]
+    content = _write(path, found, earlier)
     if arguments.json:
         print(json.dumps({"path": str(path), **content}, indent=2))
         return 0
-    _grid(found).show(results())
-    results().print(f"search: {path}")
-    results().print("in it: tuning.json, and for mpfedcl run or compare best-<method>.toml")
+    _build_table(found).show(stdout_console())
+    stdout_console().print(f"search: {path}")
+    stdout_console().print("in it: tuning.json, and for mpfedcl run or compare best-<method>.toml")
     return 0
 
 
@@ -74,7 +76,7 @@ def _prepare(arguments: Tune, path: Path) -> list[Search]:
     ]
 
 
-def _read_before(path: Path) -> dict[str, Any]:
+def _read_earlier(path: Path) -> dict[str, Any]:
     """Return what earlier commands have found for other methods, by method."""
     content = RunDirectory(path).read_json(FILE) or {}
     methods = content.get("methods", {}) if isinstance(content, dict) else None
@@ -85,35 +87,30 @@ def _read_before(path: Path) -> dict[str, Any]:
     return methods
 
 
-def _write(
-    path: Path, searches: Sequence[Search], found: Sequence[Tuning], before: dict[str, Any]
-) -> dict[str, Any]:
-    """Write each method's search into its folder, and all of them and the choices beside."""
-    for search, tuning in zip(searches, found, strict=True):
-        tuning.write(search.path)
-        tuning.write_best(path)
-    methods = before | {each.method: each.to_json() for each in found}
+def _write(path: Path, found: Sequence[TuningResult], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Write the searches of all methods into one file, and each one's choice beside it."""
+    for each in found:
+        each.write_best(path)
+    methods = earlier | {each.method: each.to_json() for each in found}
     content = {"format": FORMAT, "methods": methods}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path / FILE, text.encode())
-    for search in searches:
-        search.clear()
     return content
 
 
-def _grid(found: Sequence[Tuning]) -> Grid:
+def _build_table(found: Sequence[TuningResult]) -> TextTable:
     first = found[0]
     rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
     partition = describe_partition(
         first.base.replace(partition__validation=first.validation), with_seed=False
     )
-    return Grid(
+    return TextTable(
         f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; settings run: {rungs}",
         ["method", "chosen", "score", "± error", "defaults", "tried", "rounds"],
         [
             [
                 each.method,
-                _describe(each.changes),
+                _format_changes(each.changes),
                 percent(each.score),
                 percent(each.standard_error),
                 percent(each.default_score),
@@ -128,10 +125,10 @@ def _grid(found: Sequence[Tuning]) -> Grid:
     )
 
 
-def _describe(changes: dict[str, Any]) -> str:
-    """Return what is not as by default, a few a line."""
+def _format_changes(changes: dict[str, Any]) -> str:
+    """Return what differs from the defaults, a few per line."""
     if not changes:
         return "the defaults"
     words = describe_changes(changes)
-    lines = [words[at : at + _CHANGES_A_LINE] for at in range(0, len(words), _CHANGES_A_LINE)]
+    lines = [words[at : at + _CHANGES_PER_LINE] for at in range(0, len(words), _CHANGES_PER_LINE)]
     return ",\n".join(", ".join(line) for line in lines)

@@ -3,7 +3,7 @@
 import ipaddress
 
 from mpfedcl.cli.arguments.experiments import Watch
-from mpfedcl.cli.progress import messages, results
+from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.errors import InvalidInput
 
 
@@ -14,7 +14,7 @@ def watch_command(arguments: Watch) -> int:
         what = "it is a file" if folder.exists() else "it does not exist"
         raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}; it must be a folder, and {what}.")
     try:
-        from mpfedcl.watch.serving import bind, serve
+        from mpfedcl.watch.web_server import open_listener, serve
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         if missing not in ("starlette", "uvicorn"):
@@ -22,11 +22,11 @@ def watch_command(arguments: Watch) -> int:
         raise InvalidInput(
             f"watch needs {missing}, which is not installed: pip install 'mpfedcl[watch]'."
         ) from None
-    listener = bind(arguments.host, arguments.port)
+    listener = open_listener(arguments.host, arguments.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if not ipaddress.ip_address(host).is_loopback:
-        messages().print(
+        stderr_console().print(
             f"Everybody who reaches {shown} can read these runs: there is no password and nothing "
             "is encrypted."
         )
@@ -34,6 +34,8 @@ def watch_command(arguments: Watch) -> int:
         serve(
             folder,
             listener,
-            lambda: results().print(f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)"),
+            lambda: stdout_console().print(
+                f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)"
+            ),
         )
     return 0

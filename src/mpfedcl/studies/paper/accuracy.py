@@ -3,63 +3,65 @@
 from collections.abc import Mapping
 
 from mpfedcl.studies.paper import measures, published
-from mpfedcl.studies.paper.item import TRACKS, Cell, Item, Published
+from mpfedcl.studies.paper.datasets import PaperDatasets
+from mpfedcl.studies.paper.item import TRACKS, Cell, PaperItem, Published
 from mpfedcl.studies.paper.protocol import (
+    FREQUENT_EVALUATION,
     METHODS,
-    OFTEN,
+    RARE_EVALUATION,
     ROUNDS,
-    SELDOM,
-    experiment,
-    number,
-    rounds_of,
+    find_published,
+    method_rounds,
+    paper_experiment,
 )
-from mpfedcl.studies.paper.sets import Sets
 
 _SHARED = ("digit5", "office10")
-"""Sets whose runs the tables of efficiency read too, and more often."""
+"""Data sets whose runs the tables of efficiency read too, and more often."""
 
 
-def sent(sets: Sets) -> Item:
+def sent_table(datasets: PaperDatasets) -> PaperItem:
     """Return what a client sends, by data set."""
     cells = []
-    for name, ours in sets.all.items():
-        base = experiment(ours, "mp-fedcl", 1, partition__kind="iid")
-        known = published.SENT[name] if name == ours else None
-        for place, measure in enumerate((measures.PARAMETERS, measures.PROTOTYPES)):
+    for name, dataset in datasets.chosen.items():
+        base = paper_experiment(dataset, "mp-fedcl", 1, partition__kind="iid")
+        known = published.SENT[name] if name == dataset else None
+        for place, measure in enumerate((measures.PARAMETERS_SENT, measures.PROTOTYPE_FLOATS_SENT)):
             paper = None if known is None else Published(known[place])
-            cells.append(Cell(ours, ("parameters", "prototypes")[place], base, measure, "", paper))
-    return Item(
+            cells.append(
+                Cell(dataset, ("parameters", "prototypes")[place], base, measure, "", paper)
+            )
+    return PaperItem(
         "sent",
         "Parameters and prototypes sent",
-        "What a client sends in a round when it holds all classes (an IID deal).",
-        sets.titles,
+        "What a client sends in a round when it holds all classes (IID partition).",
+        datasets.titles,
         {"parameters": "parameters", "prototypes": "prototype floats"},
         tuple(cells),
         notes=("Under label skew a client holds fewer classes and sends fewer prototypes.",),
     )
 
 
-def label_skew(sets: Sets) -> Item:
+def label_skew_table(datasets: PaperDatasets) -> PaperItem:
     """Return the table of all methods under Dir(0.05)."""
     rounds = {"local": ROUNDS, "fedavg": 110, "fedprox": 100, "fedproto": 100}
     cells = []
     for track in TRACKS:
         for method in METHODS:
-            for name, ours in sets.all.items():
+            for name, dataset in datasets.chosen.items():
                 length = ROUNDS if track == "tuned" else rounds.get(method, ROUNDS)
-                base = experiment(ours, method, length)
-                is_known = name == ours and track == "paper"
+                base = paper_experiment(dataset, method, length)
+                is_known = name == dataset and track == "paper"
                 numbers = published.LABEL_SKEW.get(method, {}) if is_known else {}
-                for measure in (measures.OWN, measures.UNION):
-                    paper = number(numbers, name) if measure is measures.OWN else None
-                    cells.append(Cell(method, ours, base, measure, "", paper, track))
-    return Item(
+                for measure in (measures.OWN_TEST, measures.UNION_TEST):
+                    paper = find_published(numbers, name) if measure is measures.OWN_TEST else None
+                    cells.append(Cell(method, dataset, base, measure, "", paper, track))
+    return PaperItem(
         "label",
         "Label skew, Dir(0.05)",
         "Seven methods on four data sets whose classes are spread unevenly over the clients. "
         "Paper track: FedAvg 110 rounds, FedProx and FedProto 100, the others 60.",
         METHODS,
-        sets.titles,
+        datasets.titles,
         tuple(cells),
         compares_tests=True,
         notes=(
@@ -71,50 +73,50 @@ def label_skew(sets: Sets) -> Item:
     )
 
 
-def feature_skew(sets: Sets) -> Item:
-    """Return the tables of all methods with a domain a client."""
+def feature_skew_table(datasets: PaperDatasets) -> PaperItem:
+    """Return the tables of all methods with one domain per client."""
     cells = []
     columns = {"average": "average", "union": "union test"}
-    for name, ours in sets.by_domain.items():
-        domains = sets.domains(ours)
+    for name, dataset in datasets.by_domain.items():
+        domains = datasets.domains(dataset)
         columns |= {domain: domain for domain in domains}
         for track in TRACKS:
             for method in METHODS:
                 others = ROUNDS if track == "tuned" else 130
-                length = ROUNDS if method == "local" else rounds_of(method, others)
-                base = experiment(
-                    ours,
+                length = ROUNDS if method == "local" else method_rounds(method, others)
+                base = paper_experiment(
+                    dataset,
                     method,
                     length,
                     partition__kind="feature",
-                    evaluate_every=OFTEN if ours in _SHARED else SELDOM,
+                    evaluate_every=FREQUENT_EVALUATION if dataset in _SHARED else RARE_EVALUATION,
                 )
-                known: Mapping[str, published.Number] = {}
+                known: Mapping[str, published.MeanAndDeviation] = {}
                 if name == "digit5" and track == "paper":
                     known = published.FEATURE_SKEW_DIGITS.get(method, {})
                 for domain in domains:
                     measure = measures.accuracy_of_client(domain)
-                    paper = number(known, domain)
+                    paper = find_published(known, domain)
                     cells.append(
-                        Cell(method, domain, base, measure, sets.title(ours), paper, track)
+                        Cell(method, domain, base, measure, datasets.title(dataset), paper, track)
                     )
                 for column, measure in (
-                    ("average", measures.OWN),
-                    ("union", measures.UNION_BESIDE),
+                    ("average", measures.OWN_TEST),
+                    ("union", measures.UNION_TEST_COLUMN),
                 ):
                     shown = Cell(
                         method,
                         column,
                         base,
                         measure,
-                        sets.title(ours),
-                        number(known, column),
+                        datasets.title(dataset),
+                        find_published(known, column),
                         track,
                     )
                     cells.append(shown)
-    return Item(
+    return PaperItem(
         "feature",
-        "Feature skew, a domain a client",
+        "Feature skew, one domain per client",
         "Every client has all classes, drawn from a domain of its own and tested on it; average "
         "over the domains, and the same models on all domains' tests together (union). Paper "
         "track: FedAvg, FedProx and FedProto 130 rounds, the others 60.",

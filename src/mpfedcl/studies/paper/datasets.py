@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mpfedcl.data.reader import is_here, open_image_set
+from mpfedcl.data.reader import is_available, open_image_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 _PAPER = ("mnist", "digit5", "office10", "domainnet")
@@ -23,13 +23,13 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Sets:
+class PaperDatasets:
     """The data sets at hand."""
 
     root: Path | None = None
 
     @cached_property
-    def all(self) -> Mapping[str, str]:
+    def chosen(self) -> Mapping[str, str]:
         """The paper's data sets that can be run, and the set that each is run on."""
         chosen = {}
         for name in _PAPER:
@@ -41,7 +41,7 @@ class Sets:
 
     def _is_whole(self, name: str) -> bool:
         """Tell whether a set is here with all its domains; the paper's averages are over all."""
-        return is_here(name, self.root) and len(self.domains(name)) >= _DOMAINS.get(name, 1)
+        return is_available(name, self.root) and len(self.domains(name)) >= _DOMAINS.get(name, 1)
 
     @property
     def missing(self) -> list[str]:
@@ -49,33 +49,33 @@ class Sets:
         return [
             f"{_TITLES[name]} is not in the data folder as a whole; "
             + (
-                f"{self.title(self.all[name])} stands in."
-                if name in self.all
+                f"{self.title(self.chosen[name])} stands in."
+                if name in self.chosen
                 else "it is left out."
             )
             for name in _PAPER
-            if self.all.get(name) != name
+            if self.chosen.get(name) != name
         ]
 
     @property
     def by_domain(self) -> Mapping[str, str]:
         """Those that have domains."""
-        return {name: ours for name, ours in self.all.items() if name != "mnist"}
+        return {name: dataset for name, dataset in self.chosen.items() if name != "mnist"}
 
     @property
     def titles(self) -> dict[str, str]:
         """Titles of the sets that are run."""
-        return {ours: _TITLES[ours] for ours in self.all.values()}
+        return {dataset: _TITLES[dataset] for dataset in self.chosen.values()}
 
-    def title(self, ours: str) -> str:
+    def title(self, dataset: str) -> str:
         """Return how a set is called in tables."""
-        return _TITLES[ours]
+        return _TITLES[dataset]
 
-    def pick(self, *names: str) -> list[str]:
+    def select(self, *names: str) -> list[str]:
         """Return what some of the paper's sets are run on, as far as they can be."""
-        return [self.all[name] for name in names if name in self.all]
+        return [self.chosen[name] for name in names if name in self.chosen]
 
-    def domains(self, ours: str) -> list[str]:
+    def domains(self, dataset: str) -> list[str]:
         """Return a set's domains, which are its clients under feature skew."""
-        listing = open_image_set(DatasetSettings(name=ours, root=self.root))
-        return [domain.name for domain in listing.domains]
+        image_index = open_image_set(DatasetSettings(name=dataset, root=self.root))
+        return [domain.name for domain in image_index.domains]

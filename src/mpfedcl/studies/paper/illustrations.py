@@ -1,18 +1,21 @@
 """The figures that show data and embeddings."""
 
-from mpfedcl.studies.paper.item import Item, Picture
-from mpfedcl.studies.paper.protocol import METHODS, experiment
-from mpfedcl.studies.paper.sets import Sets
+from mpfedcl.studies.paper.datasets import PaperDatasets
+from mpfedcl.studies.paper.item import PaperItem, Picture
+from mpfedcl.studies.paper.protocol import METHODS, paper_experiment
 
 
-def partitions(sets: Sets) -> Item:
+def partition_pictures(datasets: PaperDatasets) -> PaperItem:
     """Return pictures of who holds what."""
-    by_label = {sets.title(ours): experiment(ours, "local") for ours in sets.all.values()}
-    by_domain = {
-        sets.title(ours): experiment(ours, "local", partition__kind="feature")
-        for ours in sets.by_domain.values()
+    by_label = {
+        datasets.title(dataset): paper_experiment(dataset, "local")
+        for dataset in datasets.chosen.values()
     }
-    return Item(
+    by_domain = {
+        datasets.title(dataset): paper_experiment(dataset, "local", partition__kind="feature")
+        for dataset in datasets.by_domain.values()
+    }
+    return PaperItem(
         "partitions",
         "Who holds what",
         "Training images by client and class, of the first seed.",
@@ -29,16 +32,16 @@ def partitions(sets: Sets) -> Item:
     )
 
 
-def embeddings(sets: Sets) -> Item:
+def embedding_pictures(datasets: PaperDatasets) -> PaperItem:
     """Return pictures of clients' embeddings."""
     runs = {
-        METHODS[method]: experiment(ours, method, partition__alpha=0.1).replace(
+        METHODS[method]: paper_experiment(dataset, method, partition__alpha=0.1).replace(
             personal_models=True
         )
-        for ours in sets.pick("mnist")
+        for dataset in datasets.select("mnist")
         for method in ("local", "fedavg", "mp-fedcl")
     }
-    return Item(
+    return PaperItem(
         "embeddings",
         "What clients' embeddings look like",
         "Test digits embedded by the models of two clients after training alone and in a "

@@ -1,4 +1,4 @@
-"""What a table or figure of the paper consists of: cells, each a number read off one run a seed."""
+"""What a table or figure of the paper consists of: cells, each a number from one run per seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run as a cell sees it: its first rounds, as many as the cell asks for."""
 
     records: Sequence[Mapping[str, Any]]
@@ -29,7 +29,7 @@ class Finished:
     """The one that the method is judged by."""
 
     @property
-    def read(self) -> list[Mapping[str, Any]]:
+    def evaluated_records(self) -> list[Mapping[str, Any]]:
         """The records of the rounds that were evaluated."""
         return [record for record in self.records if record["accuracy"]]
 
@@ -45,8 +45,8 @@ class Measure:
 
     name: str
     unit: str
-    read: Callable[[Finished, Finished | None], float | None]
-    """From the run, and the one it is held against where the cell names one."""
+    compute: Callable[[FinishedRun, FinishedRun | None], float | None]
+    """From the run, and the one it is compared with where the cell names one."""
     better: Literal["higher", "lower"] | None = None
 
 
@@ -63,8 +63,8 @@ class Cell:
     """Which part of the item it belongs to; cells of one panel and measure make a table."""
     published: Published | None = None
     track: Track = "paper"
-    against: Experiment | None = None
-    """The run that the measure holds this one against."""
+    compared_with: Experiment | None = None
+    """The run that the measure compares this one with."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Item:
+class PaperItem:
     """A table or figure of the paper."""
 
     id: str
@@ -98,8 +98,8 @@ class Item:
         wanted: list[tuple[Track, Experiment]] = []
         for cell in self.cells:
             wanted.append((cell.track, cell.experiment))
-            if cell.against is not None:
-                wanted.append((cell.track, cell.against))
+            if cell.compared_with is not None:
+                wanted.append((cell.track, cell.compared_with))
         for curves in self.curves:
             wanted += [("paper", each) for each in curves.experiments.values()]
         for picture in self.pictures:

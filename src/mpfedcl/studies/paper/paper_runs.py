@@ -1,22 +1,22 @@
 """Run what tables need, and write them: nothing twice, and nothing lost when it is stopped."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.data.reader import data_folder
+from mpfedcl.data.reader import find_data_folder
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.jobs import Plan, run_plans
-from mpfedcl.studies.paper.item import Finished, Item, Track
-from mpfedcl.studies.paper.results import collect
-from mpfedcl.studies.paper.store import FREE, Store, resolve
+from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from mpfedcl.studies.paper.item import FinishedRun, PaperItem, Track
+from mpfedcl.studies.paper.results import collect_result
+from mpfedcl.studies.paper.run_store import NEUTRAL_FOR_SHARED_ROUNDS, RunStore, resolve_with_seed
 from mpfedcl.studies.tuning import Search, load_tuning, run_searches
 
 _QUICK_ROUNDS = 3
@@ -36,19 +36,19 @@ class PaperRuns:
     """The runs of some items in a folder."""
 
     folder: Path
-    items: Sequence[Item]
+    items: Sequence[PaperItem]
     seeds: Sequence[int]
     root: Path | None = None
     quick: bool = False
-    _read: dict[tuple[Path, int], Finished] = field(default_factory=dict)
-    _complete: set[Path] = field(default_factory=set)
+    _finished_runs: dict[tuple[Path, int], FinishedRun] = field(default_factory=dict)
+    _complete_paths: set[Path] = field(default_factory=set)
 
     @cached_property
-    def store(self) -> Store:
+    def store(self) -> RunStore:
         """Where the runs are."""
-        return Store(self.folder / "runs")
+        return RunStore(self.folder / "runs")
 
-    def plans(self, track: Track) -> list[Plan]:
+    def planned_runs(self, track: Track) -> list[PlannedRun]:
         """Return the runs of a track, each once; those of the tuned track once they are tuned."""
         wanted = [
             self._with_seed(track, experiment, seed)
@@ -58,9 +58,11 @@ class PaperRuns:
             # Pictures show one run.
             for seed in (self.seeds if item.cells or item.curves else self.seeds[:1])
         ]
-        return [Plan(experiment, path) for experiment, path in self.store.longest(wanted)]
+        return [
+            PlannedRun(experiment, path) for experiment, path in self.store.longest_runs(wanted)
+        ]
 
-    def bases(self) -> list[Experiment]:
+    def tuned_experiments(self) -> list[Experiment]:
         """Return the experiments that are to be tuned, each once."""
         found = [
             base for item in self.items for track, base in item.experiments() if track == "tuned"
@@ -69,37 +71,34 @@ class PaperRuns:
 
     def tuning_folder(self, base: Experiment) -> Path:
         """Return where the search for one experiment is."""
-        return self.folder / "tuning" / self.store.folder(resolve(self._shortened(base), 0)).name
+        return (
+            self.folder
+            / "tuning"
+            / self.store.folder(resolve_with_seed(self._shorten_if_quick(base), 0)).name
+        )
 
     def searches(self) -> list[Search]:
         """Return the searches that are not complete, one an experiment to be tuned."""
         found = []
-        for base in self.bases():
+        for base in self.tuned_experiments():
             search = self._search(base)
             if load_tuning(search.path) is None:
                 found.append(search)
             else:
                 # Weights that a kill has left behind after the result was written.
-                search.clear()
+                search.delete_weights()
         return found
 
-    def tune(
-        self,
-        searches: Sequence[Search],
-        jobs: int,
-        should_stop: Callable[[], bool],
-        on_wait: Callable[[], None],
-    ) -> bool:
-        """Go on with searches; tell whether all are complete now."""
-        if not run_searches(searches, jobs, should_stop, on_wait):
+    def tune(self, searches: Sequence[Search], options: JobOptions) -> bool:
+        """Run or resume searches; tell whether all are complete now."""
+        if not run_searches(searches, options):
             return False
         for search in searches:
-            search.conclude().write(search.path)
-            search.clear()
+            search.write_result()
         return True
 
     def _search(self, base: Experiment) -> Search:
-        base = self._shortened(base)
+        base = self._shorten_if_quick(base)
         return Search.prepare(
             base.replace(dataset__root=self.root),
             base.method,
@@ -109,54 +108,50 @@ class PaperRuns:
             validation=_VALIDATION,
         )
 
-    def run(
-        self,
-        plans: Sequence[Plan],
-        jobs: int,
-        should_stop: Callable[[], bool],
-        on_wait: Callable[[], None],
-    ) -> bool:
+    def run(self, planned: Sequence[PlannedRun], options: JobOptions) -> bool:
         """Run what is missing; tell whether everything is there now."""
-        todo = [plan for plan in plans if not self.store.is_finished(plan.experiment)]
-        self._check(plans)
+        todo = [each for each in planned if not self.store.is_run_finished(each.experiment)]
+        self._refuse_other_settings(planned)
         # The longest first, so that the last one does not run alone for long.
-        todo.sort(key=lambda plan: -plan.experiment.rounds)
-        if not run_plans(todo, jobs, should_stop, on_wait):
+        todo.sort(key=lambda each: -each.experiment.rounds)
+        if not run_planned(todo, options):
             return False
-        for plan in todo:
-            if not self.store.is_finished(plan.experiment):
+        for each in todo:
+            if not self.store.is_run_finished(each.experiment):
                 raise InvalidInput(
-                    f"{plan.path} is complete but its records are damaged; it must be removed, and "
+                    f"{each.path} is complete but its records are damaged; it must be removed, and "
                     "the same command run again."
                 )
         return True
 
-    def rounds_done(self, plans: Iterable[Plan]) -> int:
+    def rounds_done(self, planned: Iterable[PlannedRun]) -> int:
         """Return how many rounds of some runs are on record."""
         total = 0
-        for plan in plans:
+        for each in planned:
             # A thousand runs are looked at twice a second: those that are complete only once.
-            if plan.path not in self._complete:
-                done = min(RunDirectory(plan.path).count_records(), plan.experiment.rounds)
-                if done < plan.experiment.rounds:
+            if each.path not in self._complete_paths:
+                done = min(RunDirectory(each.path).count_records(), each.experiment.rounds)
+                if done < each.experiment.rounds:
                     total += done
                     continue
-                self._complete.add(plan.path)
-            total += plan.experiment.rounds
+                self._complete_paths.add(each.path)
+            total += each.experiment.rounds
         return total
 
-    def has_track(self, item: Item, track: Track) -> bool:
+    def has_track(self, item: PaperItem, track: Track) -> bool:
         """Tell whether all runs of an item's track are there."""
-        only = replace(self, items=[item])
+        of_item = replace(self, items=[item])
         if track == "tuned" and any(
-            load_tuning(self.tuning_folder(base)) is None for base in only.bases()
+            load_tuning(self.tuning_folder(base)) is None for base in of_item.tuned_experiments()
         ):
             return False
-        return all(self.store.is_finished(plan.experiment) for plan in only.plans(track))
+        return all(
+            self.store.is_run_finished(each.experiment) for each in of_item.planned_runs(track)
+        )
 
-    def claim(self) -> None:
+    def claim_folder(self) -> None:
         """Refuse to mix results of different data in one folder."""
-        data = str(data_folder(DatasetSettings(root=self.root))[0].resolve())
+        data = str(find_data_folder(DatasetSettings(root=self.root))[0].resolve())
         path = self.folder / "data.json"
         if path.is_file():
             known = json.loads(path.read_bytes()).get("folder")
@@ -168,22 +163,24 @@ class PaperRuns:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"folder": data}).encode())
 
-    def _check(self, plans: Iterable[Plan]) -> None:
+    def _refuse_other_settings(self, planned: Iterable[PlannedRun]) -> None:
         """Refuse runs made by other settings, such as defaults that have changed since."""
-        for plan in plans:
-            directory = RunDirectory(plan.path)
+        for each in planned:
+            directory = RunDirectory(each.path)
             if not directory.holds_run():
                 continue
-            if directory.read_experiment().replace(**FREE) != plan.experiment.replace(**FREE):
+            if directory.read_experiment().replace(
+                **NEUTRAL_FOR_SHARED_ROUNDS
+            ) != each.experiment.replace(**NEUTRAL_FOR_SHARED_ROUNDS):
                 raise InvalidInput(
-                    f"{plan.path} holds a run with other settings; it must be removed, or another "
+                    f"{each.path} holds a run with other settings; it must be removed, or another "
                     "folder given by --out."
                 )
 
-    def conclude(self, item: Item) -> dict[str, Any]:
+    def write_result(self, item: PaperItem) -> dict[str, Any]:
         """Write an item's result.json from its finished runs, and return it."""
-        result = collect(item, self.seeds, self.finished, self._command(item))
-        result["chosen"] = self._chosen(item)
+        result = collect_result(item, self.seeds, self.finished_run, self._command(item))
+        result["chosen"] = self._chosen_settings(item)
         result["quick"] = self.quick
         result["seconds"] = round(self._seconds(item), 1)
         place = self.folder / "tables" / item.id
@@ -192,7 +189,7 @@ class PaperRuns:
         write_atomically(place / "result.json", text.encode())
         return result
 
-    def _chosen(self, item: Item) -> list[dict[str, Any]]:
+    def _chosen_settings(self, item: PaperItem) -> list[dict[str, Any]]:
         """Return the settings that each method of the tuned track was given, set by set."""
         # A search serves many cells.
         cells = {each.experiment.to_toml(): each for each in item.cells if each.track == "tuned"}
@@ -209,30 +206,30 @@ class PaperRuns:
             if (tuning := load_tuning(self.tuning_folder(cell.experiment))) is not None
         ]
 
-    def finished(self, track: Track, experiment: Experiment, seed: int) -> Finished:
+    def finished_run(self, track: Track, experiment: Experiment, seed: int) -> FinishedRun:
         """Return a run that must be there."""
         complete = self._with_seed(track, experiment, seed)
         key = (self.store.folder(complete), complete.rounds)
-        if key not in self._read:
-            run = self.store.finished(complete)
+        if key not in self._finished_runs:
+            run = self.store.find_finished_run(complete)
             assert run is not None
-            self._read[key] = run
-        return self._read[key]
+            self._finished_runs[key] = run
+        return self._finished_runs[key]
 
     def _with_seed(self, track: Track, experiment: Experiment, seed: int) -> Experiment:
-        experiment = self._shortened(experiment)
+        experiment = self._shorten_if_quick(experiment)
         if track == "tuned":
             tuning = load_tuning(self.tuning_folder(experiment))
             assert tuning is not None
             experiment = experiment.replace(**tuning.knobs)
-        return self.complete(experiment, seed)
+        return self.prepared_experiment(experiment, seed)
 
-    def complete(self, experiment: Experiment, seed: int) -> Experiment:
+    def prepared_experiment(self, experiment: Experiment, seed: int) -> Experiment:
         """Return an experiment as it is run here with a seed."""
-        experiment = self._shortened(experiment)
-        return resolve(experiment.replace(dataset__root=self.root), seed)
+        experiment = self._shorten_if_quick(experiment)
+        return resolve_with_seed(experiment.replace(dataset__root=self.root), seed)
 
-    def _command(self, item: Item) -> str:
+    def _command(self, item: PaperItem) -> str:
         """Return the words that make an item as it is here."""
         usual = (0,) if self.quick else (0, 1, 2)
         seeds = "" if tuple(self.seeds) == usual else f" --seeds {' '.join(map(str, self.seeds))}"
@@ -241,19 +238,19 @@ class PaperRuns:
         chosen = "" if item.id not in _TUNED or tracks == both else f" --tracks {min(tracks)}"
         return f"mpfedcl paper run {item.id}{' --quick' if self.quick else ''}{seeds}{chosen}"
 
-    def _shortened(self, experiment: Experiment) -> Experiment:
+    def _shorten_if_quick(self, experiment: Experiment) -> Experiment:
         if not self.quick:
             return experiment
         return experiment.replace(rounds=min(_QUICK_ROUNDS, experiment.rounds))
 
-    def _seconds(self, item: Item) -> float:
+    def _seconds(self, item: PaperItem) -> float:
         """Return the computing time of the runs and searches that an item rests on."""
-        only = replace(self, items=[item])
-        searches = [load_tuning(self.tuning_folder(base)) for base in only.bases()]
+        of_item = replace(self, items=[item])
+        searches = [load_tuning(self.tuning_folder(base)) for base in of_item.tuned_experiments()]
         total = sum(each.seconds for each in searches if each is not None)
         for track in ("paper", "tuned"):
-            for plan in only.plans(track):
-                run = self.store.finished(plan.experiment)
+            for each in of_item.planned_runs(track):
+                run = self.store.find_finished_run(each.experiment)
                 assert run is not None
                 total += sum(sum(record["seconds"].values()) for record in run.records)
         return total

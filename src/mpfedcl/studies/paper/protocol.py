@@ -5,7 +5,7 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.studies.paper.item import Published
-from mpfedcl.studies.paper.published import Number
+from mpfedcl.studies.paper.published import MeanAndDeviation
 
 METHODS = {
     "local": "Local",
@@ -18,34 +18,34 @@ METHODS = {
 }
 ROUNDS = 60
 """Of the FedCL family everywhere, and of all methods in the tuned track."""
-OFTEN, SELDOM = 5, 20
-"""Rounds between two readings: where a table looks at the way there, and where only at the end.
+FREQUENT_EVALUATION, RARE_EVALUATION = 5, 20
+"""Rounds between two evaluations: where a table shows the way there, and where only the end.
 
-Reading all models on all tests takes longer than training them.
+Evaluating all models on all tests takes longer than training them.
 """
-_OURS = ("dp-fedcl", "sp-fedcl", "mp-fedcl")
+_FEDCL_FAMILY = ("dp-fedcl", "sp-fedcl", "mp-fedcl")
 
 
-def experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes: Any) -> Experiment:
+def paper_experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes: Any) -> Experiment:
     """Return an experiment of the paper: its settings are the defaults."""
     return Experiment().replace(
         dataset__name=dataset,
         method=method,
         rounds=rounds,
-        **{"evaluate_every": SELDOM, "personal_models": False, "trail": False, **changes},
+        **{"evaluate_every": RARE_EVALUATION, "personal_models": False, "trail": False, **changes},
     )
 
 
-def rounds_of(method: str, others: int) -> int:
+def method_rounds(method: str, others: int) -> int:
     """Return 60 for the FedCL family, and what the others get."""
-    return ROUNDS if method in _OURS else others
+    return ROUNDS if method in _FEDCL_FAMILY else others
 
 
-def number(numbers: Mapping[str, Number], key: str) -> Published | None:
+def find_published(numbers: Mapping[str, MeanAndDeviation], key: str) -> Published | None:
     """Return a published number, if there is one."""
     return Published(*numbers[key]) if key in numbers else None
 
 
-def only(keys: Iterable[str]) -> dict[str, str]:
+def method_titles(keys: Iterable[str]) -> dict[str, str]:
     """Return the titles of some methods."""
     return {key: METHODS[key] for key in keys}

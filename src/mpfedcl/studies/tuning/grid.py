@@ -18,7 +18,7 @@ KnobValues = dict[str, Any]
 """One value for each knob."""
 
 
-def lay_out_grid(
+def build_grid(
     knobs: Mapping[str, Sequence[Any]], base: Experiment, budget: int
 ) -> tuple[Knobs, KnobValues]:
     """Return the values to search and the base's own, which are always among them.
@@ -40,7 +40,7 @@ def lay_out_grid(
     if LEARNING_RATE in grid:
         grid[LEARNING_RATE] = tuple(sorted(grid[LEARNING_RATE]))
     while LEARNING_RATE in grid and count_settings(grid) < budget:
-        finer = _halve_steps(grid[LEARNING_RATE])
+        finer = _insert_midpoints(grid[LEARNING_RATE])
         if finer == grid[LEARNING_RATE]:
             break
         grid[LEARNING_RATE] = finer
@@ -67,23 +67,23 @@ def draw_settings(
     at_default = [values.index(defaults[name]) for name, values in others.items()]
     default_rate = rates.index(defaults.get(LEARNING_RATE))
     default_number = int(numpy.ravel_multi_index(at_default, shape)) if shape else 0
-    hands = []
+    remaining = []
     for index in range(len(rates)):
         # Numbers in place of settings: a grid of many knobs is never written out.
         drawn = [int(each) for each in generator.choice(size, min(size, budget + 1), replace=False)]
         first = [] if index == default_rate else [default_number]
-        hands.append([*first, *(number for number in drawn if number != default_number)])
+        remaining.append([*first, *(number for number in drawn if number != default_number)])
     order = [int(each) for each in generator.permutation(len(rates))]
     tried = [int(index == default_rate) for index in range(len(rates))]
     chosen = [dict(defaults)]
-    while len(chosen) < budget and any(hands):
-        index = min((each for each in order if hands[each]), key=lambda each: tried[each])
-        number = hands[index].pop(0)
-        place = numpy.unravel_index(number, shape) if shape else ()
+    while len(chosen) < budget and any(remaining):
+        index = min((each for each in order if remaining[each]), key=lambda each: tried[each])
+        number = remaining[index].pop(0)
+        indices = numpy.unravel_index(number, shape) if shape else ()
         tried[index] += 1
         values = {
             name: choices[int(at)]
-            for (name, choices), at in zip(others.items(), place, strict=True)
+            for (name, choices), at in zip(others.items(), indices, strict=True)
         }
         if LEARNING_RATE in grid:
             values[LEARNING_RATE] = rates[index]
@@ -91,7 +91,7 @@ def draw_settings(
     return chosen
 
 
-def _halve_steps(rates: Sequence[float]) -> tuple[float, ...]:
+def _insert_midpoints(rates: Sequence[float]) -> tuple[float, ...]:
     """Return learning rates with the geometric means of neighbours between them."""
     between = [float(f"{math.sqrt(a * b):.3g}") for a, b in pairwise(rates)]
     return tuple(sorted({*rates, *between}))

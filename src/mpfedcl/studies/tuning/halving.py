@@ -1,4 +1,4 @@
-"""Successive halving: who goes on to more rounds, and who is chosen in the end."""
+"""Successive halving: which settings get more rounds, and which are chosen in the end."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Scores = Mapping[int, float | None]
 
 @dataclass(frozen=True)
 class Rung:
-    """So many settings are run up to this round; the defaults go on even if they are not."""
+    """This many settings are run up to this round; the defaults are run to the end in any case."""
 
     rounds: int
     settings: int
@@ -34,7 +34,9 @@ def keep_best(scores: Scores, count: int) -> list[int]:
     return sorted({*ranked[:count], *(number for number in scores if number == 0)})
 
 
-def choose(scores: Scores, num_changes: Sequence[int], error: float) -> tuple[int, list[int]]:
+def choose_settings(
+    scores: Scores, num_changes: Sequence[int], error: float
+) -> tuple[int, list[int]]:
     """Return the settings chosen, and all that are within `error` of the best.
 
     Among those within it the choice falls on the fewest changes to the defaults, then the best
@@ -53,7 +55,7 @@ def choose(scores: Scores, num_changes: Sequence[int], error: float) -> tuple[in
 def standard_error(score: float, test_sizes: Sequence[Sequence[int]], *, shared: bool) -> float:
     """Return the standard error of a score in %, from how many images each client is tested on.
 
-    `test_sizes` has a list a seed. Where the test is shared all clients see the same images, so
+    `test_sizes` has a list per seed. Where the test is shared all clients see the same images, so
     they count once; else a score is a mean over clients, and small tests make it unsure.
     """
     variances = []

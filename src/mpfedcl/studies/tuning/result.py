@@ -26,13 +26,13 @@ class Trial:
     scores: dict[int, float | None]
     """Validation accuracy in % by round, as far as it was run."""
     stopped_after: int | None
-    """The round after which it was given up; None where it was run to the end."""
+    """The round after which it was dropped; None where it was run to the end."""
     runs: list[str]
-    """The folders of its runs, one a seed."""
+    """The folders of its runs, one per seed."""
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningResult:
     """The whole search for one method's settings."""
 
     method: str
@@ -112,13 +112,13 @@ class Tuning:
         write_atomically(folder / name, self.best.to_toml().encode())
 
 
-def load_tuning(folder: Path) -> Tuning | None:
+def load_tuning(folder: Path) -> TuningResult | None:
     """Return what a search in this folder found, or None where it is not complete."""
     path = folder / FILE
     if not path.is_file():
         return None
     try:
-        return Tuning.from_json(json.loads(path.read_bytes()))
+        return TuningResult.from_json(json.loads(path.read_bytes()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it, and the same "
@@ -127,7 +127,7 @@ def load_tuning(folder: Path) -> Tuning | None:
 
 
 def describe_changes(changes: KnobValues) -> list[str]:
-    """Return what is not as by default in short words, one a knob."""
+    """Return what differs from the defaults in short, one text per knob."""
     return [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
 
 

@@ -1,12 +1,12 @@
 """The search for one method's settings: what is run next, and what came of it.
 
-Everything is read from the runs' records, so a search that was killed goes on from them.
+Everything is read from the runs' records, so a search that was killed continues from them.
 """
 
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,59 +19,32 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.rng import numpy_generator
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.jobs import Crew, Plan
-from mpfedcl.studies.tuning.grid import Knobs, KnobValues, draw_settings, lay_out_grid
-from mpfedcl.studies.tuning.halving import Rung, choose, keep_best, plan_rungs, standard_error
-from mpfedcl.studies.tuning.tuning import Trial, Tuning, present_values
+from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
+from mpfedcl.studies.tuning.grid import Knobs, KnobValues, build_grid, draw_settings
+from mpfedcl.studies.tuning.halving import (
+    Rung,
+    choose_settings,
+    keep_best,
+    plan_rungs,
+    standard_error,
+)
+from mpfedcl.studies.tuning.result import Trial, TuningResult, present_values
 
 BUDGET = 12
 VALIDATION = 0.2
 TOLERANCE = 1.0
 
-_HERE = {"engine": "auto", "workers": 1}
-"""Settings that make no difference to results: a search may go on with others."""
+_NEUTRAL_SETTINGS = {"engine": "auto", "workers": 1}
+"""Settings that make no difference to results: a search may be resumed with others."""
 
 
-def tune(
-    base: Experiment,
-    method: str,
-    out: Path | str,
-    *,
-    budget: int = BUDGET,
-    seeds: Sequence[int] = (0,),
-    validation: float = VALIDATION,
-    tolerance: float = TOLERANCE,
-    jobs: int = 1,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[], None] = lambda: None,
-) -> Tuning | None:
-    """Choose a method's settings, or go on doing so; return None where it was stopped.
-
-    What `base` says of the method's knobs are the defaults, which are always tried.
-    """
-    search = Search.prepare(
-        base, method, Path(out), budget, seeds, validation=validation, tolerance=tolerance
-    )
-    if not run_searches([search], jobs, should_stop, on_wait):
-        return None
-    tuning = search.conclude()
-    tuning.write(search.path)
-    search.clear()
-    return tuning
-
-
-def run_searches(
-    searches: Sequence["Search"],
-    jobs: int,
-    should_stop: Callable[[], bool],
-    on_wait: Callable[[], None],
-) -> bool:
+def run_searches(searches: Sequence["Search"], options: JobOptions) -> bool:
     """Run searches side by side, rung by rung; tell whether all are complete."""
     for search in searches:
-        search.write()
-    with Crew(jobs) as crew:
-        while due := [plan for search in searches for plan in search.due()]:
-            if not crew.run(due, should_stop, on_wait):
+        search.write_description()
+    with JobPool(options) as pool:
+        while due := [planned for search in searches for planned in search.due_runs()]:
+            if not pool.run(due):
                 return False
     return True
 
@@ -107,13 +80,13 @@ class Search:
         _check(budget, seeds, validation, tolerance)
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
-        grid, defaults = lay_out_grid(found.knobs, base.resolved(found.defaults), budget)
+        grid, defaults = build_grid(found.knobs, base.resolved(found.defaults), budget)
         generator = numpy_generator(seeds[0], "tuning", method)
         settings = draw_settings(grid, defaults, budget, generator)
         search = cls(base, path, grid, settings, budget, tuple(seeds), validation, tolerance)
         for number in range(len(settings)):
-            search.plan(number, search.seeds[0], base.rounds)
-        search._refuse_others()
+            search.planned_run(number, search.seeds[0], base.rounds)
+        search._refuse_another_search()
         return search
 
     @cached_property
@@ -136,41 +109,43 @@ class Search:
         # Counted, not read: this is asked twice a second, of hundreds of runs.
         return sum(each.read_bytes().count(b"\n") for each in self.path.glob("*/rounds.jsonl"))
 
-    def plan(self, number: int, seed: int, rounds: int) -> Plan:
+    def planned_run(self, number: int, seed: int, rounds: int) -> PlannedRun:
         """Return the run of one of the settings with one seed."""
         defaults = find_method(self.base.method).defaults
         experiment = self.base.replace(
             seed=seed,
             rounds=rounds,
             partition__validation=self.validation,
-            # Rungs are read, and nothing else is asked for.
+            # Rungs are evaluated, and nothing else is needed.
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
             personal_models=False,
             trail=False,
             **present_values(self.settings[number]),
         )
-        return Plan(experiment.resolved(defaults), self.path / self._folder(number, seed))
+        return PlannedRun(experiment.resolved(defaults), self.path / self._run_folder(number, seed))
 
-    def due(self) -> list[Plan]:
+    def due_runs(self) -> list[PlannedRun]:
         """Return the runs of the first rung that is not complete; none where all are."""
-        return self._climb()[2]
+        return self._evaluate_rungs()[2]
 
-    def conclude(self) -> Tuning:
+    def collect_result(self) -> TuningResult:
         """Return what a complete search found."""
-        scores, stopped, _ = self._climb()
+        scores, stopped, _ = self._evaluate_rungs()
         last = self.rungs[-1].rounds
         changes = [self._changes(number) for number in range(len(self.settings))]
         final = {number: each[last] for number, each in enumerate(scores) if last in each}
         known = [score for score in final.values() if score is not None]
         error = self._standard_error(max(known)) if known else None
-        chosen, within = choose(final, [len(e) for e in changes], self.tolerance * (error or 0))
+        chosen, within = choose_settings(
+            final, [len(e) for e in changes], self.tolerance * (error or 0)
+        )
         records = [
             record
             for number in range(len(self.settings))
             for seed in self.seeds
             for record in self._records(number, seed)
         ]
-        return Tuning(
+        return TuningResult(
             method=self.base.method,
             reading=find_method(self.base.method).reading,
             base=self.base,
@@ -187,7 +162,7 @@ class Search:
                     changes[number],
                     scores[number],
                     stopped.get(number),
-                    [self._folder(number, seed) for seed in self.seeds],
+                    [self._run_folder(number, seed) for seed in self.seeds],
                 )
                 for number in range(len(self.settings))
             ],
@@ -198,27 +173,38 @@ class Search:
             seconds=round(sum(sum(record["seconds"].values()) for record in records), 3),
         )
 
-    def write(self) -> None:
+    def write_description(self) -> None:
         """Write down what is searched, so that the folder is not taken for another search."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self._description(), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / "search.json", text.encode())
 
-    def clear(self) -> None:
-        """Drop the weights of all runs of a complete search; what is read of them is on record."""
+    def write_result(self) -> TuningResult:
+        """Write and return what a complete search found; weights are not kept."""
+        result = self.collect_result()
+        result.write(self.path)
+        self.delete_weights()
+        return result
+
+    def delete_weights(self) -> None:
+        """Delete the weights of all runs of a complete search; its records stay."""
         for path in self.path.glob("trial-*"):
             shutil.rmtree(RunDirectory(path).checkpoints, ignore_errors=True)
             for file in path.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
 
-    def _climb(self) -> tuple[list[dict[int, float | None]], dict[int, int], list[Plan]]:
-        """Return the scores so far, after which round settings were given up, and what is due."""
+    def _evaluate_rungs(
+        self,
+    ) -> tuple[list[dict[int, float | None]], dict[int, int], list[PlannedRun]]:
+        """Return the scores so far, after which round settings were dropped, and what is due."""
         scores: list[dict[int, float | None]] = [{} for _ in self.settings]
         stopped: dict[int, int] = {}
         running = list(range(len(self.settings)))
         for rung, following in zip(self.rungs, [*self.rungs[1:], None], strict=True):
-            plans = [self.plan(n, seed, rung.rounds) for n in running for seed in self.seeds]
-            due = [plan for plan in plans if not plan.is_done()]
+            planned = [
+                self.planned_run(n, seed, rung.rounds) for n in running for seed in self.seeds
+            ]
+            due = [each for each in planned if not each.is_done()]
             if due:
                 return scores, stopped, due
             for number in running:
@@ -242,13 +228,15 @@ class Search:
         return None if None in found else fmean(found)
 
     def _records(self, number: int, seed: int) -> list[dict[str, Any]]:
-        return RunDirectory(self.path / self._folder(number, seed)).read_records()
+        return RunDirectory(self.path / self._run_folder(number, seed)).read_records()
 
     def _standard_error(self, score: float) -> float:
-        experiment = self.plan(0, self.seeds[0], self.base.rounds).experiment
+        experiment = self.planned_run(0, self.seeds[0], self.base.rounds).experiment
         sizes = []
         for seed in self.seeds:
-            content = RunDirectory(self.path / self._folder(0, seed)).read_json("partition.json")
+            content = RunDirectory(self.path / self._run_folder(0, seed)).read_json(
+                "partition.json"
+            )
             assert content is not None
             sizes.append([client["test"] for client in content["clients"].values()])
         return standard_error(score, sizes, shared=experiment.partition.test == "shared")
@@ -258,12 +246,12 @@ class Search:
         values = self.settings[number]
         return {name: value for name, value in values.items() if value != defaults[name]}
 
-    def _folder(self, number: int, seed: int) -> str:
+    def _run_folder(self, number: int, seed: int) -> str:
         width = len(str(len(self.settings) - 1))
         return f"trial-{number:0{width}}-seed{seed}"
 
     def _description(self) -> dict[str, Any]:
-        base = self.base.replace(seed=0, **_HERE)
+        base = self.base.replace(seed=0, **_NEUTRAL_SETTINGS)
         return {
             "format": FORMAT,
             "base": json.loads(base.model_dump_json()),
@@ -272,7 +260,7 @@ class Search:
             "settings": [dict(each) for each in self.settings],
         }
 
-    def _refuse_others(self) -> None:
+    def _refuse_another_search(self) -> None:
         """Refuse a folder that holds the runs of another search."""
         if not any(self.path.glob("*/experiment.toml")):
             return

@@ -1,0 +1,28 @@
+"""An experiment in a few words, for titles and tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpfedcl.experiment.experiment import Experiment
+
+
+def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the data of a run are, and how they are split, as far as that is known."""
+    if partition.get("network"):
+        return "its clients' own data", f"over a network, seed {experiment.seed}"
+    return experiment.dataset.name, describe_partition(experiment)
+
+
+def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
+    """Return the partition in a few words."""
+    partition = experiment.partition
+    words = {
+        "label": f"label skew Dir({partition.alpha:g})",
+        "quantity": f"quantity skew Dir({partition.alpha:g})",
+        "classes": f"{partition.classes_per_client} classes per client",
+        "feature": "feature skew",
+        "iid": "iid",
+    }[partition.kind]
+    if partition.validation:
+        words += f", {100 * partition.validation:g} % of training held out as test"
+    return f"{words}, seed {experiment.seed}" if with_seed else words
