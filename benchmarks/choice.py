@@ -8,7 +8,7 @@ import torch
 
 from measuring import Progress, Result, Spread, Table, interleave, parse_arguments
 from mpfedcl.engines import factored, trainer_choice
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
 CONTENDERS: Mapping[str, tuple[str, int, int]] = {
@@ -23,7 +23,7 @@ NEIGHBOURS = 0.05
 """Two that differ by less are as good as each other."""
 
 
-def rounds_of(federation: Federation, most_rows: int, written_from: int) -> Callable[[], float]:
+def rounds_of(federation: RoundLoop, most_rows: int, written_from: int) -> Callable[[], float]:
     """Return the seconds of a round's parts that depend on the trainer."""
 
     def run() -> float:

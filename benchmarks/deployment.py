@@ -1,4 +1,4 @@
-"""Exported runs: size, accuracy and time an image on one core.
+"""ExportedFile runs: size, accuracy and time an image on one core.
 
     python benchmarks/deployment.py RUN [RUN ...]
 
@@ -20,11 +20,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy
 import onnxruntime
 
-from mpfedcl.deployment.export.exporter import Export, export_run
-from mpfedcl.deployment.export.verification import RealImages, find_real_images
+from mpfedcl.deployment.export.exporter import ExportSettings, export_run
+from mpfedcl.deployment.export.verification import CheckImages, load_check_images
 from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.tables import Grid
+from mpfedcl.report.tables import TextTable
 
 COLUMNS = ("", "file MB", "load ms", "an image ms", "accuracy %", "labels as PyTorch's")
 _WARM_UP = 20
@@ -39,10 +39,10 @@ def main() -> None:
         print(measure_run(Path(path)).markdown())
 
 
-def measure_run(path: Path) -> Grid:
+def measure_run(path: Path) -> TextTable:
     """Return one run's table."""
     predictor = Predictor.load(path)
-    real = find_real_images(predictor.trained, 1000)
+    real = load_check_images(predictor.trained, 1000)
     if real.labels is None:
         sys.exit(f"{path}: the run's data must be here (MPFEDCL_DATA)")
     said = [each.label for each in predictor.predict(real.images)]
@@ -52,7 +52,10 @@ def measure_run(path: Path) -> Grid:
     right = 100 * float((expected == real.labels).mean())
     rows = [["PyTorch", f"{size:.2f}", "-", f"{pytorch:.3f}", f"{right:.1f}", "100.0"]]
     with tempfile.TemporaryDirectory() as folder:
-        for name, wanted in (("ONNX", Export()), ("ONNX, int8", Export(quantized=True))):
+        for name, wanted in (
+            ("ONNX", ExportSettings()),
+            ("ONNX, int8", ExportSettings(quantized=True)),
+        ):
             try:
                 done = export_run(predictor, wanted, Path(folder) / "model.onnx")
             except InvalidInput as error:
@@ -62,10 +65,10 @@ def measure_run(path: Path) -> Grid:
     experiment = predictor.trained.experiment
     title = f"{experiment.method} on {experiment.dataset.name}"
     print(f"{title}, {len(real.images):,} {real.origin}\n")
-    return Grid(title, COLUMNS, rows)
+    return TextTable(title, COLUMNS, rows)
 
 
-def measure_file(path: Path, real: RealImages, expected: Any) -> list[str]:
+def measure_file(path: Path, real: CheckImages, expected: Any) -> list[str]:
     """Return the cells of one ONNX file."""
     began = time.perf_counter()
     options = onnxruntime.SessionOptions()
@@ -84,7 +87,7 @@ def measure_file(path: Path, real: RealImages, expected: Any) -> list[str]:
     ]
 
 
-def time_single(ask: Callable[[Any], object], real: RealImages) -> float:
+def time_single(ask: Callable[[Any], object], real: CheckImages) -> float:
     """Return the median milliseconds of one image, images in turn."""
     seconds = []
     for number in range(_WARM_UP + _REPEATS):

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from measuring import Table
 
 PROGRAM = [sys.executable, "-m", "mpfedcl"]
@@ -78,18 +80,17 @@ def federation(folder: Path, poll: str) -> Iterator[Path]:
 def used(lab: Path) -> dict[str, float]:
     """Return the processor's seconds that each kind of process has used, with its children."""
     seconds = dict.fromkeys(KINDS.values(), 0.0)
-    ticks = os.sysconf("SC_CLK_TCK")
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            if f"FLWR_HOME={lab.resolve()}" not in (place / "environ").read_text(errors="replace"):
-                continue
-            command = (place / "cmdline").read_bytes().decode(errors="replace")
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            # User and system time; for the starter of processes also that of its children.
-            count = 4 if "flower-superexec" in command else 2
-            for name, kind in KINDS.items():
-                if name in command.replace("\0", " "):
-                    seconds[kind] += sum(int(each) for each in fields[11 : 11 + count]) / ticks
+    for process in psutil.process_iter(["environ", "cmdline", "cpu_times"]):
+        home = (process.info["environ"] or {}).get("FLWR_HOME", "")
+        times = process.info["cpu_times"]
+        if not home.startswith(str(lab.resolve())) or times is None:
+            continue
+        command = " ".join(process.info["cmdline"] or ())
+        # User and system time; for the starter of processes also that of its children.
+        count = 4 if "flower-superexec" in command else 2
+        for name, kind in KINDS.items():
+            if name in command:
+                seconds[kind] += sum(times[:count])
     return seconds
 
 
@@ -121,10 +122,7 @@ def simulate(rounds: int, out: Path) -> float:
 
 def start_of_a_process() -> tuple[float, float]:
     """Return the wall-clock and processor seconds of starting Flower's process for a message."""
-    code = (
-        "import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, "
-        "mpfedcl.network.flower.apps"
-    )
+    code = "import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, mpfedcl.flower_app"
     walls, processors = [], []
     for _ in range(3):
         began, before = time.monotonic(), os.times()

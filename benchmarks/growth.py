@@ -11,7 +11,7 @@ from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, p
 from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rng import generator
-from mpfedcl.rounds.round_loop import Federation, FederationState
+from mpfedcl.rounds.round_loop import RoundLoop, RoundState
 from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_clients
 
 WARM_ROUNDS = 1
@@ -23,7 +23,7 @@ def can_sample() -> bool:
     return "sample" in ContrastSettings.model_fields
 
 
-def next_round(federation: Federation, state: FederationState | None = None) -> Seconds:
+def next_round(federation: RoundLoop, state: RoundState | None = None) -> Seconds:
     """Run a round, timed; with a state, always from that one."""
     if state is not None:
         federation.state = state
@@ -64,7 +64,7 @@ def grow_pool(counts: list[int]) -> dict[str, Callable[[], Seconds]]:
         rows = {f"client-{number:05d}": (1, _draw_rows(number)) for number in range(count)}
         for way, changes in ways.items():
             federation = workload.federation(**changes)
-            state = FederationState(1, federation.state.server, rows)
+            state = RoundState(1, federation.state.server, rows)
             contenders[f"pool of {count:,} clients{way}"] = partial(next_round, federation, state)
     return contenders
 

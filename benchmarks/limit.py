@@ -12,7 +12,7 @@ import torch
 from command_runs import can_use_workers, watch_run, write_head_set
 from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, parse_arguments
 from mpfedcl.prototypes import ContrastTargets
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
 CONTENDERS = {
@@ -44,7 +44,7 @@ def multiply(size: int, threads: int) -> Callable[[], Seconds]:
     return run
 
 
-def run_rounds(federation: Federation, threads: int) -> Callable[[], Seconds]:
+def run_rounds(federation: RoundLoop, threads: int) -> Callable[[], Seconds]:
     """Return the next round of a federation, timed."""
 
     def run() -> Seconds:
@@ -56,7 +56,7 @@ def run_rounds(federation: Federation, threads: int) -> Callable[[], Seconds]:
     return run
 
 
-def contrast_flops(federation: Federation, num_samples: int) -> int:
+def contrast_flops(federation: RoundLoop, num_samples: int) -> int:
     """Return the flops of the products with the pool, forward and back."""
     targets: ContrastTargets = federation._method.prepare(federation._broadcast())
     num_vectors, dimension = targets.vectors.shape

@@ -10,7 +10,7 @@ from typing import Any
 from measuring import Progress, Result, Table, parse_arguments
 from mpfedcl import Experiment, run
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.runs.observer import Observer
 
 METHODS = ("mp-fedcl", "sp-fedcl", "dp-fedcl", "fedavg", "fedprox", "fedproto", "local")
 GOAL = 80.0

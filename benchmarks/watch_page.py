@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.progress import messages, results
+from mpfedcl.cli.progress import stderr_console, stdout_console
 
 _COMMAND = [sys.executable, "-m", "mpfedcl"]
 _SEEN = """() => {
@@ -42,7 +42,7 @@ def measure() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        messages().print(f"making {given.runs} runs of 60 rounds")
+        stderr_console().print(f"making {given.runs} runs of 60 rounds")
         _make_runs(root, given.runs)
         with _watch(root) as address, _browse() as browser:
             loads = [_load(browser, address, given.runs) for _ in range(given.repeats)]
@@ -136,7 +136,7 @@ def _note_rounds(file: Path, written: dict[int, float], stop: threading.Event) -
 
 
 def _tell(what: str, seconds: Sequence[float]) -> None:
-    results().print(
+    stdout_console().print(
         f"{what}: median {statistics.median(seconds):.2f} s, from {min(seconds):.2f} to "
         f"{max(seconds):.2f} s ({len(seconds)} times)"
     )

@@ -18,7 +18,7 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.round_loop import Federation
+from mpfedcl.rounds.round_loop import RoundLoop
 
 NUM_CLASSES = 10
 MNIST_SIZES = (784, 512, 512, 256)
@@ -34,7 +34,7 @@ class Workload:
     sizes: tuple[int, ...]
     """The model's layers without the classifier."""
 
-    def federation(self, method: str = "mp-fedcl", **changes: Any) -> Federation:
+    def federation(self, method: str = "mp-fedcl", **changes: Any) -> RoundLoop:
         """Return a federation before its first round; changes are settings of the experiment."""
         found = find_method(method)
         experiment = Experiment(method=method).replace(**changes).resolved(found.defaults)
@@ -43,7 +43,7 @@ class Workload:
         initial = model.init(generator(experiment.seed, "weights"), torch.float32)
         clock = Clock()
         engine = InProcessEngine(experiment, made, model, self.data, initial, clock)
-        return Federation(
+        return RoundLoop(
             experiment, made, engine, initial, dimension=model.embedding_size, clock=clock
         )
 

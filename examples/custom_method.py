@@ -2,15 +2,15 @@
 
 Run it from this folder:  mpfedcl run --method custom_method:Scaffold --rounds 10
 
-It uses most of the seam: state at the server, state with each client, gradients corrected at every
-step, and more than the weights in what is averaged. A plainer method overrides `loss` and is done.
+It uses most hooks: state of the server, state of each client, gradients corrected at every step,
+and more tensors than the weights in the average. A simpler method overrides only `loss`.
 """
 
 from torch import zeros_like
 
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import Context, Method, Server
-from mpfedcl.models import Tensors
+from mpfedcl.methods import Context, Method, ServerState
+from mpfedcl.tensors import Tensors
 
 
 class Scaffold(Method):
@@ -20,12 +20,12 @@ class Scaffold(Method):
     summary = "FedAvg with control variates against client drift"
     reading = "averaged_classifier"
 
-    def init_server(self, params: Tensors) -> Server:
-        """The server's control starts at zero and travels with each broadcast."""
-        return Server(params, {name: zeros_like(value) for name, value in params.items()})
+    def init_server(self, params: Tensors) -> ServerState:
+        """Start the server's control at zero; it is sent with each broadcast."""
+        return ServerState(params, {name: zeros_like(value) for name, value in params.items()})
 
     def init_client(self, params: Tensors) -> Tensors:
-        """So does each client's own control, which stays with the client."""
+        """Start each client's own control at zero; it stays with the client."""
         return {name: zeros_like(value) for name, value in params.items()}
 
     def template(self, params: Tensors) -> Tensors:
@@ -33,7 +33,7 @@ class Scaffold(Method):
         return {**params, **{f"control.{name}": value for name, value in params.items()}}
 
     def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
-        """Keep the server's control and the length of this round's steps, momentum included."""
+        """Return the server's control and the length of this round's steps, momentum included."""
         train = self.experiment.train
         lr = train.learning_rate(broadcast.round)
         return broadcast.extra, lr / (1 - train.momentum)
@@ -50,7 +50,7 @@ class Scaffold(Method):
         change = {f"control.{n}": drift[n] - control[n] for n in params}
         return {**params, **change}, {n: context.state[n] - control[n] + drift[n] for n in params}
 
-    def reduce(self, server: Server, means: Tensors) -> Server:
+    def reduce(self, server: ServerState, means: Tensors) -> ServerState:
         """Average the weights; add the mean change to the server's control."""
         extra = {n: c + means[f"control.{n}"] for n, c in server.extra.items()}
-        return Server({n: means[n] for n in server.params}, extra)
+        return ServerState({n: means[n] for n in server.params}, extra)

@@ -15,11 +15,11 @@ from PIL import Image, ImageOps
 
 
 def read_image(path: str, expected: dict[str, Any]) -> NDArray[numpy.uint8]:
-    """Return an image as the bytes that the model takes: upright, in its colour mode and size."""
+    """Return an image as the bytes that the model expects: upright, in its colour mode and size."""
     mode = "RGB" if expected["colour"] == "RGB" else "L"
     picture: Image.Image = ImageOps.exif_transpose(Image.open(path))
     if picture.mode.endswith(("A", "a")) or "transparency" in picture.info:
-        # What is transparent turns white.
+        # Transparent parts become white.
         clear = picture.convert("LA" if mode == "L" else "RGBA")
         picture = Image.new(mode, clear.size, "white")
         picture.paste(clear.convert(mode), mask=clear.getchannel("A"))

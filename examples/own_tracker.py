@@ -1,9 +1,9 @@
-"""A tracker of your own in one file: a line of a CSV file a round, for a spreadsheet.
+"""A tracker of your own in one file: one line of a CSV file per round, for a spreadsheet.
 
 Run it from this folder:  mpfedcl run --track own_tracker:CsvTracker --rounds 10
 
-A tracker is told when a run starts or goes on, of each round, and of the end. If it fails, the run
-says so once and goes on without it.
+A tracker is called when a run starts or is resumed, after each round, and at the end. If it fails,
+there is one warning and the run continues without it.
 """
 
 import csv
@@ -20,7 +20,7 @@ class CsvTracker(Tracker):
     """Writes curve.csv into the run's folder, or where --track-to says."""
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
-        """Begin the file; after a resume, with the rounds that are over, so that none is twice."""
+        """Start the file; after a resume, with the rounds so far, so that none is there twice."""
         folder = experiment.track_to or path
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "curve.csv"

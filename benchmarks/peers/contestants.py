@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_data import load_federated_data
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parent / ".venvs"
@@ -38,7 +38,7 @@ class Work:
 
     def export(self) -> None:
         """Write the clients' images."""
-        dealt = load_federated(Experiment(clients=self.clients, partition={"kind": "iid"}))
+        dealt = load_federated_data(Experiment(clients=self.clients, partition={"kind": "iid"}))
         self.data.parent.mkdir(parents=True, exist_ok=True)
         numpy.savez(
             self.data,
