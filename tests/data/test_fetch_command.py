@@ -14,7 +14,6 @@ from original_files import write_mnist, write_mnist_m, write_office, write_svhn,
 from broken_server import BrokenServer, free_port, send, serve
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
 from mpfedcl.cli.commands.data_sets import fetch_command, prepare_command
-from mpfedcl.data.fetch import public_sources
 from mpfedcl.data.fetch.download import RetryPolicy
 from mpfedcl.data.fetch.public_sources import FETCH_PLANS, FetchPlan, PublicFile, PublicSource
 from mpfedcl.data.prepare import preparable_domains

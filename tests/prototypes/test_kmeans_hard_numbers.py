@@ -6,7 +6,7 @@ import pytest
 import torch
 from kmeans_cases import assert_same, one_class
 
-from mpfedcl.prototypes import kmeans_prototypes, cluster_prototypes
+from mpfedcl.prototypes import cluster_prototypes, kmeans_prototypes
 from mpfedcl.prototypes.groups import average_clusters, group_samples
 from mpfedcl.prototypes.kmeans import _Blocks, _choose_centres, _draw_rows, _iterate
 

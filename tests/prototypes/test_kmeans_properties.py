@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kmeans_cases import assert_same
 from torch import Tensor
 
-from mpfedcl.prototypes import kmeans_prototypes, cluster_prototypes, mean_prototypes
+from mpfedcl.prototypes import cluster_prototypes, kmeans_prototypes, mean_prototypes
 
 torch.set_num_threads(1)
 quick = settings(deadline=None, max_examples=60)

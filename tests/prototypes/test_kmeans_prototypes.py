@@ -9,7 +9,7 @@ from kmeans_cases import one_class
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from mpfedcl.prototypes import Prototypes, kmeans_prototypes, cluster_prototypes, mean_prototypes
+from mpfedcl.prototypes import Prototypes, cluster_prototypes, kmeans_prototypes, mean_prototypes
 
 torch.set_num_threads(1)
 
@@ -171,7 +171,9 @@ def test_clients_that_do_not_fit_together_are_refused() -> None:
             num_prototypes=1,
         )
     with pytest.raises(ValueError, match="1 seeds for 2 clients"):
-        kmeans_prototypes([torch.zeros(1, 2)] * 2, [label] * 2, [0], num_classes=1, num_prototypes=1)
+        kmeans_prototypes(
+            [torch.zeros(1, 2)] * 2, [label] * 2, [0], num_classes=1, num_prototypes=1
+        )
     with pytest.raises(ValueError, match="labels of 1"):
         mean_prototypes([torch.zeros(1, 2)] * 2, [label], num_classes=1)
 

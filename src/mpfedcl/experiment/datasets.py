@@ -121,8 +121,17 @@ SPECIFICATIONS = {
             always=_frozen(test_fraction=0.75, prototypes=3),
             pooled={"clients": 5, "dataset__domains": ("real",), "dataset__per_class": 200},
             by_domain={"dataset__train_size": 105},
-            class_names=tuple(
-                "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
+            class_names=(
+                "bird",
+                "feather",
+                "headphones",
+                "ice_cream",
+                "teapot",
+                "tiger",
+                "whale",
+                "windmill",
+                "wine_glass",
+                "zebra",
             ),
         ),
         DatasetSpecification(

@@ -23,8 +23,8 @@ from mpfedcl.messages import Broadcast
 from mpfedcl.prototypes import (
     PrototypePool,
     Prototypes,
-    kmeans_prototypes,
     dbscan_prototypes,
+    kmeans_prototypes,
     mean_prototypes,
 )
 from mpfedcl.tensors import Tensors

@@ -1,9 +1,9 @@
 """Prototypes: clustering, the pool, and the contrastive loss. Tensors in, tensors out."""
 
 from mpfedcl.prototypes.clustering import (
-    kmeans_prototypes,
     cluster_prototypes,
     dbscan_prototypes,
+    kmeans_prototypes,
     mean_prototypes,
 )
 from mpfedcl.prototypes.contrast import contrastive_loss, prototype_contrastive_loss
@@ -16,10 +16,10 @@ __all__ = [
     "PoolGrid",
     "PrototypePool",
     "Prototypes",
-    "kmeans_prototypes",
     "cluster_prototypes",
     "contrastive_loss",
     "dbscan_prototypes",
+    "kmeans_prototypes",
     "mean_prototypes",
     "prepare_contrast",
     "prototype_contrastive_loss",

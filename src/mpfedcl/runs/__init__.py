@@ -1,0 +1,1 @@
+"""Runs: the run directory, records, checkpoints, and the loop that writes them."""

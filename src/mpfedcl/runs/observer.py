@@ -1,0 +1,81 @@
+"""How a run is watched, stopped and accompanied from outside, and what it gives back."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method
+from mpfedcl.models import Model
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.measurement import Diagnostics
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.tensors import Tensors
+
+Record = Mapping[str, Any]
+"""A round, as a line of rounds.jsonl has it."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `run` gives back; everything else is in the run directory at `path`."""
+
+    path: Path
+    experiment: Experiment
+    accuracy: float | None
+    """The headline: the method's reading on the clients' own tests in the last round, in %."""
+    history: list[dict[str, Any]]
+    """The rounds' records."""
+    pool: PrototypePool | None
+    summary: dict[str, Any] | None
+    """None where the run was stopped before its last round."""
+
+
+@dataclass(frozen=True)
+class FinalModels:
+    """What the last round of a simulation leaves, while it is being written."""
+
+    directory: RunDirectory
+    round: int
+    method: Method
+    model: Model
+    pool: PrototypePool | None
+    averaged: Tensors | None
+    personal: Iterator[tuple[str, Tensors]]
+    """The clients' own models, one at a time: together they may take gigabytes."""
+    test_inputs: Tensor
+    """The test images of all clients together."""
+    own_tests: Mapping[str, Tensor]
+    """Which of them each client has."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """How a run is watched and stopped from outside."""
+
+    on_start: Callable[[Experiment, int], None] = lambda *_: None
+    """Told of the experiment, and of how many rounds are done already."""
+    on_round: Callable[[Record], None] = lambda *_: None
+    on_warning: Callable[[str], None] = lambda *_: None
+    should_stop: Callable[[], bool] = lambda: False
+    on_finish: Callable[[RunResult], None] = lambda *_: None
+    """Called when the rounds are over, whether or not they were stopped early."""
+    on_models: Callable[[FinalModels], Iterator[tuple[str, Tensors]]] = lambda end: end.personal
+    """Sees the final models before they are written; passes the personal ones on."""
+    diagnostics: Diagnostics | None = None
+    """What judges the measurements of an experiment that asks for diagnostics."""
+
+
+Attach = Callable[[Path, Observer], Observer]
+"""Adds to an observer what a run leaves beside its records, given the run directory."""
+Companions = Callable[[Experiment], Attach]
+"""What accompanies a run: trackers, a model card. Called before anything is made, so that what is
+missing is said at once."""
+
+
+def no_companions(_: Experiment) -> Attach:
+    """Leave a run as it is."""
+    return lambda _path, observer: observer

@@ -1,0 +1,51 @@
+"""The summary of a finished run, drawn from its records alone."""
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.methods import Reading
+
+
+def summarize_run(
+    experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary of a finished run, drawn from its records alone."""
+    last = records[-1]
+    return {
+        "format": FORMAT,
+        "method": experiment.method,
+        "dataset": experiment.dataset.name,
+        "seed": experiment.seed,
+        "rounds": last["round"],
+        "reading": reading,
+        "accuracy": last["accuracy"]["own"][reading],
+        "accuracy_per_client": last["accuracy_per_client"],
+        "readings": last["accuracy"],
+        "loss": last["loss"],
+        "bytes": _total(record["bytes"] for record in records),
+        "seconds": _total(record["seconds"] for record in records),
+        "parameters_sent": last["sent"]["parameters"],
+        "prototype_floats_sent": last["sent"]["prototype_floats"],
+        "rejected": sum(len(record["clients"]["rejected"]) for record in records),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return {name: round(value, 6) for name, value in totals.items()}
