@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
-import comparisons
-import searches
-from broken_server import BrokenServer, run_server
-from browsing import PROGRAM, Open, Page
-from command_answers import Cli, Refused, Said, assert_one_sentence
-from laboratory import Laboratory, Notebook
+import comparison_command
+import tuning_command
+from browser_pages import PROGRAM, Open, Page
+from command_processes import CommandProcess
+from command_results import Cli, Refused, Said, assert_one_sentence
+from download_server import BrokenServer, run_server
+from encoder_experiments import save_pictures
+from handwritten_runs import HOSTILE, write_run
 from mpfedcl import Experiment, run
+from mpfedcl.api import RUNNER
 from mpfedcl.cli.main import main
 from mpfedcl.studies.comparison import Comparison
-from pictured_runs import save_pictures
-from small_runs import EXAMPLES, HIDDEN, Say, save_images, small
-from watched_folder import Server, watched
-from written_runs import HOSTILE, write_run
+from mpfedcl.studies.jobs import JobOptions
+from process_federation import CLIENTS, FaultLog, ProcessFederation
+from small_experiments import EXAMPLES, HIDDEN, Say, save_images, small
+from watch_server import Server, watched
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +50,7 @@ def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
-    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", HIDDEN)
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", HIDDEN)
     # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
     monkeypatch.setattr("os.fsync", lambda _: None)
 
@@ -125,7 +128,7 @@ def refused(cli: Cli) -> Refused:
 def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three methods over two seeds."""
     path = tmp_path_factory.mktemp("comparisons") / "whole"
-    _call(comparisons.words(images, path))
+    _call(comparison_command.words(images, path))
     return path
 
 
@@ -133,7 +136,7 @@ def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search for two methods, five settings each, over four rounds."""
     path = tmp_path_factory.mktemp("searches") / "whole"
-    _call(searches.words(images, path))
+    _call(tuning_command.words(images, path))
     return path
 
 
@@ -155,6 +158,15 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def commands() -> Iterator[list[CommandProcess]]:
+    """Collects processes that run commands; ends those that a failed test leaves behind."""
+    started: list[CommandProcess] = []
+    yield started
+    for process in started:
+        process.kill()
 
 
 # Downloads, and sets prepared from them
@@ -190,31 +202,35 @@ def data(tmp_path: Path) -> Path:
 # A federation of processes
 
 
-@pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+@pytest.fixture(scope="session")
+def shared_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederation]:
     """A federation with TLS and keys; each of its clients holds a share of the embedded data.
 
-    One for all tests of a file: its processes take seconds to start.
+    One for all tests: its processes take seconds to start. Others than the usual clients have keys.
     """
-    laboratory = Laboratory(tmp_path_factory.mktemp("federation"))
+    federation = ProcessFederation(tmp_path_factory.mktemp("federation"))
     try:
-        laboratory.make("--clients", 3)
-        laboratory.start_server()
-        for share in range(3):
-            laboratory.start_client(f"client-{share}", "--share", share)
-        yield laboratory
+        federation.make("--names", *CLIENTS, "tamperer", "impostor")
+        yield federation
     finally:
-        laboratory.finish()
+        federation.finish()
+
+
+@pytest.fixture
+def federation(shared_federation: ProcessFederation) -> ProcessFederation:
+    """The same, with its server and all its clients running."""
+    shared_federation.repair()
+    return shared_federation
 
 
 @pytest.fixture(scope="session")
-def notebook() -> Iterator[Notebook]:
+def fault_log() -> Iterator[FaultLog]:
     """Collects how long faults took; the table is left in build/faults.md."""
-    notebook = Notebook()
-    yield notebook
+    fault_log = FaultLog()
+    yield fault_log
     folder = Path(__file__).parents[1] / "build"
     folder.mkdir(exist_ok=True)
-    notebook.save(folder / "faults.md")
+    fault_log.save(folder / "faults.md")
 
 
 # In a browser
@@ -239,7 +255,7 @@ def live_server(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     run(Experiment(rounds=6), root / "digits")
     base = small(images, rounds=4, partition__alpha=0.3)
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg"), (0, 1), root / "both")
-    assert comparison.run(1, lambda: False, lambda: None)
+    assert comparison.run(JobOptions(RUNNER))
     write_run(
         root / "absent", rounds=5, rejected={"client-7": "vectors are not finite: layer <b>1</b>"}
     )

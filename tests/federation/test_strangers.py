@@ -1,4 +1,4 @@
-"""Who may not take part, and what a client that means harm can do: nothing but be left out."""
+"""Who may not take part, and what a client that means harm can do: only be left out."""
 
 import shutil
 import socket
@@ -13,180 +13,177 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from meddling_site import TRICKS
+from tampering_service import TRICKS
 
-from laboratory import LONG, Laboratory, Notebook, until
-from mpfedcl.network.flower.programs import environment, running, supernode_command
+from mpfedcl.network.flower.programs import environment, supernode_command
+from mpfedcl.network.processes import running
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
+from process_federation import (
+    CLIENTS,
+    LONG,
+    SUPERLINK,
+    FaultLog,
+    ProcessFederation,
+    wait_until,
+)
 
 pytestmark = pytest.mark.federation
 
 
 @contextmanager
-def own_software(laboratory: Laboratory, key: str, name: str) -> Iterator[Path]:
+def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator[Path]:
     """Take part with a key and Flower's own program, but with answers of one's own making."""
-    client = ClientFolder.open(laboratory.folder, key)
+    client = ClientFolder.open(federation.folder, key)
     log, config = client.root / "own.log", client.root / "own.toml"
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        service = str(Path(place) / "service")
         values = {"name": name, "share": 0, "memory": str(Path(place) / "memory")}
-        resident = str(Path(place) / "site")
-        config.write_text(tomli_w.dumps({**values, "resident": resident}))
-        server = f"127.0.0.1:{laboratory.port}"
-        script = Path(__file__).with_name("meddling_site.py")
-        variables = {**laboratory.environment(), **environment(client.flower_home)}
+        config.write_text(tomli_w.dumps({**values, "service": service}))
+        server = f"127.0.0.1:{federation.port}"
+        script = Path(__file__).with_name("tampering_service.py")
+        variables = {**federation.environment(), **environment(client.flower_home)}
         for command in (
-            [sys.executable, str(script), str(config), resident],
+            [sys.executable, str(script), str(config), service],
             supernode_command(client, config, server, is_insecure=False),
         ):
             stack.enter_context(running(command, variables, log))
-        until(lambda: "SuperNode ID" in log.read_text(), "the meddler is let in")
         yield log
 
 
-def test_bad_updates_are_rejected_and_the_run_goes_on(
-    laboratory: Laboratory, notebook: Notebook
+def test_bad_updates_and_another_clients_name_are_refused_and_the_run_continues(
+    federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
-    laboratory.make("--names", "meddler")
-    assert laboratory.server is not None
-    laboratory.until_said(laboratory.server, "New clients: meddler")
-    with own_software(laboratory, "meddler", "meddler"):
+    with (
+        own_software(federation, "tamperer", "tamperer") as first,
+        own_software(federation, "impostor", "client-1") as second,
+    ):
+        for log in (first, second):
+            wait_until(lambda each=log: "SuperNode ID" in each.read_text(), "it is let in")  # type: ignore[misc]
         settings = ["--clients", 4, "--partition.alpha", 1, "--rounds", len(TRICKS)]
-        course = laboratory.begin("meddled", "--method", "fedavg", *settings)
-        assert course.program.wait(2 * LONG) == 0, course.program.said()
-    for record, trick in zip(course.records(), TRICKS, strict=True):
+        run = federation.begin("tampered", "--method", "fedavg", *settings)
+        run.finish(2 * LONG)
+    for record, trick in zip(run.records(), TRICKS, strict=True):
         clients = record["clients"]
-        assert {"client-0", "client-1", "client-2"} <= set(clients["answered"]), trick
-        assert ("meddler" in clients["answered"]) == trick.startswith("an honest"), trick
-        assert ("meddler" in clients["rejected"]) != trick.startswith("an honest"), trick
-    reasons = [each["clients"]["rejected"].get("meddler") for each in course.records()]
+        assert set(CLIENTS) <= set(clients["answered"]), trick
+        assert set(clients["answered"]) <= {*CLIENTS, "tamperer"}, trick
+        assert ("tamperer" in clients["answered"]) == trick.startswith("an honest"), trick
+        assert ("tamperer" in clients["rejected"]) != trick.startswith("an honest"), trick
+    reasons = [each["clients"]["rejected"].get("tamperer") for each in run.records()]
     assert reasons[7] == "it failed with RuntimeError"
     for trick, reason in zip(TRICKS, reasons, strict=True):
         if reason:
-            notebook.write(f"a client sends {trick}", f"rejected: {reason}", 0, "its update")
-
-
-def test_a_client_with_the_name_of_another_is_refused(laboratory: Laboratory) -> None:
-    laboratory.make("--names", "impostor")
-    assert laboratory.server is not None
-    laboratory.until_said(laboratory.server, "New clients: impostor")
-    with own_software(laboratory, "impostor", "client-1"):
-        course = laboratory.begin("impostor", "--method", "fedavg", "--rounds", 2)
-        assert course.program.wait(LONG) == 0, course.program.said()
-    refused = course.records()[-1]["remarks"]["refused"]
-    assert refused == {
+            fault_log.write(f"a client sends {trick}", f"rejected: {reason}", 0, "its update")
+    assert run.records()[-1]["remarks"]["refused"] == {
         "impostor": "it calls itself 'client-1', but its key is registered as 'impostor'"
     }
-    assert course.records()[-1]["clients"]["answered"] == ["client-0", "client-1", "client-2"]
 
 
-def test_an_unknown_key_is_refused(laboratory: Laboratory, tmp_path: Path) -> None:
-    copy = _copy_client(laboratory, tmp_path)
-    (copy / "node.key").unlink()
-    make_node_key(copy / "node.key", tmp_path / "node.pub")
-    stranger = laboratory.spawn("client", copy, "--share", 0)
-    laboratory.until_said(stranger, "The server does not let client-0 in")
-    stranger.interrupt()
-    assert stranger.wait(60) == 0
-    assert "SuperNode ID" not in (copy / "supernode.log").read_text()
+def test_an_unknown_key_and_the_same_key_twice_are_refused(
+    federation: ProcessFederation, tmp_path: Path
+) -> None:
+    (tmp_path / "unknown").mkdir()
+    stranger = _copy_client(federation, tmp_path / "unknown")
+    (stranger / "node.key").unlink()
+    make_node_key(stranger / "node.key", tmp_path / "node.pub")
+    twin = _copy_client(federation, tmp_path)
+    programs = [federation.start("client", copy, "--share", 0) for copy in (stranger, twin)]
+    for program in programs:
+        program.wait_for_output("The server does not let client-0 in")
+        program.interrupt()
+    assert [program.wait(60) for program in programs] == [0, 0]
+    for copy in (stranger, twin):
+        assert "SuperNode ID" not in (copy / "supernode.log").read_text()
 
 
-def test_the_same_key_twice_is_refused(laboratory: Laboratory, tmp_path: Path) -> None:
-    twin = laboratory.spawn("client", _copy_client(laboratory, tmp_path), "--share", 0)
-    laboratory.until_said(twin, "The server does not let client-0 in")
-    twin.interrupt()
-    assert twin.wait(60) == 0
-
-
-def test_another_authority_is_refused(laboratory: Laboratory, tmp_path: Path) -> None:
-    copy, other = _copy_client(laboratory, tmp_path), Laboratory(tmp_path / "other")
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> ProcessFederation:
+    """The folder of another federation, of which nothing runs."""
+    other = ProcessFederation(tmp_path_factory.mktemp("other"))
     other.make("--clients", 1)
+    return other
+
+
+def test_another_authority_is_refused(
+    federation: ProcessFederation, other: ProcessFederation, tmp_path: Path
+) -> None:
+    copy = _copy_client(federation, tmp_path)
     shutil.copy(other.folder / "server" / "ca.pem", copy / "ca.pem")
-    done = laboratory.call("client", copy, "--share", 0)
+    done = federation.call("client", copy, "--share", 0)
     assert done.returncode == 2
     assert "its certificate must be vouched for by" in done.stderr
     # Flower's own program refuses it too.
-    said = _say_of_supernode(ClientFolder.open(copy, None), f"127.0.0.1:{laboratory.port}")
-    assert "SSL/TLS handshake error" in said
+    log = _run_supernode(ClientFolder.open(copy, None), f"127.0.0.1:{federation.port}")
+    assert "SSL/TLS handshake error" in log
 
 
-def test_another_host_name_is_refused(laboratory: Laboratory, tmp_path: Path) -> None:
+def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: Path) -> None:
     # The federation's own certificate, at an address that it does not name.
-    copy, server = _copy_client(laboratory, tmp_path), laboratory.folder / "server"
+    copy, server = _copy_client(federation, tmp_path), federation.folder / "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server / "server.pem", server / "server.key")
     with socket.create_server(("127.0.0.2", 0)) as listener:
-        thread = threading.Thread(target=_greet, args=(listener, context), daemon=True)
+        thread = threading.Thread(target=_accept_tls, args=(listener, context), daemon=True)
         thread.start()
         address = f"127.0.0.2:{listener.getsockname()[1]}"
-        done = laboratory.call("client", copy, "--share", 0, "--server", address)
+        done = federation.call("client", copy, "--share", 0, "--server", address)
         assert done.returncode == 2
         assert "127.0.0.2" in done.stderr
         assert "mismatch" in done.stderr
-        assert "SSL/TLS handshake error" in _say_of_supernode(
-            ClientFolder.open(copy, None), address
-        )
+        assert "SSL/TLS handshake error" in _run_supernode(ClientFolder.open(copy, None), address)
 
 
-def test_plain_text_is_refused(laboratory: Laboratory) -> None:
-    address = ("127.0.0.1", laboratory.port)
-    with socket.create_connection(address, 10) as line:
-        line.sendall(b"POST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        line.settimeout(10)
+def test_plain_text_is_refused(federation: ProcessFederation) -> None:
+    address = ("127.0.0.1", federation.port)
+    with socket.create_connection(address, 10) as connection:
+        connection.sendall(b"POST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.settimeout(10)
         try:
-            answer = line.recv(1000)
+            answer = connection.recv(1000)
         except ConnectionResetError:
             answer = b""
     assert not answer.startswith(b"HTTP")
-    done = laboratory.call("client", "lab", "--name", "client-0", "--share", 0, "--insecure")
+    done = federation.call("client", "lab", "--name", "client-0", "--share", 0, "--insecure")
     assert done.returncode == 2
     assert "it speaks TLS" in done.stderr
 
 
-def test_a_server_without_tls_is_refused(laboratory: Laboratory) -> None:
+def test_a_server_without_tls_is_refused(federation: ProcessFederation) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_answer_plainly, args=(listener,), daemon=True).start()
+        threading.Thread(target=_answer_without_tls, args=(listener,), daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         words = ["--name", "client-0", "--share", 0, "--server", address]
-        done = laboratory.call("client", "lab", *words)
+        done = federation.call("client", "lab", *words)
     assert done.returncode == 2
     assert "does not speak TLS" in done.stderr
 
 
 @pytest.mark.parametrize("who", ["client", "server"])
-def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path, who: str) -> None:
-    laboratory = Laboratory(tmp_path / "open")
-    laboratory.make("--clients", 1)
+def test_a_private_key_that_others_can_read_is_refused(other: ProcessFederation, who: str) -> None:
     place = {"client": "clients/client-0/node.key", "server": "server/server.key"}[who]
-    (laboratory.folder / place).chmod(0o644)
+    (other.folder / place).chmod(0o644)
     words = ["--name", "client-0", "--share", 0] if who == "client" else []
-    done = laboratory.call(who, "lab", *words)
+    done = other.call(who, "lab", *words)
     assert done.returncode == 2
     assert "its mode must be 0600" in done.stderr
 
 
-def test_the_server_listens_on_this_machine_alone(laboratory: Laboratory) -> None:
-    mark = f":{laboratory.port:04X}"
-    lines = [
-        line.split()
-        for file in ("/proc/net/tcp", "/proc/net/tcp6")
-        for line in Path(file).read_text().splitlines()[1:]
-    ]
-    # State 0A: listening. The address is 127.0.0.1, written backwards.
-    listening = [line[1] for line in lines if line[1].endswith(mark) and line[3] == "0A"]
-    assert listening == [f"0100007F{mark}"]
+def test_the_server_listens_on_this_machine_alone(federation: ProcessFederation) -> None:
+    connections = federation.find_one(SUPERLINK).net_connections("inet")
+    listening = {tuple(each.laddr) for each in connections if each.status == "LISTEN"}
+    assert listening == {("127.0.0.1", federation.port)}
 
 
-def _copy_client(laboratory: Laboratory, folder: Path) -> Path:
+def _copy_client(federation: ProcessFederation, folder: Path) -> Path:
     copy = folder / "client-0"
-    source = laboratory.folder / "clients" / "client-0"
+    source = federation.folder / "clients" / "client-0"
     copy.mkdir()
     for name in ("ca.pem", "client.toml", "node.key"):
         shutil.copy(source / name, copy / name)
     return copy
 
 
-def _say_of_supernode(client: ClientFolder, server: str) -> str:
+def _run_supernode(client: ClientFolder, server: str) -> str:
     """Start Flower's program by itself and return what it says before it ends."""
     config, log = client.root / "plain.toml", client.root / "plain.log"
     config.write_text('name = "client-0"\n')
@@ -197,21 +194,21 @@ def _say_of_supernode(client: ClientFolder, server: str) -> str:
     return log.read_text()
 
 
-def _greet(listener: socket.socket, context: ssl.SSLContext) -> None:
+def _accept_tls(listener: socket.socket, context: ssl.SSLContext) -> None:
     while True:
         try:
-            line, _ = listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         try:
-            with context.wrap_socket(line, server_side=True):
+            with context.wrap_socket(connection, server_side=True):
                 time.sleep(0.1)
         except OSError:
-            line.close()
+            connection.close()
 
 
-def _answer_plainly(listener: socket.socket) -> None:
-    line, _ = listener.accept()
-    with line:
-        line.recv(1000)
-        line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+def _answer_without_tls(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from laboratory import Laboratory, Notebook, Program, until
+from process_federation import FaultLog, ProcessFederation, wait_until
 
 _CANNOT = [
     word
@@ -69,9 +69,9 @@ def two_machines() -> Iterator[None]:
 
 
 @contextmanager
-def proxy(laboratory: Laboratory) -> Iterator[None]:
+def proxy(federation: ProcessFederation) -> Iterator[None]:
     """Run Debian's nginx with the example that `init` wrote, as it is."""
-    place = laboratory.root / "nginx"
+    place = federation.root / "nginx"
     place.mkdir()
     temporary = "".join(
         f"{kind}_temp_path {place / kind};\n"
@@ -80,12 +80,12 @@ def proxy(laboratory: Laboratory) -> Iterator[None]:
     (place / "main.conf").write_text(
         f"daemon off;\npid {place}/pid;\nerror_log {place}/error.log;\nuser root;\n"
         "worker_processes 1;\nevents {}\n"
-        f"http {{\naccess_log off;\n{temporary}include {laboratory.folder}/server/nginx.conf;\n}}\n"
+        f"http {{\naccess_log off;\n{temporary}include {federation.folder}/server/nginx.conf;\n}}\n"
     )
     command = ["nginx", "-c", str(place / "main.conf"), "-e", str(place / "error.log")]
-    process = subprocess.Popen([*laboratory.within, *command], env=laboratory.environment())
+    process = subprocess.Popen([*federation.prefix, *command], env=federation.environment())
     try:
-        until((place / "pid").is_file, "nginx runs", 30)
+        wait_until((place / "pid").is_file, "nginx runs", 30)
         yield
     finally:
         process.terminate()
@@ -93,20 +93,20 @@ def proxy(laboratory: Laboratory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederation]:
     """A server and a client on one machine, a second client on another."""
     root = tmp_path_factory.mktemp("machines")
     with two_machines():
-        laboratory = Laboratory(root, port=9800, within=("ip", "netns", "exec", HERE))
+        federation = ProcessFederation(root, port=9800, prefix=("ip", "netns", "exec", HERE))
         try:
-            laboratory.make("--clients", 2, "--host", ADDRESSES[HERE])
-            laboratory.start_server()
-            with proxy(laboratory):
-                laboratory.start_client("client-0", "--share", 0)
-                laboratory.start_client("client-1", "--share", 1, within=INSIDE_THERE)
-                yield laboratory
+            federation.make("--clients", 2, "--host", ADDRESSES[HERE])
+            federation.start_server()
+            with proxy(federation):
+                federation.start_clients({"client-0": ("--share", 0)})
+                federation.start_clients({"client-1": ("--share", 1)}, prefix=INSIDE_THERE)
+                yield federation
         finally:
-            laboratory.finish()
+            federation.finish()
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,21 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
     ],
 )
 def test_through_the_proxy_there_is_the_clients_part_alone(
-    apart: Laboratory, path: str, code: int
+    apart: ProcessFederation, path: str, code: int
 ) -> None:
     assert ask(apart, INSIDE_THERE, ADDRESSES[HERE], path) == code
 
 
-def test_on_the_servers_own_machine_no_key_is_asked_for(apart: Laboratory) -> None:
+def test_on_the_servers_own_machine_no_key_is_asked_for(apart: ProcessFederation) -> None:
     # Which is why nobody else may come this far.
-    assert ask(apart, apart.within, "127.0.0.1", "control/list-runs") == 200
+    assert ask(apart, apart.prefix, "127.0.0.1", "control/list-runs") == 200
 
 
-def ask(laboratory: Laboratory, within: tuple[str, ...], address: str, path: str) -> int:
+def ask(federation: ProcessFederation, prefix: tuple[str, ...], address: str, path: str) -> int:
     """Ask for something from within one of the machines; return the code of the answer."""
-    words = [f"https://{address}:9800/v1/{path}", str(laboratory.folder / "server/ca.pem")]
+    words = [f"https://{address}:9800/v1/{path}", str(federation.folder / "server/ca.pem")]
     done = subprocess.run(
-        [*within, sys.executable, "-c", ASK, *words],
+        [*prefix, sys.executable, "-c", ASK, *words],
         capture_output=True,
         text=True,
         timeout=60,
@@ -145,26 +145,26 @@ def ask(laboratory: Laboratory, within: tuple[str, ...], address: str, path: str
     return int(done.stdout)
 
 
-def test_a_cut_cable_costs_the_rounds_in_between(apart: Laboratory, notebook: Notebook) -> None:
-    settings = ["--clients", 2, "--rounds", 1000, "--network.round-timeout", 25]
-    course = apart.begin("cut", "--method", "fedavg", *settings)
-    course.until_answer("client-1", 1)
-    apart.until_asked("client-1")
+def test_a_cut_cable_costs_the_rounds_in_between(
+    apart: ProcessFederation, fault_log: FaultLog
+) -> None:
+    settings = ["--clients", 2, "--rounds", 1000, "--network.round-timeout", 20]
+    run = apart.begin("cut", "--method", "fedavg", *settings)
+    number = run.wait_for_training("client-1", 2)
     ip("-n", HERE, "link", "set", ENDS[HERE], "down")
-    began, before = time.monotonic(), course.round
-    record = course.until_missing("client-1", before)
+    began = time.monotonic()
+    record = run.wait_for_missing("client-1", number - 1)
     assert record["clients"]["answered"] == ["client-0"]
     ip("-n", HERE, "link", "set", ENDS[HERE], "up")
     back = time.monotonic()
-    course.until_answer("client-1", record["round"])
+    run.wait_for_answer("client-1", record["round"])
     now = time.monotonic()
-    notebook.write(
+    fault_log.write(
         f"the network cut for {back - began:.0f} s",
         "missing; tries again by itself",
         now - back,
         "its answers in between",
     )
-    keeper: Program = apart.clients["client-1"]
-    assert keeper.process.poll() is None
-    course.program.interrupt()
-    assert course.program.wait(60) == 130
+    assert apart.clients["client-1"].is_running
+    run.program.interrupt()
+    assert run.program.wait(60) == 130

@@ -6,51 +6,52 @@ from typing import Any
 
 import numpy
 from federations import records_of, rewrite
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 
 from mpfedcl.network.message import Arrays
-from small_runs import Json
+from small_experiments import Json
 
-Bad = Callable[[Message, Message], Message | list[Message] | None]
+BadReply = Callable[[FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(request, reply) -> what is sent instead."""
 
 WEIGHT = "sums/hidden.1.weight"
 
 
-def values(**changes: Any) -> Bad:
+def values(**changes: Any) -> BadReply:
     return lambda request, reply: rewrite(reply, request, values=lambda v: {**v, **changes})
 
 
-def without(name: str) -> Bad:
+def without(name: str) -> BadReply:
     def drop(found: Json) -> Json:
         return {key: each for key, each in found.items() if key != name}
 
     return lambda request, reply: rewrite(reply, request, values=drop)
 
 
-def arrays(change: Callable[[Arrays], Mapping[str, Any]]) -> Bad:
+def arrays(change: Callable[[Arrays], Mapping[str, Any]]) -> BadReply:
     return lambda request, reply: rewrite(reply, request, arrays=change)
 
 
-def weight(change: Callable[[Any], Any]) -> Bad:
+def weight(change: Callable[[Any], Any]) -> BadReply:
     return arrays(lambda found: {**found, WEIGHT: change(found[WEIGHT])})
 
 
-def rows(part: str, change: Callable[[Any], Any]) -> Bad:
+def rows(part: str, change: Callable[[Any], Any]) -> BadReply:
     key = f"rows/{part}"
     return arrays(lambda found: {**found, key: change(found[key])})
 
 
-def text(content: str) -> Bad:
-    return lambda request, _: Message(records_of(content, {}), reply_to=request)
+def text(content: str) -> BadReply:
+    return lambda request, _: FlowerMessage(records_of(content, {}), reply_to=request)
 
 
-def records(content: Mapping[str, Any]) -> Bad:
-    return lambda request, _: Message(RecordDict({**content}), reply_to=request)
+def records(content: Mapping[str, Any]) -> BadReply:
+    return lambda request, _: FlowerMessage(RecordDict({**content}), reply_to=request)
 
 
-def error(code: int, reason: str) -> Bad:
-    return lambda request, _: Message(Error(code, reason), reply_to=request)
+def error(code: int, reason: str) -> BadReply:
+    return lambda request, _: FlowerMessage(Error(code, reason), reply_to=request)
 
 
 def claim(dtype: str, shape: tuple[int, ...], data: bytes, kind: str = "numpy.ndarray") -> Any:
@@ -82,7 +83,7 @@ def table(value: object) -> Json:
 NOT_FINITE = "values that are not finite"
 UNREADABLE = "its answer cannot be read: "
 
-BAD_UPDATES: dict[str, tuple[Bad, str]] = {
+BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "NaN": (weight(lambda w: w * float("nan")), NOT_FINITE),
     "infinity": (weight(lambda w: w + float("inf")), NOT_FINITE),
     "far away": (weight(lambda w: w + 1e30), "the model changed by"),
@@ -160,7 +161,7 @@ BAD_UPDATES: dict[str, tuple[Bad, str]] = {
 }
 """What is sent in a round, and how the record's `rejected` gives the reason."""
 
-BAD_READINGS: dict[str, tuple[Bad, str]] = {
+BAD_READINGS: dict[str, tuple[BadReply, str]] = {
     "above 100 %": (values(**reading(table(100.5))), "a reading is not in 0 to 100 %"),
     "below 0 %": (values(**reading(table(-1))), "a reading is not in 0 to 100 %"),
     "NaN %": (values(**reading(table(float("nan")))), "a reading is not in 0 to 100 %"),

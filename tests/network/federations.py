@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from loopback import LoopbackGrid, Meddle
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Message as FlowerMessage
+from loopback import LoopbackGrid, Tamper
 from PIL import Image
 from safetensors.torch import load_file
 
-from compared import assert_close_tensors, load_results, predict
+from equivalent_runs import assert_close_tensors, load_results, predict
+from mpfedcl.api import companions
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.network.flower.apps import FlowerCourier, unpack
+from mpfedcl.network.flower.apps import FlowerTransport, from_records
 from mpfedcl.network.message import Arrays
-from mpfedcl.network.server.serve import serve, serve_again
-from mpfedcl.runs.run_loop import Observer, RunResult
-from small_runs import (
+from mpfedcl.network.server.serve import resume_serving, serve
+from mpfedcl.runs.observer import Observer, RunResult
+from small_experiments import (
     Json,
     assert_same_results,
     read_records,
@@ -36,26 +38,26 @@ QUICK = {"network__round_timeout": 30.0, "network__patience": 5.0}
 """Bounds that no honest client here comes near, and that end a test which hangs."""
 
 
-def double(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
+def float64_experiment(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
     """Return an experiment of three rounds in float64."""
     settings = {"rounds": 3, "dtype": "float64", "train__lr": 0.1, "partition__alpha": 0.5}
     return small(root, method, **settings | QUICK | changes)
 
 
-class Federation:
-    """A grid with clients that hold the parts of an experiment's partition, and their memories."""
+class LoopbackFederation:
+    """A grid with clients that hold the parts of an experiment's partition, and their state."""
 
     def __init__(
         self,
         experiment: Experiment,
         folder: Path,
-        meddle: Meddle = lambda _client, _request, reply: reply,
+        tamper: Tamper = lambda _client, _request, reply: reply,
         *,
         count: int | None = None,
         **config: Any,
     ) -> None:
         self.experiment, self.folder, self.path = experiment, folder, folder / "run"
-        self.grid = LoopbackGrid(meddle)
+        self.grid = LoopbackGrid(tamper)
         self._config = {"data": str(experiment.dataset.root), **config}
         for share in range(experiment.clients or 0 if count is None else count):
             self.join(share)
@@ -63,7 +65,12 @@ class Federation:
     def join(self, share: int, node: int | None = None, **config: Any) -> None:
         """Let the client with a part of the partition come."""
         name = f"client-{share}"
-        values = {"name": name, "share": share, "memory": str(self.memory(share)), **self._config}
+        values = {
+            "name": name,
+            "share": share,
+            "memory": str(self.state_folder(share)),
+            **self._config,
+        }
         self.grid.join(share + 1 if node is None else node, **values | config)
 
     def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
@@ -71,14 +78,16 @@ class Federation:
         values = {"name": name, "data": str(data), "memory": str(self.folder / f"memory-{name}")}
         self.grid.join(node, registered, **values | config)
 
-    def memory(self, share: int) -> Path:
+    def state_folder(self, share: int) -> Path:
         return self.folder / f"memory-{share}"
 
     def serve(self, observer: Observer | None = None, status: Path | None = None) -> RunResult:
-        return serve(FlowerCourier(self.grid), self.experiment, self.path, status, observer)
+        transport = FlowerTransport(self.grid)
+        return serve(transport, self.experiment, self.path, status, observer, companions)
 
-    def serve_again(self, rounds: int | None = None) -> RunResult:
-        return serve_again(FlowerCourier(self.grid), self.path, rounds)
+    def resume(self, rounds: int | None = None) -> RunResult:
+        transport = FlowerTransport(self.grid)
+        return resume_serving(transport, self.path, rounds, companions=companions)
 
 
 def stop_after(count: int) -> Observer:
@@ -137,17 +146,17 @@ def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) ->
         assert read_summary(found)[key] == read_summary(wanted)[key], key
 
 
-def assert_same_personal_models(federation: Federation, wanted: Path) -> None:
+def assert_same_personal_models(federation: LoopbackFederation, wanted: Path) -> None:
     """Hold what each client has kept of the last round to the simulation's personal models."""
     theirs = load_results(wanted)
     for share in range(federation.experiment.clients or 0):
-        files = sorted(federation.memory(share).glob("*/round-*.safetensors"))
+        files = sorted(federation.state_folder(share).glob("*/round-*.safetensors"))
         kept = load_file(files[-1])
         model = {k.removeprefix("personal/"): v for k, v in kept.items() if k.startswith("pers")}
         assert_close_tensors(model, theirs[f"models/client-{share}.safetensors"], DOUBLE)
 
 
-def assert_same_course(found: Path, wanted: Path) -> None:
+def assert_same_run(found: Path, wanted: Path) -> None:
     """Hold two runs over a network to the same models, pool, records and summary, to the bit."""
     assert_same_results(found, wanted)
     assert without_timings(read_records(found)) == without_timings(read_records(wanted))
@@ -159,29 +168,29 @@ def assert_same_course(found: Path, wanted: Path) -> None:
 # Meddling with answers
 
 
-def round_of(request: Message) -> int:
-    number: int = unpack(request.content).values["round"]
+def round_of(request: FlowerMessage) -> int:
+    number: int = from_records(request.content).values["round"]
     return number
 
 
-def is_training(request: Message) -> bool:
+def is_training(request: FlowerMessage) -> bool:
     return str(request.metadata.message_type) == TRAIN
 
 
 def rewrite(
-    reply: Message,
-    request: Message,
+    reply: FlowerMessage,
+    request: FlowerMessage,
     values: Callable[[Json], Json] = lambda values: values,
     arrays: Callable[[Arrays], Mapping[str, Any]] = lambda arrays: arrays,
-) -> Message:
+) -> FlowerMessage:
     """Return a reply with other values or arrays; what is already Flower's array stays as it is."""
-    parcel = unpack(reply.content)
+    message = from_records(reply.content)
     changed = {
         name: each if isinstance(each, Array) else Array(numpy.asarray(each))
-        for name, each in arrays(dict(parcel.arrays)).items()
+        for name, each in arrays(dict(message.arrays)).items()
     }
-    text = to_text(values(dict(parcel.values)))
-    return Message(records_of(text, changed), reply_to=request)
+    text = to_text(values(dict(message.values)))
+    return FlowerMessage(records_of(text, changed), reply_to=request)
 
 
 def records_of(text: str, arrays: Mapping[str, Array]) -> RecordDict:
@@ -200,7 +209,7 @@ def to_text(values: Json) -> str:
 
 
 def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) -> Path:
-    """Write folders of pictures, a bright stripe a class on noise."""
+    """Write folders of images, a bright stripe a class on noise."""
     for place, name in enumerate(classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
         random = numpy.random.default_rng(sum(name.encode()))
@@ -211,10 +220,10 @@ def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) ->
     return folder
 
 
-def folders(method: str = "mp-fedcl", **changes: Any) -> Experiment:
+def folder_experiment(method: str = "mp-fedcl", **changes: Any) -> Experiment:
     """Return an experiment of two rounds for clients that have folders of their own."""
     settings = {"dataset__root": None, "rounds": 2, "network__patience": 0.3}
-    return double(Path(), method, **settings | changes)
+    return float64_experiment(Path(), method, **settings | changes)
 
 
 def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy
 import pytest
-from federations import Federation, folders, save_pictures
+from federations import LoopbackFederation, folder_experiment, save_pictures
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.message import Kind, Parcel
+from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
-from mpfedcl.network.server.client_registry import Roster, agree_on_classes
+from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Answer
-from small_runs import read_records, save_images
+from mpfedcl.network.transport import Reply
+from small_experiments import read_records, save_images
 
 DIGITS = tuple("0123456789")
 TWELVE = tuple(f"{number:02d}" for number in range(12))
@@ -50,48 +50,48 @@ def test_classes_that_were_named_stay() -> None:
     assert agree_on_classes(named, {"x": member("x", "a", "c")}) is named
 
 
-class Strangers:
-    """A courier whose nodes are others each time somebody looks."""
+class UnknownNodes:
+    """A transport whose nodes are others each time they are listed."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.calls = 0
         self.sent: list[int] = []
 
-    def present(self) -> Mapping[int, str]:
-        self.looks += 1
-        return {1: "", **{self.looks * 1000 + n: "" for n in range(30)}}
+    def connected_nodes(self) -> Mapping[int, str]:
+        self.calls += 1
+        return {1: "", **{self.calls * 1000 + n: "" for n in range(30)}}
 
-    def send(self, kind: Kind, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, str]:
-        self.sent += parcels
-        return {node: str(node) for node in parcels}
+    def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
+        self.sent += messages
+        return {node: str(node) for node in messages}
 
-    def collect(self, messages: Iterable[str]) -> list[Answer]:
-        good = member("good", "a", "b").pack()
+    def receive(self, messages: Iterable[str]) -> list[Reply]:
+        good = member("good", "a", "b").to_message()
         return [
-            Answer(each, good) if each == "1" else Answer(each, trouble="failed", reason=each)
+            Reply(each, good) if each == "1" else Reply(each, failure="failed", reason=each)
             for each in messages
         ]
 
 
 def test_strangers_without_end_are_forgotten() -> None:
-    courier = Strangers()
+    transport = UnknownNodes()
     experiment = Experiment(clients=1).replace(network__patience=0.1)
-    roster = Roster(experiment, courier, Status(None))
-    roster.gather()
+    registry = ClientRegistry(experiment, transport, Status(None))
+    registry.wait_for_clients()
     for _ in range(20):
-        assert roster.look() == {"good": 1}
-    assert len(roster.refused) == 50
-    assert len(roster._turned_away) == 50
-    assert len(roster._seen) < 100
+        assert registry.find_connected() == {"good": 1}
+    assert len(registry.refused) == 50
+    assert len(registry._refused_nodes) == 50
+    assert len(registry._seen) < 100
     # Nobody is asked twice who has gone.
-    assert len(courier.sent) == len(set(courier.sent))
+    assert len(transport.sent) == len(set(transport.sent))
 
 
 @pytest.mark.usefixtures("small_and_quick")
 def test_npz_files_of_ones_own(tmp_path: Path) -> None:
     save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
     save_images(tmp_path / "many/x.npz", num_train=15, num_test=5, num_classes=5)
-    federation = Federation(folders(clients=2), tmp_path, count=0)
+    federation = LoopbackFederation(folder_experiment(clients=2), tmp_path, count=0)
     federation.bring(1, "few", tmp_path / "few")
     federation.bring(2, "many", tmp_path / "many" / "x.npz")
     run = federation.serve()
@@ -106,7 +106,7 @@ def test_npz_files_of_ones_own(tmp_path: Path) -> None:
 def test_pictures_through_an_encoder(tmp_path: Path) -> None:
     """Pictures of any size become features of one length; the server needs no encoder."""
     changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}
-    federation = Federation(folders("mp-fedcl", **changes), tmp_path, count=0)
+    federation = LoopbackFederation(folder_experiment("mp-fedcl", **changes), tmp_path, count=0)
     for node, (name, size) in enumerate({"small": 20, "large": 40}.items(), 1):
         place = save_pictures(tmp_path / name, "cat", "dog", count=2, size=size)
         federation.bring(node, name, place)

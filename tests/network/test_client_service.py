@@ -1,4 +1,4 @@
-"""A site that stays: real processes, a real socket, and bytes alone."""
+"""The client service: real processes, a real socket, and bytes alone."""
 
 import contextlib
 import os
@@ -16,29 +16,38 @@ from pathlib import Path
 import numpy
 import pytest
 import tomli_w
-from federations import Federation, double, folders, save_pictures
-from flwr.app import Message
+from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
+from flwr.app import Message as FlowerMessage
 
+from command_processes import environment
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.client.service import SiteFailed, _answer, _from_bytes, _to_bytes, ask_resident
-from mpfedcl.network.message import FORMAT, Kind, Parcel, ParcelError
+from mpfedcl.network.client.service import (
+    ServiceFailed,
+    _answer,
+    _from_bytes,
+    _to_bytes,
+    call_service,
+)
+from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import Introduction
-from small_runs import assert_same_results, environment
+from small_experiments import assert_same_results
 
 pytestmark = pytest.mark.whole
 
 
-def echo(kind: Kind, parcel: Parcel) -> Parcel:
-    return Parcel({"kind": kind, **parcel.values}, parcel.arrays)
+def echo(kind: Kind, message: Message) -> Message:
+    return Message({"kind": kind, **message.values}, message.arrays)
 
 
-def ask(request: bytes, answer: Callable[[Kind, Parcel], Parcel] = echo) -> tuple[object, Parcel]:
+def ask(
+    request: bytes, answer: Callable[[Kind, Message], Message] = echo
+) -> tuple[object, Message]:
     return _from_bytes(_answer(request, answer))
 
 
 def test_what_is_asked_and_answered_crosses_as_it_was() -> None:
     arrays = {"sums/a b": numpy.arange(6.0).reshape(2, 3), "rows/labels": numpy.zeros(0, "i8")}
-    head, found = ask(_to_bytes({"kind": "round"}, Parcel({"x": [1, None, "ü"]}, arrays)))
+    head, found = ask(_to_bytes({"kind": "round"}, Message({"x": [1, None, "ü"]}, arrays)))
     assert head == {}
     assert found.values == {"kind": "round", "x": [1, None, "ü"]}
     assert found.arrays.keys() == arrays.keys()
@@ -51,16 +60,16 @@ def test_what_is_asked_and_answered_crosses_as_it_was() -> None:
     ("error", "said"),
     [
         (InvalidInput("one sentence."), "one sentence."),
-        (ParcelError("round is None"), "round is None"),
+        (MessageError("round is None"), "round is None"),
         (OSError("/secret/path is full"), "it failed with OSError"),
         (MemoryError(), "it failed with MemoryError"),
     ],
 )
 def test_failures_come_as_sentences(error: Exception, said: str) -> None:
-    def fail(kind: Kind, parcel: Parcel) -> Parcel:
+    def fail(kind: Kind, message: Message) -> Message:
         raise error
 
-    head, _ = ask(_to_bytes({"kind": "hello"}, Parcel({})), fail)
+    head, _ = ask(_to_bytes({"kind": "hello"}, Message({})), fail)
     assert head == {"failed": said}
 
 
@@ -71,32 +80,32 @@ def test_garbage_is_answered_too(request_bytes: bytes) -> None:
     assert head["failed"].startswith("it failed with ")
 
 
-def test_an_answer_that_cannot_be_packed_does_not_end_the_site() -> None:
+def test_an_answer_that_cannot_be_packed_does_not_end_the_service() -> None:
     head, _ = ask(
-        _to_bytes({"kind": "hello"}, Parcel({})), lambda *_: Parcel({"loss": float("nan")})
+        _to_bytes({"kind": "hello"}, Message({})), lambda *_: Message({"loss": float("nan")})
     )
     assert head == {"failed": "it failed with ValueError"}
 
 
 def test_objects_do_not_cross() -> None:
-    objects = Parcel({}, {"x": numpy.array([print], dtype=object)})
+    objects = Message({}, {"x": numpy.array([print], dtype=object)})
     with pytest.raises(ValueError, match="allow_pickle=False"):
         _from_bytes(_to_bytes({}, objects))
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
+    assert call_service(tmp_path / "service", "hello", Message({}), 60) is None
     (tmp_path / "file").write_text("no socket")
-    assert ask_resident(tmp_path / "file", "hello", Parcel({}), 60) is None
+    assert call_service(tmp_path / "file", "hello", Message({}), 60) is None
     # What a process leaves behind that was killed.
     with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(tmp_path / "site"))
-    assert (tmp_path / "site").is_socket()
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
+        bound.bind(str(tmp_path / "service"))
+    assert (tmp_path / "service").is_socket()
+    assert call_service(tmp_path / "service", "hello", Message({}), 60) is None
 
 
 def test_it_goes_while_it_is_asked(tmp_path: Path) -> None:
-    listener = Listener(str(tmp_path / "site"), family="AF_UNIX")
+    listener = Listener(str(tmp_path / "service"), family="AF_UNIX")
 
     def hang_up() -> None:
         with listener, listener.accept() as connection:
@@ -104,17 +113,27 @@ def test_it_goes_while_it_is_asked(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=hang_up)
     thread.start()
-    assert ask_resident(tmp_path / "site", "hello", Parcel({}), 60) is None
+    assert call_service(tmp_path / "service", "hello", Message({}), 60) is None
     thread.join()
 
 
 # The process itself
 
 
+def listens(place: Path) -> bool:
+    """Tell whether somebody listens: the file of a socket is there a moment before."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as found:
+        found.connect(str(place))
+        return True
+    return False
+
+
 @contextlib.contextmanager
-def resident(folder: Path, **config: object) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Run a client's site as a process of its own."""
-    file, place = folder / "node.toml", folder / "site"
+def running_service(
+    folder: Path, **config: object
+) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """Run a client service as a process of its own."""
+    file, place = folder / "node.toml", folder / "service"
     file.write_text(tomli_w.dumps(config))
     process = subprocess.Popen(
         [sys.executable, "-m", "mpfedcl.network.client.service", str(file), str(place)],
@@ -123,7 +142,7 @@ def resident(folder: Path, **config: object) -> Iterator[tuple[Path, subprocess.
     )
     try:
         deadline = time.monotonic() + 60
-        while not place.exists() and process.poll() is None and time.monotonic() < deadline:
+        while not listens(place) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         yield place, process
     finally:
@@ -131,17 +150,17 @@ def resident(folder: Path, **config: object) -> Iterator[tuple[Path, subprocess.
         process.communicate()
 
 
-def test_a_resident_answers_stays_and_is_done_without(images: Path, tmp_path: Path) -> None:
-    """One client's site is a process that stays, until it is killed in the midst of the run."""
+def test_a_run_is_the_same_with_a_service_that_is_killed(images: Path, tmp_path: Path) -> None:
+    """One client service is a process that stays, until it is killed in the midst of the run."""
     # The process has the model that users have, so that this run has it too.
-    experiment = double(images, "fedavg", rounds=3)
+    experiment = float64_experiment(images, "fedavg", rounds=3)
     memory = str(tmp_path / "with" / "memory-0")
     config = {"name": "client-0", "share": 0, "data": str(images), "memory": memory}
-    with resident(tmp_path, **config) as (place, process):
-        federation = Federation(experiment, tmp_path / "with")
+    with running_service(tmp_path, **config) as (place, process):
+        federation = LoopbackFederation(experiment, tmp_path / "with")
         asked: list[str] = []
 
-        def kill(client: str, request: Message, reply: Message) -> Message:
+        def kill(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
             if client == "client-0":
                 asked.append(str(request.metadata.message_type))
                 if len(asked) == 3:
@@ -149,21 +168,21 @@ def test_a_resident_answers_stays_and_is_done_without(images: Path, tmp_path: Pa
                     process.wait()
             return reply
 
-        federation.grid._meddle = kill
-        federation.join(0, resident=str(place))
+        federation.grid._tamper = kill
+        federation.join(0, running_service=str(place))
         federation.serve()
     assert asked == ["query", "train", "train", "train", "evaluate"]
-    alone = Federation(experiment, tmp_path / "without")
+    alone = LoopbackFederation(experiment, tmp_path / "without")
     alone.serve()
     assert_same_results(federation.path, alone.path)
 
 
-def test_a_resident_refuses_in_words_and_survives_strangers(tmp_path: Path) -> None:
+def test_a_service_refuses_in_words_and_survives_strangers(tmp_path: Path) -> None:
     data = save_pictures(tmp_path / "own", "cat", "dog")
     config = {"name": "north", "data": str(data), "memory": str(tmp_path / "memory")}
-    with resident(tmp_path, **config) as (place, process):
-        with pytest.raises(SiteFailed, match="format is None; it must be of type int"):
-            ask_resident(place, "hello", Parcel({}), 60)
+    with running_service(tmp_path, **config) as (place, process):
+        with pytest.raises(ServiceFailed, match="format is None; it must be of type int"):
+            call_service(place, "hello", Message({}), 60)
         for garbage in (b"", b"garbage", os.urandom(1000)):
             with Client(str(place), family="AF_UNIX") as connection:
                 connection.send_bytes(garbage)
@@ -171,15 +190,15 @@ def test_a_resident_refuses_in_words_and_survives_strangers(tmp_path: Path) -> N
         # Somebody hangs up before the answer has come.
         with Client(str(place), family="AF_UNIX") as connection:
             connection.send_bytes(b"garbage")
-        hello = Parcel({"format": FORMAT, "experiment": folders().to_toml()})
-        answer = ask_resident(place, "hello", hello, 60)
+        hello = Message({"format": FORMAT, "experiment": folder_experiment().to_toml()})
+        answer = call_service(place, "hello", hello, 60)
         assert answer is not None
-        assert Introduction.unpack(answer).classes == ("cat", "dog")
+        assert Introduction.from_message(answer).classes == ("cat", "dog")
         assert process.poll() is None
 
 
 def test_settings_that_cannot_be_end_it_with_a_sentence(tmp_path: Path) -> None:
-    with resident(tmp_path, name="../a", data="x") as (_, process):
+    with running_service(tmp_path, name="../a", data="x") as (_, process):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert b"Traceback" not in said
@@ -190,14 +209,15 @@ def test_settings_that_cannot_be_end_it_with_a_sentence(tmp_path: Path) -> None:
 def test_who_is_left_behind_by_a_client_that_was_killed_is_ended(tmp_path: Path) -> None:
     """Flower's processes can hang when they lose their client: here one that ignores everything."""
     data = save_pictures(tmp_path / "own", "cat", "dog")
-    file, place, home = tmp_path / "node.toml", tmp_path / "site", tmp_path / "flower"
+    file, place, home = tmp_path / "node.toml", tmp_path / "service", tmp_path / "flower"
     config = {"name": "north", "data": str(data), "memory": str(tmp_path / "memory")}
     file.write_text(tomli_w.dumps(config))
     client = (
-        "import os, sys, time; from pathlib import Path; from mpfedcl.network import processes;"
+        "import os, sys, time; from pathlib import Path;"
+        "from mpfedcl.network import processes; from mpfedcl.network.flower import programs;"
         "file, place, home, log = map(Path, sys.argv[1:]);"
-        "variables = processes.environment(home);"
-        "processes.start(processes.resident_command(file, place), variables, log);"
+        "variables = programs.environment(home);"
+        "processes.start(programs.service_command(file, place), variables, log);"
         "time.sleep(300)"
     )
     deaf = (

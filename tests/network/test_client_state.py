@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfedcl.network.client.state import SiteMemory
-from mpfedcl.network.message import ParcelError
+from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.message import MessageError
 
 RUN = "0123456789abcdef" * 2
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def test_whatever_happens_the_round_that_counts_is_there(
 ) -> None:
     """A round is asked for or not, counts or not, and the server may lose its newest checkpoint."""
     with TemporaryDirectory() as place:
-        memory = SiteMemory(Path(place), RUN)
+        store = ClientStateStore(Path(place), RUN)
         # What the server has written down after each round: the client's last one that counted.
         checkpoints, versions, version = [0], {0: 0}, 0
         for is_asked, counts, lost in history:
@@ -42,12 +42,12 @@ def test_whatever_happens_the_round_that_counts_is_there(
             if not is_asked:
                 checkpoints.append(settled)
                 continue
-            found = memory.load(settled, CPU)
+            found = store.load(settled, CPU)
             assert ("personal/x" in found) == (settled > 0)
             if settled:
                 assert float(found["personal/x"]) == versions[settled]
             version += 1
-            memory.save(number, mark(version), after=settled)
+            store.save(number, mark(version), after=settled)
             assert len(kept(Path(place))) <= 3
             if counts:
                 versions[number] = version
@@ -55,11 +55,11 @@ def test_whatever_happens_the_round_that_counts_is_there(
 
 
 def test_many_rounds_that_do_not_count(tmp_path: Path) -> None:
-    memory = SiteMemory(tmp_path, RUN)
-    memory.save(1, mark(1), after=0)
+    store = ClientStateStore(tmp_path, RUN)
+    store.save(1, mark(1), after=0)
     for number in range(2, 9):
-        memory.save(number, mark(number), after=1)
-    assert float(memory.load(1, CPU)["personal/x"]) == 1
+        store.save(number, mark(number), after=1)
+    assert float(store.load(1, CPU)["personal/x"]) == 1
     assert kept(tmp_path) == [
         "round-000001-after-000000.safetensors",
         "round-000008-after-000001.safetensors",
@@ -67,39 +67,39 @@ def test_many_rounds_that_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_server_that_begins_anew(tmp_path: Path) -> None:
-    memory = SiteMemory(tmp_path, RUN)
+    store = ClientStateStore(tmp_path, RUN)
     for number in range(1, 6):
-        memory.save(number, mark(number), after=number - 1)
-    memory.save(1, mark(100), after=0)
-    memory.save(2, mark(200), after=1)
-    assert float(memory.load(1, CPU)["personal/x"]) == 100
-    assert float(memory.load(2, CPU)["personal/x"]) == 200
+        store.save(number, mark(number), after=number - 1)
+    store.save(1, mark(100), after=0)
+    store.save(2, mark(200), after=1)
+    assert float(store.load(1, CPU)["personal/x"]) == 100
+    assert float(store.load(2, CPU)["personal/x"]) == 200
 
 
 def test_what_is_damaged_or_gone_is_nothing(tmp_path: Path) -> None:
-    memory = SiteMemory(tmp_path, RUN)
-    assert memory.load(0, CPU) == memory.load(7, CPU) == {}
-    memory.save(1, mark(1), after=0)
+    store = ClientStateStore(tmp_path, RUN)
+    assert store.load(0, CPU) == store.load(7, CPU) == {}
+    store.save(1, mark(1), after=0)
     (path,) = (tmp_path / RUN).iterdir()
     path.write_bytes(path.read_bytes()[:20])
-    assert memory.load(1, CPU) == {}
-    assert memory.load(-1, CPU) == {}
+    assert store.load(1, CPU) == {}
+    assert store.load(-1, CPU) == {}
 
 
 def test_nobody_else_may_look(tmp_path: Path) -> None:
-    SiteMemory(tmp_path, RUN).save(1, mark(1), after=0)
+    ClientStateStore(tmp_path, RUN).save(1, mark(1), after=0)
     assert (tmp_path / RUN).stat().st_mode & 0o777 == 0o700
 
 
 def test_old_runs_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "something-else").mkdir()
     for number in range(12):
-        SiteMemory(tmp_path, f"{number:032x}").save(1, mark(1), after=0)
+        ClientStateStore(tmp_path, f"{number:032x}").save(1, mark(1), after=0)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"{number:032x}" for number in range(4, 12)] + ["something-else"]
 
 
 @pytest.mark.parametrize("run", ["", "x", RUN.upper(), RUN[:-1], RUN + "0", f"../{RUN[3:]}", "/"])
 def test_a_run_is_named_by_digits(tmp_path: Path, run: str) -> None:
-    with pytest.raises(ParcelError, match="it must be 32 hexadecimal digits"):
-        SiteMemory(tmp_path, run)
+    with pytest.raises(MessageError, match="it must be 32 hexadecimal digits"):
+        ClientStateStore(tmp_path, run)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from federations import save_pictures
 
+from command_processes import environment
 from mpfedcl.network.setup.folders import make_federation
-from small_runs import Say, environment
+from small_experiments import Say
 
 
 @pytest.fixture(scope="module")

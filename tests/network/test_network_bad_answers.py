@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from bad_answers import BAD_READINGS, BAD_UPDATES, values
-from federations import Federation, double, is_training, round_of
-from flwr.app import Error, Message
-from loopback import Meddle
+from federations import LoopbackFederation, float64_experiment, is_training, round_of
+from flwr.app import Error
+from flwr.app import Message as FlowerMessage
+from loopback import Tamper
 
 from mpfedcl.errors import RunCutShort
-from mpfedcl.network.flower.apps import unpack
-from small_runs import Json, assert_same_results, read_records, read_summary
+from mpfedcl.network.flower.apps import from_records
+from small_experiments import Json, assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
@@ -30,14 +31,16 @@ def client_of(number: int) -> str:
     return list(BAD_CLIENTS.values())[number]
 
 
-def be_bad() -> Meddle:
+def be_bad() -> Tamper:
     """Each client misbehaves in its own way: in round 1, in round 2 and at the end."""
     in_first = {client: BAD_UPDATES[name][0] for name, client in BAD_CLIENTS.items()}
     in_second = {client_of(n): each[0] for n, each in enumerate(SECOND.values())}
     at_end = {client_of(n): each[0] for n, each in enumerate(CLOSING.values())}
-    old: dict[str, Message] = {}
+    old: dict[str, FlowerMessage] = {}
 
-    def meddle(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+    def tamper(
+        client: str, request: FlowerMessage, reply: FlowerMessage
+    ) -> FlowerMessage | list[FlowerMessage] | None:
         kind = str(request.metadata.message_type)
         if client in HONEST or kind == "query":
             return [reply, reply] if client == HONEST[1] else reply
@@ -47,10 +50,10 @@ def be_bad() -> Meddle:
             bad = in_first[client] if round_of(request) == 1 else in_second.get(client)
             if client in in_second and bad is None:
                 return old[client]
-            old.setdefault(client, Message(reply.content, reply_to=request))
+            old.setdefault(client, FlowerMessage(reply.content, reply_to=request))
         return reply if bad is None else bad(request, reply)
 
-    return meddle
+    return tamper
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +65,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bad_run(small_and_quick: None, many_images: Path, folder: Path) -> Path:
     """A run of two rounds with two honest clients among many others, made once."""
     if not (folder / "run").exists():
-        experiment = double(
+        experiment = float64_experiment(
             many_images,
             rounds=2,
             clients=len(HONEST) + len(BAD_CLIENTS),
             partition__kind="iid",
             network__round_timeout=0.3,
         )
-        Federation(experiment, folder, be_bad()).serve()
+        LoopbackFederation(experiment, folder, be_bad()).serve()
     return folder / "run"
 
 
@@ -116,8 +119,8 @@ def test_the_others_get_what_they_would_have_got_alone(
     """In the first round only the honest ones count, and one of them answers twice."""
     number = len(HONEST) + len(BAD_CLIENTS)
     changes: Json = {"rounds": 1, "clients": number, "partition__kind": "iid"}
-    experiment = double(many_images, **changes, network__patience=0.1)
-    alone = Federation(experiment, tmp_path, count=len(HONEST))
+    experiment = float64_experiment(many_images, **changes, network__patience=0.1)
+    alone = LoopbackFederation(experiment, tmp_path, count=len(HONEST))
     wanted = read_records(alone.serve().path)[0]
     found = read_records(bad_run)[0]
     assert found["clients"]["answered"] == wanted["clients"]["answered"] == list(HONEST)
@@ -130,37 +133,39 @@ ERRORS = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"
 
 @pytest.mark.parametrize("bad", ["NaN", "1e15 samples", "terabytes claimed", "gone"])
 def test_models_and_pool_are_the_same_as_without_it(images: Path, tmp_path: Path, bad: str) -> None:
-    def spoil(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+    def spoil(
+        client: str, request: FlowerMessage, reply: FlowerMessage
+    ) -> FlowerMessage | list[FlowerMessage] | None:
         if client != "client-2" or not is_training(request):
             return reply
         if bad == "gone":
-            return Message(Error(5, "gone"), reply_to=request)
+            return FlowerMessage(Error(5, "gone"), reply_to=request)
         return BAD_UPDATES[bad][0](request, reply)
 
     paths = []
-    for name, meddle in (("spoilt", spoil), ("silent", be_gone)):
-        experiment = double(images, rounds=2)
-        paths.append(Federation(experiment, tmp_path / name, meddle).serve().path)
+    for name, tamper in (("spoilt", spoil), ("silent", be_gone)):
+        experiment = float64_experiment(images, rounds=2)
+        paths.append(LoopbackFederation(experiment, tmp_path / name, tamper).serve().path)
     assert_same_results(*paths)
     for ours, theirs in zip(*map(read_records, paths), strict=True):
         assert ours["clients"]["answered"] == theirs["clients"]["answered"]
         assert {**ours["clients"]["rejected"], **dict.fromkeys(ours["clients"]["missing"])}.keys()
 
 
-def be_gone(client: str, request: Message, reply: Message) -> Message:
+def be_gone(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
     if client == "client-2" and is_training(request):
-        return Message(Error(4, ""), reply_to=request)
+        return FlowerMessage(Error(4, ""), reply_to=request)
     return reply
 
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_what_flower_says_of_lost_messages(images: Path, tmp_path: Path, code: int) -> None:
-    def lose(client: str, request: Message, reply: Message) -> Message:
+    def lose(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "client-0" and is_training(request):
-            return Message(Error(code, "whatever"), reply_to=request)
+            return FlowerMessage(Error(code, "whatever"), reply_to=request)
         return reply
 
-    run = Federation(double(images, "fedavg", rounds=1), tmp_path, lose).serve()
+    run = LoopbackFederation(float64_experiment(images, "fedavg", rounds=1), tmp_path, lose).serve()
     (record,) = run.history
     assert record["clients"]["missing"] == ["client-0"]
     assert record["clients"]["rejected"] == {}
@@ -168,25 +173,29 @@ def test_what_flower_says_of_lost_messages(images: Path, tmp_path: Path, code: i
 
 
 def test_a_run_in_which_nobody_is_accepted_is_cut_short(images: Path, tmp_path: Path) -> None:
-    def spoil(client: str, request: Message, reply: Message) -> Message:
+    def spoil(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if is_training(request):
-            return Message(Error(400, "it has no wish to"), reply_to=request)
+            return FlowerMessage(Error(400, "it has no wish to"), reply_to=request)
         return reply
 
-    federation = Federation(double(images, "fedavg", rounds=9), tmp_path, spoil)
-    with pytest.raises(RunCutShort, match=r"^no client was accepted in 3 rounds\. Go on with --"):
+    federation = LoopbackFederation(float64_experiment(images, "fedavg", rounds=9), tmp_path, spoil)
+    with pytest.raises(
+        RunCutShort, match=r"^no client was accepted in 3 rounds\. Resume it with --"
+    ):
         federation.serve()
     assert all(record["unchanged"] for record in read_records(federation.path))
     # So it would end each time; when clients mend their ways, nothing has been lost.
-    federation.grid._meddle = lambda _client, _request, reply: reply
-    assert federation.serve_again().summary is not None
+    federation.grid._tamper = lambda _client, _request, reply: reply
+    assert federation.resume().summary is not None
 
 
 def test_training_that_leaves_the_numbers_is_told_in_a_sentence(
     images: Path, tmp_path: Path
 ) -> None:
-    experiment = double(images, "fedavg", rounds=3, train__lr=1e200, train__batch_size=2)
-    federation = Federation(experiment, tmp_path)
+    experiment = float64_experiment(
+        images, "fedavg", rounds=3, train__lr=1e200, train__batch_size=2
+    )
+    federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
     for record in read_records(federation.path):
         assert set(record["clients"]["rejected"].values()) == {
@@ -197,18 +206,20 @@ def test_training_that_leaves_the_numbers_is_told_in_a_sentence(
 def test_garbage_does_not_count_as_enough(images: Path, tmp_path: Path) -> None:
     """Two of four answer with garbage at once; the round waits for one that can be read."""
 
-    def spoil(client: str, request: Message, reply: Message) -> Message | list[Message] | None:
+    def spoil(
+        client: str, request: FlowerMessage, reply: FlowerMessage
+    ) -> FlowerMessage | list[FlowerMessage] | None:
         is_bad = client in ("client-0", "client-1") and is_training(request)
         return BAD_UPDATES["no prototypes"][0](request, reply) if is_bad else reply
 
-    experiment = double(images, clients=4, rounds=1, network__enough=0.5)
-    (record,) = Federation(experiment, tmp_path, spoil).serve().history
+    experiment = float64_experiment(images, clients=4, rounds=1, network__enough=0.5)
+    (record,) = LoopbackFederation(experiment, tmp_path, spoil).serve().history
     assert sorted(record["clients"]["rejected"]) == ["client-0", "client-1"]
     assert record["clients"]["answered"] == ["client-2", "client-3"]
 
 
 def test_a_request_says_nothing_of_other_clients_answers(images: Path, tmp_path: Path) -> None:
-    federation = Federation(double(images, "fedavg", rounds=1), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedavg", rounds=1), tmp_path)
     federation.serve()
     for _, request in federation.grid.requests:
-        assert "client-" not in str(unpack(request.content).values)
+        assert "client-" not in str(from_records(request.content).values)

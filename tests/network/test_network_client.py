@@ -6,35 +6,37 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from federations import Federation, double, folders, save_pictures
+from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
 from safetensors.torch import load_file
 
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.client import Refusal, Site, SiteSettings
-from mpfedcl.network.message import FORMAT, Parcel, ParcelError
+from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
+from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_experiment
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")
 
 
-def hello(experiment: Experiment, **changes: Any) -> Parcel:
-    return Parcel({"format": FORMAT, "experiment": experiment.to_toml(), **changes})
+def hello(experiment: Experiment, **changes: Any) -> Message:
+    return Message({"format": FORMAT, "experiment": experiment.to_toml(), **changes})
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def client(tmp_path: Path) -> NetworkClient:
     data = save_pictures(tmp_path / "own", "cat", "dog")
-    return Site(SiteSettings("north", tmp_path / "memory", data))
+    return NetworkClient(ClientSettings("north", tmp_path / "memory", data))
 
 
 @pytest.mark.parametrize("allowed", ["", "other:Method custom_method:Scaffold"])
 def test_code_of_ones_own_is_imported_only_where_allowed(
     images: Path, tmp_path: Path, allowed: str
 ) -> None:
-    experiment = double(images, "custom_method:Scaffold", rounds=1, network__patience=0.1)
-    federation = Federation(experiment, tmp_path, methods=allowed)
+    experiment = float64_experiment(
+        images, "custom_method:Scaffold", rounds=1, network__patience=0.1
+    )
+    federation = LoopbackFederation(experiment, tmp_path, methods=allowed)
     if allowed:
         assert federation.serve().summary is not None
     else:
@@ -43,34 +45,36 @@ def test_code_of_ones_own_is_imported_only_where_allowed(
 
 
 @pytest.mark.parametrize("name", ["os:system", "mpfedcl.methods.fedavg:FedAvg", ":", "a.b:c"])
-def test_no_other_way_of_naming_code(site: Site, name: str) -> None:
-    with pytest.raises(Refusal, match="this client imports none"):
-        site.answer("hello", hello(folders().replace(method=name)))
+def test_no_other_way_of_naming_code(client: NetworkClient, name: str) -> None:
+    with pytest.raises(ClientRefusal, match="this client imports none"):
+        client.answer("hello", hello(folder_experiment().replace(method=name)))
 
 
-def test_folders_and_files_that_a_server_names_are_never_used(tmp_path: Path, site: Site) -> None:
+def test_folders_and_files_that_a_server_names_are_never_used(
+    tmp_path: Path, client: NetworkClient
+) -> None:
     theirs = save_pictures(tmp_path / "theirs", "secret", "other")
-    asked = folders().replace(
+    asked = folder_experiment().replace(
         dataset__root=theirs, encoder__weights=tmp_path / "theirs.safetensors", device="cuda"
     )
-    told = Introduction.unpack(site.answer("hello", hello(asked)))
+    told = Introduction.from_message(client.answer("hello", hello(asked)))
     assert told == Introduction("north", ("cat", "dog"), (3, 3), 6, 36, "")
 
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])
-def test_nor_is_an_encoder_that_is_a_file(site: Site, name: str) -> None:
-    with pytest.raises(Refusal, match="a client must be told where that file is"):
-        site.answer("hello", hello(folders().replace(encoder__name=name)))
+def test_nor_is_an_encoder_that_is_a_file(client: NetworkClient, name: str) -> None:
+    with pytest.raises(ClientRefusal, match="a client must be told where that file is"):
+        client.answer("hello", hello(folder_experiment().replace(encoder__name=name)))
 
 
 def test_domains_that_a_server_names_are_no_paths(tmp_path: Path) -> None:
     root = tmp_path / "root"
     save_pictures(root / "inside", "cat", "dog")
     save_pictures(tmp_path / "outside", "cat", "dog")
-    site = Site(SiteSettings("north", tmp_path / "memory", root, share=0))
-    asked = folders(clients=1).replace(dataset__domains=("../outside",))
-    with pytest.raises(Refusal, match="its own log says why"):
-        site.answer("hello", hello(asked))
+    client = NetworkClient(ClientSettings("north", tmp_path / "memory", root, share=0))
+    asked = folder_experiment(clients=1).replace(dataset__domains=("../outside",))
+    with pytest.raises(ClientRefusal, match="its own log says why"):
+        client.answer("hello", hello(asked))
 
 
 def test_the_server_keeps_its_own_places_to_itself(tmp_path: Path) -> None:
@@ -85,9 +89,9 @@ def test_the_server_keeps_its_own_places_to_itself(tmp_path: Path) -> None:
     assert 'name = "onnx:e"' in sent
 
 
-def test_a_newer_server(site: Site) -> None:
-    with pytest.raises(Refusal, match="the server speaks a newer language"):
-        site.answer("hello", hello(folders(), format=FORMAT + 1))
+def test_a_newer_server(client: NetworkClient) -> None:
+    with pytest.raises(ClientRefusal, match="the server is of a newer version"):
+        client.answer("hello", hello(folder_experiment(), format=FORMAT + 1))
 
 
 @pytest.mark.parametrize(
@@ -98,41 +102,41 @@ def test_a_newer_server(site: Site) -> None:
         ("unknown = 1", "unknown is not a setting"),
     ],
 )
-def test_an_experiment_that_is_none(site: Site, document: str, reason: str) -> None:
-    with pytest.raises(Refusal, match=reason):
-        site.answer("hello", Parcel({"format": FORMAT, "experiment": document}))
+def test_an_experiment_that_is_none(client: NetworkClient, document: str, reason: str) -> None:
+    with pytest.raises(ClientRefusal, match=reason):
+        client.answer("hello", Message({"format": FORMAT, "experiment": document}))
 
 
-def test_what_is_missing_in_a_message(site: Site) -> None:
-    with pytest.raises(ParcelError, match="format is None; it must be of type int"):
-        site.answer("hello", Parcel({}))
-    with pytest.raises(ParcelError, match="experiment is 5; it must be of type str"):
-        site.answer("hello", Parcel({"format": FORMAT, "experiment": 5}))
-    known = folders().replace(dataset__classes=("cat", "dog"))
+def test_what_is_missing_in_a_message(client: NetworkClient) -> None:
+    with pytest.raises(MessageError, match="format is None; it must be of type int"):
+        client.answer("hello", Message({}))
+    with pytest.raises(MessageError, match="experiment is 5; it must be of type str"):
+        client.answer("hello", Message({"format": FORMAT, "experiment": 5}))
+    known = folder_experiment().replace(dataset__classes=("cat", "dog"))
     known = known.resolved()
-    with pytest.raises(ParcelError, match="the pool cannot be read"):
-        site.answer("round", hello(known))
+    with pytest.raises(MessageError, match="the pool cannot be read"):
+        client.answer("round", hello(known))
 
 
-def test_a_run_id_is_no_path(site: Site, tmp_path: Path) -> None:
-    known = folders("fedavg").replace(dataset__classes=("cat", "dog")).resolved()
+def test_a_run_id_is_no_path(client: NetworkClient, tmp_path: Path) -> None:
+    known = folder_experiment("fedavg").replace(dataset__classes=("cat", "dog")).resolved()
     pool = {
         "pool/vectors": numpy.zeros((0, 12)),
         **{f"pool/{name}": numpy.zeros(0, dtype="i8") for name in ("labels", "counts", "owners")},
     }
     asked = {"run": "../../x", "round": 1, "names": [], "settled": 0, "read": False}
-    with pytest.raises(ParcelError, match=r"run is '.*x'; it must be 32 hexadecimal digits"):
-        site.answer("round", Parcel({**hello(known).values, **asked}, pool))
+    with pytest.raises(MessageError, match=r"run is '.*x'; it must be 32 hexadecimal digits"):
+        client.answer("round", Message({**hello(known).values, **asked}, pool))
     assert not (tmp_path / "memory").exists()
 
 
-def test_images_are_loaded_once_a_run(site: Site, tmp_path: Path) -> None:
-    asked = hello(folders())
-    site.answer("hello", asked)
-    first = site._loaded
+def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> None:
+    asked = hello(folder_experiment())
+    client.answer("hello", asked)
+    first = client._loaded
     save_pictures(tmp_path / "own", "cat", count=20)
-    told = Introduction.unpack(site.answer("hello", asked))
-    assert site._loaded is not first
+    told = Introduction.from_message(client.answer("hello", asked))
+    assert client._loaded is not first
     # A new run: images that have come since count.
     assert told.train == (10, 3)
 
@@ -149,20 +153,20 @@ def test_images_are_loaded_once_a_run(site: Site, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be(values: dict[str, Any], reason: str) -> None:
-    with pytest.raises((InvalidInput, ParcelError), match=reason):
-        SiteSettings.parse(values)
+    with pytest.raises((InvalidInput, MessageError), match=reason):
+        ClientSettings.parse(values)
 
 
 def test_settings_by_flowers_own_habits() -> None:
-    settings = SiteSettings.parse({"partition-id": 3, "num-partitions": 5})
+    settings = ClientSettings.parse({"partition-id": 3, "num-partitions": 5})
     assert (settings.name, settings.share, settings.data) == ("client-3", 3, None)
-    assert settings.memory.name == "client-3"
+    assert settings.state.name == "client-3"
 
 
 def test_a_share_that_there_is_not(images: Path, tmp_path: Path) -> None:
-    site = Site(SiteSettings("a", tmp_path, images, share=3))
-    with pytest.raises(Refusal, match=r"share is 3; .* so it must be from 0 to 2"):
-        site.answer("hello", hello(double(images)))
+    client = NetworkClient(ClientSettings("a", tmp_path, images, share=3))
+    with pytest.raises(ClientRefusal, match=r"share is 3; .* so it must be from 0 to 2"):
+        client.answer("hello", hello(float64_experiment(images)))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_a_share_that_there_is_not(images: Path, tmp_path: Path) -> None:
 def test_experiments_that_cannot_run_over_a_network(
     images: Path, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    federation = Federation(double(images).replace(**changes), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images).replace(**changes), tmp_path)
     with pytest.raises(InvalidInput, match=reason):
         federation.serve()
     # Before anybody is asked, and before there is a folder.
@@ -185,8 +189,8 @@ def test_experiments_that_cannot_run_over_a_network(
 
 
 def test_single_precision_equals_the_simulation_too(images: Path, tmp_path: Path) -> None:
-    experiment = double(images, "fedavg", rounds=1, dtype="float32")
-    found = Federation(experiment, tmp_path).serve().path
+    experiment = float64_experiment(images, "fedavg", rounds=1, dtype="float32")
+    found = LoopbackFederation(experiment, tmp_path).serve().path
     wanted = run(experiment, tmp_path / "simulation").path
     ours, theirs = (load_file(each / "model.safetensors") for each in (found, wanted))
     for name, value in theirs.items():

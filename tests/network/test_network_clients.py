@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Federation, before_rounds, folders, rewrite, save_pictures
-from flwr.app import Message
+from federations import LoopbackFederation, before_rounds, folder_experiment, rewrite, save_pictures
+from flwr.app import Message as FlowerMessage
 
 from mpfedcl.errors import InvalidInput, RunCutShort
-from small_runs import Json, Say, read_records
+from small_experiments import Json, Say, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
@@ -25,8 +25,10 @@ def places(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def gathered(tmp_path: Path, places: dict[str, Path], **changes: Any) -> Federation:
-    federation = Federation(folders(**{"clients": len(places)} | changes), tmp_path, count=0)
+def gathered(tmp_path: Path, places: dict[str, Path], **changes: Any) -> LoopbackFederation:
+    federation = LoopbackFederation(
+        folder_experiment(**{"clients": len(places)} | changes), tmp_path, count=0
+    )
     for node, (name, place) in enumerate(places.items(), 1):
         federation.bring(node, name, place)
     return federation
@@ -111,13 +113,13 @@ def test_most_clients_decide_on_the_form_of_inputs(
 
 
 def test_another_encoder_is_refused(tmp_path: Path, places: dict[str, Path]) -> None:
-    def meddle(client: str, request: Message, reply: Message) -> Message:
+    def tamper(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "west" and str(request.metadata.message_type) == "query":
             return rewrite(reply, request, values=lambda v: {**v, "encoder": "another"})
         return reply
 
     federation = gathered(tmp_path, places, rounds=1)
-    federation.grid._meddle = meddle
+    federation.grid._tamper = tamper
     (record,) = federation.serve().history
     assert record["clients"]["answered"] == ["north", "south"]
     assert refused(record) == {"west": "its encoder is not the others'"}
@@ -187,11 +189,11 @@ def test_all_have_gone(tmp_path: Path, places: dict[str, Path]) -> None:
     with pytest.raises(RunCutShort) as end:
         federation.serve(before_rounds({2: federation.grid.nodes.clear}))
     assert str(end.value) == (
-        f"min_clients is 1; fewer are left after 0.3 s of waiting. Go on with --resume "
+        f"min_clients is 1; fewer are left after 0.3 s of waiting. Resume it with --resume "
         f"{federation.path}"
     )
     federation.grid.nodes = nodes
-    assert federation.serve_again().summary is not None
+    assert federation.resume().summary is not None
     assert len(read_records(federation.path)) == 3
 
 
@@ -206,7 +208,7 @@ def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
     tmp_path: Path, places: dict[str, Path]
 ) -> None:
     federation = gathered(tmp_path, places, rounds=1)
-    federation.grid._meddle = lambda client, _, reply: None if client == "west" else reply
+    federation.grid._tamper = lambda client, _, reply: None if client == "west" else reply
     assert answered(federation.serve().path) == [["north", "south"]]
 
 
@@ -219,11 +221,11 @@ def test_enough_answers_or_a_deadline_close_a_round(
     changes = {"network__enough": enough, "network__round_timeout": 0.4, "rounds": 1}
     federation = gathered(tmp_path, places, **changes)
 
-    def hang(client: str, request: Message, reply: Message) -> Message | None:
+    def hang(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
         is_training = str(request.metadata.message_type) == "train"
         return None if client == "north" and is_training else reply
 
-    federation.grid._meddle = hang
+    federation.grid._tamper = hang
     (record,) = federation.serve().history
     assert record["clients"] == {
         "answered": ["south", "west"],
@@ -278,14 +280,14 @@ def test_a_sample_is_drawn_from_those_who_are_there(
 def test_what_a_client_may_not_say_of_itself(
     tmp_path: Path, places: dict[str, Path], changes: Json, reason: str
 ) -> None:
-    def boast(client: str, request: Message, reply: Message) -> Message:
+    def boast(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "west" and str(request.metadata.message_type) == "query":
             return rewrite(reply, request, values=lambda v: {**v, **changes})
         return reply
 
     known = {"dataset__classes": ("cat", "dog", "fox"), "network__patience": 0.05}
     federation = gathered(tmp_path, places, method="fedavg", rounds=1, **known)
-    federation.grid._meddle = boast
+    federation.grid._tamper = boast
     (record,) = federation.serve().history
     assert record["clients"]["answered"] == ["north", "south"]
     (said,) = refused(record).values()
@@ -293,7 +295,7 @@ def test_what_a_client_may_not_say_of_itself(
 
 
 def test_only_one_class(tmp_path: Path) -> None:
-    federation = Federation(folders(clients=1), tmp_path, count=0)
+    federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
     with pytest.raises(InvalidInput, match="the clients know the class cat alone"):
         federation.serve()

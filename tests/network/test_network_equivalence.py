@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 from federations import (
-    Federation,
+    LoopbackFederation,
     assert_like_simulation,
     assert_same_personal_models,
     assert_same_readings,
-    double,
+    float64_experiment,
 )
 
 from mpfedcl import run
-from mpfedcl.data.client_data import load_federated
-from small_runs import METHODS, read_records
+from mpfedcl.data.client_data import load_federated_data
+from small_experiments import METHODS, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
@@ -27,8 +27,8 @@ ONES = {"partition__kind": "quantity", "partition__alpha": 0.8, "clients": 6}
 def test_every_method_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    experiment = double(images, method, partition__test="matched")
-    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    experiment = float64_experiment(images, method, partition__test="matched")
+    federation = LoopbackFederation(experiment, tmp_path, methods=SCAFFOLD)
     found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
     assert_same_personal_models(federation, wanted.path)
@@ -51,10 +51,10 @@ def test_every_method_gives_the_simulations_result(
 def test_so_it_does_with_other_clients_and_settings(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
-    experiment = double(images, method, **changes)
-    sizes = [len(client.labels) for client in load_federated(experiment).clients]
+    experiment = float64_experiment(images, method, **changes)
+    sizes = [len(client.labels) for client in load_federated_data(experiment).clients]
     assert changes != ONES or sizes.count(1) > 1
-    found = Federation(experiment, tmp_path).serve()
+    found = LoopbackFederation(experiment, tmp_path).serve()
     wanted = run(experiment, tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
@@ -66,8 +66,8 @@ def test_so_it_does_with_other_clients_and_settings(
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
 def test_so_it_does_when_clients_are_sampled(images: Path, tmp_path: Path, method: str) -> None:
     changes = {"clients": 5, "fraction": 0.4, "prototypes__pool_ttl": 2, "rounds": 4}
-    experiment = double(images, method, **changes)
-    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    experiment = float64_experiment(images, method, **changes)
+    federation = LoopbackFederation(experiment, tmp_path, methods=SCAFFOLD)
     found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert ours["clients"] == theirs["clients"]

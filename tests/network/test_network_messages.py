@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy
 import pytest
-from federations import Federation, double, folders, save_pictures
-from flwr.app import Message
+from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
+from flwr.app import Message as FlowerMessage
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.flower.apps import unpack
-from small_runs import METHODS
+from mpfedcl.network.flower.apps import from_records
+from small_experiments import METHODS
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")
 
@@ -66,26 +66,26 @@ POOL: dict[str, tuple[str, int]] = {
 DOWN_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {"query": {}, "train": POOL, "evaluate": POOL}
 
 
-def kind_of(message: Message) -> str:
+def kind_of(message: FlowerMessage) -> str:
     return str(message.metadata.message_type)
 
 
 def check(
-    message: Message,
+    sent: FlowerMessage,
     values: dict[str, dict[str, type]],
     arrays: dict[str, dict[str, tuple[str, int]]],
 ) -> None:
     """Hold a message to the lists: every record, every value, every array and every byte of it."""
-    kind, content = kind_of(message), message.content
+    kind, content = kind_of(sent), sent.content
     assert set(content) == {"values", "arrays"}
     assert set(content.config_records["values"]) == {"json"}
-    parcel = unpack(content)
-    assert parcel.values.keys() <= values[kind].keys()
-    for name, value in parcel.values.items():
+    message = from_records(content)
+    assert message.values.keys() <= values[kind].keys()
+    for name, value in message.values.items():
         assert type(value) is values[kind][name], name
     for name, array in content.array_records["arrays"].items():
         (form,) = [each for pattern, each in arrays[kind].items() if re.fullmatch(pattern, name)]
-        opened = parcel.arrays[name]
+        opened = message.arrays[name]
         assert opened.dtype.name.startswith(form[0]), name
         assert form[1] in (0, opened.ndim), name
         assert len(array.data) == HEADER + opened.nbytes, name
@@ -114,8 +114,8 @@ def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> N
 def test_nothing_is_in_a_message_that_is_not_on_the_list(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    experiment = double(images, method, rounds=2)
-    federation = Federation(experiment, tmp_path, methods=SCAFFOLD)
+    experiment = float64_experiment(images, method, rounds=2)
+    federation = LoopbackFederation(experiment, tmp_path, methods=SCAFFOLD)
     federation.serve()
     grid = federation.grid
     # Everyone says who it is, trains twice and reads the last round: one message each.
@@ -127,17 +127,17 @@ def test_nothing_is_in_a_message_that_is_not_on_the_list(
         check(request, DOWN, DOWN_ARRAYS)
     for _, reply in grid.replies:
         check(reply, UP, UP_ARRAYS)
-        parcel = unpack(reply.content)
-        if "late" in parcel.values:
-            check_reading(parcel.values["late"], 3, is_last=kind_of(reply) == "evaluate")
+        message = from_records(reply.content)
+        if "late" in message.values:
+            check_reading(message.values["late"], 3, is_last=kind_of(reply) == "evaluate")
         if kind_of(reply) == "train":
-            sends_weights = any(name.startswith("sums/") for name in parcel.arrays)
+            sends_weights = any(name.startswith("sums/") for name in message.arrays)
             assert sends_weights == (method not in ("local", "fedproto"))
-            sends_prototypes = len(parcel.arrays["rows/vectors"]) > 0
+            sends_prototypes = len(message.arrays["rows/vectors"]) > 0
             assert sends_prototypes == (method == "fedproto" or method.endswith("fedcl"))
     # Round 1 has nothing before it to read.
-    first = [unpack(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
-    assert all("late" not in parcel.values for parcel in first)
+    first = [from_records(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
+    assert all("late" not in message.values for message in first)
 
 
 def test_the_list_is_the_documents() -> None:
@@ -153,8 +153,8 @@ def test_the_list_is_the_documents() -> None:
 
 def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:
     """Neither the server's folders nor the clients' own, nor the names of files."""
-    federation = Federation(
-        folders(clients=3, dataset__root=tmp_path / "secret-root").replace(
+    federation = LoopbackFederation(
+        folder_experiment(clients=3, dataset__root=tmp_path / "secret-root").replace(
             encoder__weights=tmp_path / "secret-weights"
         ),
         tmp_path / "secret-runs",
@@ -173,20 +173,22 @@ def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:
     assert record["remarks"]["refused"] == {"node 2": reason, "node 3": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
         is_error = message.has_error()
-        text = str(message.error.reason if is_error else unpack(message.content).values)
+        text = str(message.error.reason if is_error else from_records(message.content).values)
         assert "secret" not in text
         assert str(tmp_path) not in text
 
 
 def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -> None:
-    experiment = double(images, rounds=1, prototypes__per_class=5, prototypes__min_cluster_size=2)
-    federation = Federation(experiment, tmp_path, count=0)
+    experiment = float64_experiment(
+        images, rounds=1, prototypes__per_class=5, prototypes__min_cluster_size=2
+    )
+    federation = LoopbackFederation(experiment, tmp_path, count=0)
     for share, least in enumerate((1, 3, 2)):
         federation.join(share, **{"min-cluster-size": least})
     federation.serve()
     for name, reply in federation.grid.replies:
         if kind_of(reply) == "train":
-            counts = unpack(reply.content).arrays["rows/counts"]
+            counts = from_records(reply.content).arrays["rows/counts"]
             assert counts.min() >= (3 if name == "client-1" else 2)
 
 
@@ -194,11 +196,11 @@ def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -
 def test_the_bytes_that_the_document_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, most: int
 ) -> None:
-    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
     experiment = Experiment(method=method, rounds=1, clients=2).replace(
         dataset__train_size=200, partition__kind="iid", prototypes__per_class=2
     )
-    federation = Federation(experiment, tmp_path, data="")
+    federation = LoopbackFederation(experiment, tmp_path, data="")
     federation.serve()
     reply = next(m for _, m in federation.grid.replies if kind_of(m) == "train")
     arrays = reply.content.array_records["arrays"]
@@ -206,10 +208,12 @@ def test_the_bytes_that_the_document_tells(
         group: sum(len(each.data) for name, each in arrays.items() if name.startswith(group))
         for group in ("sums/", "rows/")
     }
-    parcel = unpack(reply.content)
-    assert len(parcel.arrays["rows/labels"]) == 10 * most
+    message = from_records(reply.content)
+    assert len(message.arrays["rows/labels"]) == 10 * most
     assert f"{sizes['rows/']:,} bytes" in DOCUMENT
     assert (sizes["sums/"] == 0) == (method == "fedproto")
     if method == "mp-fedcl":
         assert f"{sizes['sums/']:,} bytes" in DOCUMENT
-    assert all(len(json.dumps(unpack(m.content).values)) < 1000 for _, m in federation.grid.replies)
+    assert all(
+        len(json.dumps(from_records(m.content).values)) < 1000 for _, m in federation.grid.replies
+    )

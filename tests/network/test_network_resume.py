@@ -5,13 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import Federation, assert_same_course, double, is_training, round_of, stop_after
-from flwr.app import Error, Message
-from loopback import Meddle
+from federations import (
+    LoopbackFederation,
+    assert_same_run,
+    float64_experiment,
+    is_training,
+    round_of,
+    stop_after,
+)
+from flwr.app import Error
+from flwr.app import Message as FlowerMessage
+from loopback import Tamper
 
 from mpfedcl import resume, run
 from mpfedcl.errors import InvalidInput, RunCutShort
-from small_runs import read_records, read_summary
+from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
 
@@ -34,7 +42,7 @@ def whole(small_and_quick: None, images: Path, folder: Path) -> Whole:
     def find(method: str) -> Path:
         place = folder / method.replace(":", "-")
         if not place.exists():
-            Federation(double(images, method), place, methods=SCAFFOLD).serve()
+            LoopbackFederation(float64_experiment(images, method), place, methods=SCAFFOLD).serve()
         return place / "run"
 
     return find
@@ -46,25 +54,25 @@ def whole(small_and_quick: None, images: Path, folder: Path) -> Whole:
 def test_stopped_after_any_round(
     images: Path, tmp_path: Path, whole: Whole, method: str, rounds: int
 ) -> None:
-    federation = Federation(double(images, method), tmp_path, methods=SCAFFOLD)
+    federation = LoopbackFederation(float64_experiment(images, method), tmp_path, methods=SCAFFOLD)
     stopped = federation.serve(stop_after(rounds))
     assert stopped.summary is None
     # The last round is not read yet, so that its record is not there, but it is not lost.
     assert len(read_records(federation.path)) == rounds - 1
-    federation.serve_again()
-    assert_same_course(federation.path, whole(method))
+    federation.resume()
+    assert_same_run(federation.path, whole(method))
 
 
 @pytest.mark.parametrize("kept", [1, 0])
 def test_the_newest_checkpoints_are_lost(
     images: Path, tmp_path: Path, whole: Whole, kept: int
 ) -> None:
-    federation = Federation(double(images, "fedproto"), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedproto"), tmp_path)
     federation.serve(stop_after(2))
     for number in (2, 1)[: 2 - kept]:
         (federation.path / f"checkpoint/round-{number:06d}.safetensors").write_bytes(b"damaged")
-    federation.serve_again()
-    assert_same_course(federation.path, whole("fedproto"))
+    federation.resume()
+    assert_same_run(federation.path, whole("fedproto"))
 
 
 class Killed(BaseException):
@@ -78,45 +86,49 @@ def test_the_server_is_killed_when_clients_have_trained(
 ) -> None:
     is_first = True
 
-    def kill(client: str, request: Message, reply: Message) -> Message:
+    def kill(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         nonlocal is_first
         if is_first and client == victim and is_training(request) and round_of(request) == number:
             is_first = False
             raise Killed
         return reply
 
-    federation = Federation(double(images, SCAFFOLD), tmp_path, kill, methods=SCAFFOLD)
+    federation = LoopbackFederation(
+        float64_experiment(images, SCAFFOLD), tmp_path, kill, methods=SCAFFOLD
+    )
     with pytest.raises(Killed):
         federation.serve()
-    federation.serve_again()
-    assert_same_course(federation.path, whole(SCAFFOLD))
+    federation.resume()
+    assert_same_run(federation.path, whole(SCAFFOLD))
 
 
-def lose_answer(memory: Path, *, has_trained: bool) -> Meddle:
+def lose_answer(state: Path, *, has_trained: bool) -> Tamper:
     """Let the second round's answer of client-1 get lost after, or before, it has trained."""
 
-    def lose(client: str, request: Message, reply: Message) -> Message:
+    def lose(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client != "client-1" or not is_training(request) or round_of(request) != 2:
             return reply
-        (trained,) = memory.glob("*/round-000002-after-000001.safetensors")
+        (trained,) = state.glob("*/round-000002-after-000001.safetensors")
         if not has_trained:
             trained.unlink()
-        return Message(Error(GONE, "gone"), reply_to=request)
+        return FlowerMessage(Error(GONE, "gone"), reply_to=request)
 
     return lose
 
 
 @pytest.mark.parametrize("method", ["fedproto", SCAFFOLD])
-def test_a_site_is_killed_between_training_and_answer(
+def test_a_client_is_killed_between_training_and_answer(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     """What it trained does not count: it goes on from the round before."""
     runs = []
     for place, has_trained in ((tmp_path / "after", True), (tmp_path / "before", False)):
         lose = lose_answer(place / "memory-1", has_trained=has_trained)
-        federation = Federation(double(images, method), place, lose, methods=SCAFFOLD)
+        federation = LoopbackFederation(
+            float64_experiment(images, method), place, lose, methods=SCAFFOLD
+        )
         runs.append(federation.serve().path)
-    assert_same_course(*runs)
+    assert_same_run(*runs)
     records = read_records(runs[0])
     assert records[1]["clients"]["missing"] == ["client-1"]
     assert records[1]["remarks"]["missing"] == {"client-1": "it went away"}
@@ -127,13 +139,13 @@ def test_a_site_is_killed_between_training_and_answer(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_a_client_has_lost_its_memory(
+def test_a_client_has_lost_its_state(
     images: Path, tmp_path: Path, whole: Whole, method: str
 ) -> None:
-    federation = Federation(double(images, method), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, method), tmp_path)
     federation.serve(stop_after(2))
-    shutil.rmtree(federation.memory(1))
-    federation.serve_again()
+    shutil.rmtree(federation.state_folder(1))
+    federation.resume()
     records, others = read_records(federation.path), read_records(whole(method))
     assert [r["clients"] for r in records] == [r["clients"] for r in others]
     if method == "fedavg":
@@ -152,49 +164,51 @@ def test_nobody_reads_the_last_round_until_later(
 ) -> None:
     is_silent = True
 
-    def be_silent(client: str, request: Message, reply: Message) -> Message:
+    def be_silent(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if is_silent and str(request.metadata.message_type) == "evaluate":
-            return Message(Error(GONE, "gone"), reply_to=request)
+            return FlowerMessage(Error(GONE, "gone"), reply_to=request)
         return reply
 
-    federation = Federation(double(images), tmp_path, be_silent)
-    with pytest.raises(RunCutShort, match=r"nobody has read the last round, 3\. Go on with --res"):
+    federation = LoopbackFederation(float64_experiment(images), tmp_path, be_silent)
+    with pytest.raises(
+        RunCutShort, match=r"no client has read the last round, 3\. Resume it with --res"
+    ):
         federation.serve()
     assert not (federation.path / "summary.json").exists()
     assert len(read_records(federation.path)) == 2
     is_silent = False
-    federation.serve_again()
-    assert_same_course(federation.path, whole("mp-fedcl"))
+    federation.resume()
+    assert_same_run(federation.path, whole("mp-fedcl"))
 
 
 def test_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
-    federation = Federation(double(images, "fedproto", rounds=2), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path)
     federation.serve()
-    federation.serve_again(rounds=3)
-    assert_same_course(federation.path, whole("fedproto"))
+    federation.resume(rounds=3)
+    assert_same_run(federation.path, whole("fedproto"))
     with pytest.raises(InvalidInput, match="rounds is 2; this run has already done 3"):
-        federation.serve_again(rounds=2)
+        federation.resume(rounds=2)
     assert read_summary(federation.path)["rounds"] == 3
 
 
 def test_another_form_of_inputs_cannot_go_on(images: Path, tmp_path: Path) -> None:
-    experiment = double(images, "fedavg", network__patience=0.2)
-    federation = Federation(experiment, tmp_path)
+    experiment = float64_experiment(images, "fedavg", network__patience=0.2)
+    federation = LoopbackFederation(experiment, tmp_path)
     federation.serve(stop_after(1))
     document = (federation.path / "experiment.toml").read_text()
     (federation.path / "experiment.toml").write_text(
         document.replace("standardize = true", "standardize = true\nimage_size = 4")
     )
     with pytest.raises(RunCutShort, match="its inputs have 16 numbers, the others' 36"):
-        federation.serve_again()
+        federation.resume()
 
 
 def test_simulations_and_networks_are_not_mixed_up(images: Path, tmp_path: Path) -> None:
-    federation = Federation(double(images, "fedavg"), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
     federation.serve(stop_after(1))
     with pytest.raises(InvalidInput, match="is a run over a network"):
         resume(federation.path)
-    simulated = run(double(images, "fedavg", rounds=1), tmp_path / "simulated")
+    simulated = run(float64_experiment(images, "fedavg", rounds=1), tmp_path / "simulated")
     federation.path = simulated.path
     with pytest.raises(InvalidInput, match="must be a run over a network, and this one is not"):
-        federation.serve_again(rounds=2)
+        federation.resume(rounds=2)

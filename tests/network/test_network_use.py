@@ -4,20 +4,20 @@ from pathlib import Path
 
 import numpy
 import pytest
-from federations import Federation, double
+from federations import LoopbackFederation, float64_experiment
 
 from mpfedcl import Predictor, run
-from mpfedcl.deployment.trained_run import load_trained
-from small_runs import Say
+from mpfedcl.deployment.trained_run import load_trained_run
+from small_experiments import Say
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
 def test_it_predicts_what_the_simulation_does(images: Path, tmp_path: Path, method: str) -> None:
-    experiment = double(images, method, clients=3)
-    federation = Federation(experiment, tmp_path)
+    experiment = float64_experiment(images, method, clients=3)
+    federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
     run(experiment, tmp_path / "simulated")
-    form = load_trained(federation.path).form
+    form = load_trained_run(federation.path).input_format
     asked = numpy.random.default_rng(0).integers(0, 256, (20, *form.shape)).astype(numpy.uint8)
     ours, theirs = (
         Predictor.load(path).predict(asked) for path in (federation.path, tmp_path / "simulated")
@@ -30,7 +30,7 @@ def test_it_predicts_what_the_simulation_does(images: Path, tmp_path: Path, meth
 def test_nothing_is_said_of_data_that_clients_do_not_have(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
-    federation = Federation(double(images, rounds=1, clients=3), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, rounds=1, clients=3), tmp_path)
     federation.serve()
     card = (federation.path / "CARD.md").read_text(encoding="utf-8")
     assert "Each client's own images" in card

@@ -17,21 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpfedcl.messages import Broadcast, LateReading, Table, Update
-from mpfedcl.network.flower.apps import pack, unpack
-from mpfedcl.network.message import Parcel, ParcelError, from_json, to_json
+from mpfedcl.messages import AccuracyTable, Broadcast, ClientReadings, Update
+from mpfedcl.network.flower.apps import from_records, to_records
+from mpfedcl.network.message import Message, MessageError, from_json, to_json
 from mpfedcl.network.packing import (
     Introduction,
     check_name,
     pack_broadcast,
-    pack_reading,
+    pack_readings,
     pack_update,
     unpack_broadcast,
-    unpack_reading,
+    unpack_readings,
     unpack_update,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from small_runs import assert_same_tensors
+from small_experiments import assert_same_tensors
 
 NUM_CLASSES = 4
 QUICK = settings(max_examples=25, deadline=None)
@@ -105,9 +105,9 @@ def prototypes(draw: st.DrawFn) -> Prototypes:
     return Prototypes(vectors, torch.tensor(sorted(labels), dtype=torch.int64), counts)
 
 
-def travel(parcel: Parcel) -> Parcel:
-    """Return a parcel as it is after it was Flower's records."""
-    return unpack(pack(parcel))
+def travel(message: Message) -> Message:
+    """Return a message as it is after it was Flower's records."""
+    return from_records(to_records(message))
 
 
 @QUICK
@@ -132,23 +132,22 @@ def test_a_broadcast_comes_out_as_it_was(
 @QUICK
 @given(st.integers(0, 10**9), st.floats(allow_nan=False, allow_infinity=False), tensors())
 def test_an_update_comes_out_as_it_was(
-    num_samples: int, loss: float, sums: dict[str, torch.Tensor]
+    num_samples: int, loss: float, averaged: dict[str, torch.Tensor]
 ) -> None:
-    table: Table = {
+    table: AccuracyTable = {
         "own": {"averaged_classifier": 12.5, "personal_prototype": None},
         "union": {"averaged_classifier": None},
     }
-    late = LateReading(table, True, [[1, 2], [3, 4]])
-    rows = Prototypes.empty(3)
-    sent = Update("a", num_samples, sums, rows, loss, late)
+    readings = ClientReadings(table, True, [[1, 2], [3, 4]])
+    sent = Update("a", num_samples, averaged, Prototypes.empty(3), loss, readings)
     found = unpack_update("a", travel(pack_update(sent)))
     assert (found.client, found.num_samples, found.loss) == ("a", num_samples, loss)
-    assert isinstance(found.sums, dict)
-    assert_same_tensors(found.sums, sums)
-    assert found.late is not None
-    assert found.late.table["own"]["averaged_classifier"] == 12.5
-    assert found.late.table["own"]["averaged_prototype"] is None
-    assert (found.late.is_personal, found.late.confusion) == (True, [[1, 2], [3, 4]])
+    assert isinstance(found.averaged, dict)
+    assert_same_tensors(found.averaged, averaged)
+    assert found.readings is not None
+    assert found.readings.table["own"]["averaged_classifier"] == 12.5
+    assert found.readings.table["own"]["averaged_prototype"] is None
+    assert (found.readings.is_personal, found.readings.confusion) == (True, [[1, 2], [3, 4]])
 
 
 @QUICK
@@ -163,15 +162,15 @@ def test_an_introduction_comes_out_as_it_was(
 ) -> None:
     counts = tuple(count + 1 for _, count in classes)
     said = Introduction(name, tuple(each for each, _ in classes), counts, test, input_size, "e")
-    assert Introduction.unpack(travel(said.pack())) == said
+    assert Introduction.from_message(travel(said.to_message())) == said
 
 
-OPENERS: list[Callable[[Parcel], Any]] = [
-    Introduction.unpack,
-    lambda parcel: unpack_update("a", parcel),
-    lambda parcel: unpack_broadcast(parcel, NUM_CLASSES, 2),
-    lambda parcel: unpack_reading(parcel.values),
-    lambda parcel: unpack_reading(parcel.value("late", dict)),
+OPENERS: list[Callable[[Message], Any]] = [
+    Introduction.from_message,
+    lambda message: unpack_update("a", message),
+    lambda message: unpack_broadcast(message, NUM_CLASSES, 2),
+    lambda message: unpack_readings(message.values),
+    lambda message: unpack_readings(message.value("late", dict)),
 ]
 
 
@@ -179,16 +178,16 @@ OPENERS: list[Callable[[Parcel], Any]] = [
 @QUICK
 @given(values=tables, found=parts)
 def test_whatever_a_stranger_packs_is_opened_or_refused(
-    open_parcel: Callable[[Parcel], Any], values: dict[str, Any], found: dict[str, Any]
+    open_parcel: Callable[[Message], Any], values: dict[str, Any], found: dict[str, Any]
 ) -> None:
-    with contextlib.suppress(ParcelError):
-        open_parcel(Parcel(values, found))
+    with contextlib.suppress(MessageError):
+        open_parcel(Message(values, found))
 
 
 @QUICK
 @given(st.text(max_size=40) | anything.map(json.dumps))
 def test_any_text_is_values_or_refused(text: str) -> None:
-    with contextlib.suppress(ParcelError):
+    with contextlib.suppress(MessageError):
         assert isinstance(from_json(text), dict)
 
 
@@ -196,8 +195,8 @@ def test_any_text_is_values_or_refused(text: str) -> None:
 @given(st.text(max_size=3), st.lists(st.integers(-2, 9), max_size=3), st.binary(max_size=60))
 def test_any_bytes_are_an_array_or_refused(dtype: str, shape: list[int], data: bytes) -> None:
     records = records_of("{}", {"x": Array(dtype, tuple(shape), "numpy.ndarray", data)})
-    with pytest.raises(ParcelError, match="array 'x' cannot be read"):
-        unpack(records)
+    with pytest.raises(MessageError, match="array 'x' cannot be read"):
+        from_records(records)
 
 
 def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,21 +209,21 @@ def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     numpy.save(file, numpy.array([print], dtype=object), allow_pickle=True)
     for data in (file.getvalue(), pickle.dumps(numpy.zeros(3))):
         records = records_of("{}", {"x": Array("object", (1,), "numpy.ndarray", data)})
-        with pytest.raises(ParcelError, match="cannot be read"):
-            unpack(records)
+        with pytest.raises(MessageError, match="cannot be read"):
+            from_records(records)
 
 
 def test_what_is_too_large_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpfedcl.network.flower.apps.MOST_BYTES", 1000)
     monkeypatch.setattr("mpfedcl.network.flower.apps._LONGEST_TEXT", 100)
-    unpack(pack(Parcel({}, {"a": numpy.zeros(100)})))
-    for parcel in (
-        Parcel({}, {"a": numpy.zeros(200)}),
-        Parcel({}, {name: numpy.zeros(30) for name in "abcd"}),
-        Parcel({"a": "x" * 100}),
+    from_records(to_records(Message({}, {"a": numpy.zeros(100)})))
+    for message in (
+        Message({}, {"a": numpy.zeros(200)}),
+        Message({}, {name: numpy.zeros(30) for name in "abcd"}),
+        Message({"a": "x" * 100}),
     ):
-        with pytest.raises(ParcelError, match="it is too large"):
-            unpack(pack(parcel))
+        with pytest.raises(MessageError, match="it is too large"):
+            from_records(to_records(message))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -237,7 +236,7 @@ def test_only_finite_numbers_are_packed(value: float) -> None:
     "name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a\nb", "a\0b", "é" * 101, "\ud800", "\u202e"]
 )
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(ParcelError, match="it must be printable text of at most 200 bytes"):
+    with pytest.raises(MessageError, match="it must be printable text of at most 200 bytes"):
         check_name(name)
 
 
@@ -247,8 +246,8 @@ def test_names(name: str) -> None:
 
 
 def test_readings_come_out_as_they_were() -> None:
-    late = LateReading({"own": {"personal_classifier": 3}, "union": {}}, False)
-    found = unpack_reading(json.loads(to_json(pack_reading(late))))
+    readings = ClientReadings({"own": {"personal_classifier": 3}, "union": {}}, False)
+    found = unpack_readings(json.loads(to_json(pack_readings(readings))))
     assert found.table["own"]["personal_classifier"] == 3.0
     assert type(found.table["own"]["personal_classifier"]) is float
     assert found.table["union"]["averaged_prototype"] is None

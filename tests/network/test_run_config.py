@@ -64,8 +64,8 @@ def test_both_apps_list_all_settings_and_nothing_else(tmp_path: Path) -> None:
     assert listed(ROOT / "pyproject.toml")["config"] == wanted
     assert listed(tmp_path / "pyproject.toml")["config"] == wanted
     components = {
-        "serverapp": "mpfedcl.network.flower.apps:server_app",
-        "clientapp": "mpfedcl.network.flower.apps:client_app",
+        "serverapp": "mpfedcl.flower_app:server_app",
+        "clientapp": "mpfedcl.flower_app:client_app",
     }
     assert listed(ROOT / "pyproject.toml")["components"] == components
     assert listed(tmp_path / "pyproject.toml")["components"] == components

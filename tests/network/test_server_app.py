@@ -4,18 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Federation, double, stop_after
-from flwr.app import Context, Error, Message, RecordDict
+from federations import LoopbackFederation, float64_experiment, stop_after
+from flwr.app import Context, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 
 from mpfedcl.errors import InvalidInput, RunCutShort
-from mpfedcl.network.flower.apps import server_app
+from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
-from small_runs import assert_same_results, read_records
+from small_experiments import assert_same_results, read_records
 
 pytestmark = pytest.mark.usefixtures("small_and_quick")
 
 
-def call(federation: Federation, **config: Any) -> None:
+def call(federation: LoopbackFederation, **config: Any) -> None:
     """Let Flower's app run; its configuration has texts, numbers and truths alone."""
     values: dict[str, bool | float | int | str] = {n: str(value) for n, value in config.items()}
     server_app(federation.grid, Context(1, 0, {}, RecordDict(), values, 0))
@@ -24,7 +25,7 @@ def call(federation: Federation, **config: Any) -> None:
 def test_a_run_and_more_of_it(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    federation = Federation(double(images, "fedproto", rounds=1), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedproto", rounds=1), tmp_path)
     status, out = tmp_path / "status.json", federation.path
     call(federation, experiment=federation.experiment.to_toml(), out=out, status=status)
     assert read_status(status)["what"] == "done"
@@ -33,14 +34,14 @@ def test_a_run_and_more_of_it(
     assert said.startswith("round 1: 3 answered, accuracy ")
     call(federation, resume=out, rounds=2, status=status)
     assert read_status(status)["what"] == "done"
-    whole = Federation(double(images, "fedproto", rounds=2), tmp_path / "whole")
+    whole = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path / "whole")
     whole.serve()
     assert_same_results(out, whole.path)
 
 
 def test_a_run_that_is_stopped(images: Path, tmp_path: Path) -> None:
     status = tmp_path / "status.json"
-    federation = Federation(double(images, "fedavg"), tmp_path)
+    federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
     federation.serve(stop_after(1))
     stop_file(status).touch()
     call(federation, resume=federation.path, status=status)
@@ -62,18 +63,18 @@ def test_what_is_wrong_stands_in_the_status(
 ) -> None:
     status = tmp_path / "status.json"
     with pytest.raises(InvalidInput, match=reason):
-        call(Federation(double(images), tmp_path), **config, status=status)
+        call(LoopbackFederation(float64_experiment(images), tmp_path), **config, status=status)
     assert read_status(status)["what"] == "failed"
     assert reason in read_status(status)["error"]
 
 
 def test_so_does_what_cut_it_short(images: Path, tmp_path: Path) -> None:
-    def fail(_client: str, request: Message, _reply: Message) -> Message:
-        return Message(Error(400, "it has no images"), reply_to=request)
+    def fail(_client: str, request: FlowerMessage, _reply: FlowerMessage) -> FlowerMessage:
+        return FlowerMessage(Error(400, "it has no images"), reply_to=request)
 
     status = tmp_path / "status.json"
-    experiment = double(images, network__patience=0.05)
-    federation = Federation(experiment, tmp_path, fail)
+    experiment = float64_experiment(images, network__patience=0.05)
+    federation = LoopbackFederation(experiment, tmp_path, fail)
     with pytest.raises(RunCutShort):
         call(federation, experiment=experiment.to_toml(), out=federation.path, status=status)
     assert "node 1: it has no images." in read_status(status)["error"]

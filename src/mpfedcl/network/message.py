@@ -1,4 +1,4 @@
-"""A message as bytes and plain values, without torch: who only carries it need not load that."""
+"""A message as arrays and plain values, without torch: who only carries it need not load that."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-    from mpfedcl.models import Tensors
+    from mpfedcl.tensors import Tensors
 
 Arrays = dict[str, NDArray[Any]]
 Kind = Literal["hello", "round", "close"]
-"""hello: who are you, and what have you got? round: train. close: read the last round."""
+"""hello: introduce yourself. round: train. close: evaluate the last round."""
 
 FORMAT = 1
 """Of messages; a newer one is refused."""
@@ -23,12 +23,12 @@ MOST_BYTES = 2**31
 """Of all arrays in a message; what is larger is not opened."""
 
 
-class ParcelError(ValueError):
+class MessageError(ValueError):
     """A message that is not what it must be; the text says why."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Message:
     """The content of a message."""
 
     values: dict[str, Any]
@@ -39,7 +39,7 @@ class Parcel:
         """Return a value that must be there and of a type."""
         found = self.values.get(name)
         if type(found) is not kind:
-            raise ParcelError(f"{name} is {shorten(found)}; it must be of type {kind.__name__}")
+            raise MessageError(f"{name} is {shorten(found)}; it must be of type {kind.__name__}")
         return found
 
     def tensors(self, group: str) -> "Tensors":
@@ -59,9 +59,9 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ParcelError(f"its values cannot be read ({error})") from None
+        raise MessageError(f"its values cannot be read ({error})") from None
     if not isinstance(values, dict):
-        raise ParcelError("its values are no table")
+        raise MessageError("its values are no table")
     return values
 
 
@@ -78,4 +78,4 @@ def _to_tensor(name: str, array: NDArray[Any]) -> "torch.Tensor":
         # A copy: what came over the wire may lie in memory that nobody may write to.
         return torch.from_numpy(numpy.array(array, order="C"))
     except (TypeError, ValueError):
-        raise ParcelError(f"{name[:80]!r} is of type {array.dtype}, which no tensor has") from None
+        raise MessageError(f"{name[:80]!r} is of type {array.dtype}, which no tensor has") from None

@@ -1,6 +1,7 @@
 """What is in a message: broadcasts and updates as named arrays and plain values, and back.
 
-This is all that travels, so it is all that `docs/privacy.md` has to tell of.
+This is all that travels, so `docs/privacy.md` lists it. The names of values and arrays are those of
+the first version, so that a server and clients of different versions understand each other.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, LateReading, Table, Update
+from mpfedcl.messages import AccuracyTable, Broadcast, ClientReadings, Update
 from mpfedcl.methods import READINGS
-from mpfedcl.models import Tensors
-from mpfedcl.network.message import Arrays, Parcel, ParcelError, shorten
+from mpfedcl.network.message import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.evaluation import TESTS
+from mpfedcl.tensors import Tensors
 
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
@@ -50,9 +51,9 @@ class Introduction:
         """What all clients must have in common."""
         return self.input_size, self.encoder
 
-    def pack(self) -> Parcel:
-        """Return it as a parcel."""
-        return Parcel(
+    def to_message(self) -> Message:
+        """Return it as a message."""
+        return Message(
             {
                 "name": self.name,
                 "classes": list(self.classes),
@@ -64,31 +65,31 @@ class Introduction:
         )
 
     @classmethod
-    def unpack(cls, parcel: Parcel) -> Self:
-        """Read what a client sent; nothing in it is taken on trust."""
-        name, encoder = parcel.value("name", str), parcel.value("encoder", str)
-        classes, train = parcel.value("classes", list), parcel.value("train", list)
-        test, input_size = parcel.value("test", int), parcel.value("input_size", int)
+    def from_message(cls, message: Message) -> Self:
+        """Read what a client sent; nothing in it is trusted."""
+        name, encoder = message.value("name", str), message.value("encoder", str)
+        classes, train = message.value("classes", list), message.value("train", list)
+        test, input_size = message.value("test", int), message.value("input_size", int)
         check_name(name)
         if not (0 < len(classes) <= _MOST_CLASSES and all(_is_plain(each) for each in classes)):
-            raise ParcelError("classes must be the names of the classes: printable, not too long")
+            raise MessageError("classes must be the names of the classes: printable, not too long")
         if len(set(classes)) < len(classes):
-            raise ParcelError("classes must be named once each")
+            raise MessageError("classes must be named once each")
         if len(train) != len(classes) or not all(type(n) is int and 0 <= n < 2**40 for n in train):
-            raise ParcelError("train must be a count of images for each class")
+            raise MessageError("train must be a count of images for each class")
         if sum(train) < 1:
-            raise ParcelError("it has no image to train on")
+            raise MessageError("it has no image to train on")
         if not (0 <= test < 2**40 and 1 <= input_size <= _LARGEST_INPUT):
-            raise ParcelError(f"test is {test} and input_size {input_size}, which makes no sense")
+            raise MessageError(f"test is {test} and input_size {input_size}, which makes no sense")
         if encoder and not _is_plain(encoder):
-            raise ParcelError("encoder must be a short text")
+            raise MessageError("encoder must be a short text")
         return cls(name, tuple(classes), tuple(train), test, input_size, encoder)
 
 
 def check_name(name: str) -> None:
     """Refuse names that cannot name files, and those that could be mistaken for a path."""
     if not _is_plain(name) or name.startswith(".") or {"/", "\\"} & set(name):
-        raise ParcelError(
+        raise MessageError(
             f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
             "slashes that does not begin with a dot"
         )
@@ -103,10 +104,10 @@ def pack_experiment(experiment: Experiment) -> str:
     ).to_toml()
 
 
-def pack_broadcast(broadcast: Broadcast) -> Parcel:
-    """Return a broadcast as a parcel; the pool is one array of vectors with its indices."""
+def pack_broadcast(broadcast: Broadcast) -> Message:
+    """Return a broadcast as a message; the pool is one array of vectors with its indices."""
     pool = broadcast.pool
-    return Parcel(
+    return Message(
         {"round": broadcast.round, "names": list(pool.names)},
         {
             **_to_arrays("params", broadcast.params),
@@ -119,84 +120,88 @@ def pack_broadcast(broadcast: Broadcast) -> Parcel:
     )
 
 
-def unpack_broadcast(parcel: Parcel, num_classes: int, num_prototypes: int | None) -> Broadcast:
+def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | None) -> Broadcast:
     """Read a broadcast; a pool that is no pool is refused."""
-    parts = parcel.tensors("pool")
+    parts = message.tensors("pool")
     try:
         pool = PrototypePool(
             parts["vectors"],
             parts["labels"],
             parts["counts"],
             parts["owners"],
-            tuple(parcel.value("names", list)),
+            tuple(message.value("names", list)),
             num_classes,
             num_prototypes,
         )
     except (KeyError, ValueError) as error:
-        raise ParcelError(f"the pool cannot be read ({error})") from None
+        raise MessageError(f"the pool cannot be read ({error})") from None
     return Broadcast(
-        parcel.value("round", int), parcel.tensors("params"), parcel.tensors("extra"), pool
+        message.value("round", int), message.tensors("params"), message.tensors("extra"), pool
     )
 
 
-def pack_update(update: Update) -> Parcel:
-    """Return an update as a parcel."""
-    assert isinstance(update.sums, dict)
+def pack_update(update: Update) -> Message:
+    """Return an update as a message."""
+    assert isinstance(update.averaged, dict)
     values: dict[str, Any] = {"num_samples": update.num_samples, "loss": update.loss}
-    if update.late is not None:
-        values["late"] = pack_reading(update.late)
-    rows = update.rows
-    return Parcel(
+    if update.readings is not None:
+        values["late"] = pack_readings(update.readings)
+    prototypes = update.prototypes
+    return Message(
         values,
         {
-            **_to_arrays("sums", update.sums),
-            "rows/vectors": _to_array(rows.vectors),
-            "rows/labels": _to_array(rows.labels),
-            "rows/counts": _to_array(rows.counts),
+            **_to_arrays("sums", update.averaged),
+            "rows/vectors": _to_array(prototypes.vectors),
+            "rows/labels": _to_array(prototypes.labels),
+            "rows/counts": _to_array(prototypes.counts),
         },
     )
 
 
-def unpack_update(client: str, parcel: Parcel) -> Update:
-    """Read a client's update; whether its numbers are sound is for the guard to say."""
-    parts = parcel.tensors("rows")
+def unpack_update(client: str, message: Message) -> Update:
+    """Read a client's update; the guard checks its numbers."""
+    parts = message.tensors("rows")
     try:
-        rows = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
+        prototypes = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
     except (KeyError, ValueError) as error:
-        raise ParcelError(f"prototypes cannot be read ({error})") from None
-    late = unpack_reading(parcel.value("late", dict)) if "late" in parcel.values else None
+        raise MessageError(f"prototypes cannot be read ({error})") from None
+    has_readings = "late" in message.values
     return Update(
         client,
-        parcel.value("num_samples", int),
-        parcel.tensors("sums"),
-        rows,
-        parcel.value("loss", float),
-        late,
+        message.value("num_samples", int),
+        message.tensors("sums"),
+        prototypes,
+        message.value("loss", float),
+        unpack_readings(message.value("late", dict)) if has_readings else None,
     )
 
 
-def pack_reading(late: LateReading) -> dict[str, Any]:
-    """Return a client's reading as plain values."""
-    return {"table": late.table, "is_personal": late.is_personal, "confusion": late.confusion}
+def pack_readings(readings: ClientReadings) -> dict[str, Any]:
+    """Return a client's readings as plain values."""
+    return {
+        "table": readings.table,
+        "is_personal": readings.is_personal,
+        "confusion": readings.confusion,
+    }
 
 
-def unpack_reading(values: Mapping[str, Any]) -> LateReading:
-    """Read what a client says of the round before; its numbers are for the guard to judge."""
+def unpack_readings(values: Mapping[str, Any]) -> ClientReadings:
+    """Read a client's readings of the round before; the guard checks their numbers."""
     table, is_personal = values.get("table"), values.get("is_personal")
     confusion = values.get("confusion")
     try:
-        sound: Table = {
+        sound: AccuracyTable = {
             test: {str(reading): _percent(table[test].get(reading)) for reading in READINGS}  # type: ignore[index]
             for test in TESTS
         }
     except (TypeError, KeyError, AttributeError):
-        raise ParcelError("a reading must be a table by test and reading") from None
+        raise MessageError("a reading must be a table by test and reading") from None
     if type(is_personal) is not bool or not (
         confusion is None
         or (isinstance(confusion, list) and all(isinstance(row, list) for row in confusion))
     ):
-        raise ParcelError("a reading must say whether it is personal, and count in rows")
-    return LateReading(sound, is_personal, confusion)
+        raise MessageError("a reading must say whether it is personal, and count in rows")
+    return ClientReadings(sound, is_personal, confusion)
 
 
 def _percent(value: Any) -> float | None:

@@ -4,35 +4,35 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mpfedcl.network.message import Kind, Parcel
+from mpfedcl.network.message import Kind, Message
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What came back for a message."""
 
-    message: str
-    """Which message it answers."""
-    parcel: Parcel | None = None
-    trouble: Literal["gone", "failed", "unreadable"] | None = None
-    """gone: the client went away; failed: it could not do it; unreadable: its answer is none."""
+    request_id: str
+    """The message that it replies to."""
+    message: Message | None = None
+    failure: Literal["gone", "failed", "unreadable"] | None = None
+    """gone: the client went away; failed: it could not do it; unreadable: no message came back."""
     reason: str = ""
 
 
-class Courier(Protocol):
-    """Carries parcels to nodes and brings answers. A node is an address, not a client."""
+class Transport(Protocol):
+    """Carries messages to nodes and brings replies. A node is an address, not a client."""
 
-    def present(self) -> Mapping[int, str]:
-        """Return the nodes that are there now, with the names their keys are registered under.
+    def connected_nodes(self) -> Mapping[int, str]:
+        """Return the nodes that are connected now, with the names their keys are registered under.
 
         The name is empty where nodes need no keys.
         """
         ...
 
-    def send(self, kind: Kind, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, str]:
-        """Send each node its parcel; return the messages by node, without those not sent."""
+    def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
+        """Send each node its message; return message ids by node, without those not sent."""
         ...
 
-    def collect(self, messages: Iterable[str]) -> list[Answer]:
-        """Return the answers that have come for these messages, each once."""
+    def receive(self, request_ids: Iterable[str]) -> list[Reply]:
+        """Return the replies that have come for these messages, each once."""
         ...

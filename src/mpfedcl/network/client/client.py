@@ -1,4 +1,4 @@
-"""A client's own machine: its data, what it keeps between rounds, and how it answers."""
+"""A client on its own machine: its data, its state between rounds, and how it answers."""
 
 import math
 import sys
@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import torch
 
-from mpfedcl.data.client_data import FederatedData, load_own
-from mpfedcl.data.image_files import PictureStore
+from mpfedcl.data.client_data import FederatedData, load_own_images
+from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_images import open_own_images
 from mpfedcl.engines.hardware import cap_threads, find_device
@@ -19,24 +19,24 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
-from mpfedcl.network.client.state import SiteMemory
-from mpfedcl.network.client.trainer import Desk
-from mpfedcl.network.message import FORMAT, Kind, Parcel
+from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.client.trainer import ClientTrainer
+from mpfedcl.network.message import FORMAT, Kind, Message
 from mpfedcl.network.packing import (
     Introduction,
     check_name,
-    pack_reading,
+    pack_readings,
     pack_update,
     unpack_broadcast,
 )
 
 
 @dataclass(frozen=True)
-class SiteSettings:
+class ClientSettings:
     """What a client's operator decides; nothing of it is sent to the server but the name."""
 
     name: str
-    memory: Path
+    state: Path
     """Folder for what is kept between rounds."""
     data: Path | None = None
     """Folder with the client's own images; with a share, the data folder."""
@@ -67,7 +67,7 @@ class SiteSettings:
         paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
         return cls(
             name=name,
-            memory=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
+            state=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
             data=paths["data"],
             share=None if share is None else int(share),
             encoder=str(values["encoder"]) if values.get("encoder") else None,
@@ -78,34 +78,36 @@ class SiteSettings:
         )
 
 
-class Refusal(InvalidInput):
-    """What a client tells the server in place of an answer: no place on its machine is in it."""
+class ClientRefusal(InvalidInput):
+    """What a client tells the server in place of an answer: it names no file of its machine."""
 
 
-class Site:
-    """Answers what a server asks. It sends what `parcels.py` has words for, and nothing else."""
+class NetworkClient:
+    """Answers a server's requests. It sends what `packing.py` packs, and nothing else."""
 
-    def __init__(self, settings: SiteSettings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._loaded: tuple[Experiment, FederatedData, Model] | None = None
         """What the last message needed: within a run it is the same every time."""
 
-    def answer(self, kind: Kind, parcel: Parcel) -> Parcel:
+    def answer(self, kind: Kind, message: Message) -> Message:
         """Return the answer to a request."""
         try:
-            return self._answer(kind, parcel)
-        except Refusal:
+            return self._answer(kind, message)
+        except ClientRefusal:
             raise
         except InvalidInput as error:
             # It may name files, and the names of files may name people.
             print(error, file=sys.stderr, flush=True)
-            raise Refusal("it cannot use its data or its encoder; its own log says why.") from None
+            raise ClientRefusal(
+                "it cannot use its data or its encoder; its own log says why."
+            ) from None
 
-    def _answer(self, kind: Kind, parcel: Parcel) -> Parcel:
-        if parcel.value("format", int) > FORMAT:
-            raise Refusal("the server speaks a newer language; this client must be updated.")
+    def _answer(self, kind: Kind, message: Message) -> Message:
+        if message.value("format", int) > FORMAT:
+            raise ClientRefusal("the server is of a newer version; this client must be updated.")
         cap_threads()
-        experiment = self._adopt(parcel.value("experiment", str))
+        experiment = self._read_experiment(message.value("experiment", str))
         device = find_device(self._settings.device)
         if kind == "hello":
             # A run begins: images may have come since the one before.
@@ -116,32 +118,34 @@ class Site:
         if kind == "hello":
             return self._introduce(data)
         method = find_method(experiment.method)(experiment, data.num_classes)
-        broadcast = unpack_broadcast(parcel, data.num_classes, method.num_prototypes).to(device)
-        desk = Desk(experiment, method, model, data, device)
-        memory = SiteMemory(self._settings.memory, parcel.value("run", str))
-        after = parcel.value("settled", int)
-        settled = memory.load(after, device)
-        late = None
-        if parcel.value("read", bool):
+        broadcast = unpack_broadcast(message, data.num_classes, method.num_prototypes).to(device)
+        trainer = ClientTrainer(experiment, method, model, data, device)
+        store = ClientStateStore(self._settings.state, message.value("run", str))
+        after = message.value("settled", int)
+        state = store.load(after, device)
+        readings = None
+        if message.value("read", bool):
             is_personal = after == broadcast.round - 1
-            late = desk.read(broadcast, settled, is_personal, parcel.value("confuse", bool))
+            readings = trainer.evaluate(
+                broadcast, state, is_personal, message.value("confuse", bool)
+            )
         if kind == "close":
-            return Parcel({} if late is None else {"late": pack_reading(late)})
-        update, kept = desk.train(broadcast, settled)
+            return Message({} if readings is None else {"late": pack_readings(readings)})
+        update, kept = trainer.train(broadcast, state)
         if not math.isfinite(update.loss):
-            raise Refusal(f"its loss is {update.loss}; it must be finite.")
-        memory.save(broadcast.round, kept, after=after)
-        return pack_update(replace(update, late=late))
+            raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
+        store.save(broadcast.round, kept, after=after)
+        return pack_update(replace(update, readings=readings))
 
-    def _adopt(self, document: str) -> Experiment:
-        """Take over the server's experiment, but no path and no code that it names."""
+    def _read_experiment(self, document: str) -> Experiment:
+        """Return the server's experiment, without any path or code that it names."""
         settings = self._settings
         try:
             experiment = Experiment.parse_toml(document, Path("the server's experiment"))
         except InvalidInput as error:
-            raise Refusal(str(error)) from None
+            raise ClientRefusal(str(error)) from None
         if not is_built_in(experiment.method) and experiment.method not in settings.methods:
-            raise Refusal(
+            raise ClientRefusal(
                 f"method is {experiment.method!r}; this client imports none but those it was "
                 "started with (--methods)."
             )
@@ -152,7 +156,7 @@ class Site:
             and ":" in name
             and not name.startswith("torchvision:")
         ):
-            raise Refusal(
+            raise ClientRefusal(
                 f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
             )
         return experiment.replace(
@@ -172,31 +176,31 @@ class Site:
         if settings.share is not None:
             data, model = load_data_and_model(experiment, device)
             if not 0 <= settings.share < len(data.names):
-                raise Refusal(
-                    f"share is {settings.share}; the experiment deals its images out to "
+                raise ClientRefusal(
+                    f"share is {settings.share}; the experiment splits its images among "
                     f"{len(data.names)} clients, so it must be from 0 to {len(data.names) - 1}."
                 )
-            return data.alone(data.names[settings.share], settings.name), model
+            return data.with_one_client(data.names[settings.share], settings.name), model
         assert settings.data is not None
         self._check_classes(experiment.dataset.classes)
-        listing = open_own_images(settings.data, experiment.dataset.classes)
+        image_index = open_own_images(settings.data, experiment.dataset.classes)
         own = experiment.replace(
             # All that is here is used: caps are a benchmark's.
             **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),
             dataset__train_size=None,
         )
-        load = partial(load_own, listing=listing, name=settings.name)
+        load = partial(load_own_images, image_index=image_index, name=settings.name)
         return load_data_and_model(own, device, load)
 
     def _check_classes(self, known: tuple[str, ...]) -> None:
         """Name the class that the others do not have; the reader would name the folder too."""
         assert self._settings.data is not None
-        listing = open_own_images(self._settings.data, None)
-        odd = sorted(set(listing.class_names) - set(known))
-        if known and odd and isinstance(listing.store, PictureStore):
-            raise Refusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
+        image_index = open_own_images(self._settings.data, None)
+        odd = sorted(set(image_index.class_names) - set(known))
+        if known and odd and isinstance(image_index.store, ImageFileStore):
+            raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
-    def _introduce(self, data: FederatedData) -> Parcel:
+    def _introduce(self, data: FederatedData) -> Message:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
@@ -204,7 +208,7 @@ class Site:
             test=len(data.test_labels),
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
-        ).pack()
+        ).to_message()
 
 
 def _path(value: Any) -> Path | None:

@@ -8,62 +8,61 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.models import Tensors
-from mpfedcl.network.message import ParcelError
-from mpfedcl.tensors import load_tensors, pack_tensors
+from mpfedcl.network.message import MessageError
+from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
 
 _RUNS_KEPT = 8
-"""A run that so many others have come after is not gone on with; the disk is not endless."""
+"""The state of older runs is deleted: the disk is not endless."""
 
 
-class SiteMemory:
+class ClientStateStore:
     """A folder of one run, with a file for each round that the server may still ask for.
 
-    The client does not know whether the server took an update; with the next request it is told
-    which of its rounds was the last that counted, and goes on from there. A file says in its name
+    The client does not know whether the server accepted an update; with the next request it is
+    told which of its rounds was the last accepted, and continues from there. A file's name says
     which round it began from: round-000007-after-000004.safetensors.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
         if not re.fullmatch("[0-9a-f]{32}", run):
-            raise ParcelError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
-        self._all = folder
+            raise MessageError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
+        self._root = folder
         self._folder = folder / run
 
     def load(self, round_number: int, device: torch.device) -> Tensors:
-        """Return what was kept after a round; nothing for round 0, or where it is gone."""
+        """Return the state after a round; empty for round 0, or where it is gone."""
         path = self._find(round_number)
         if path is None:
             return {}
         try:
             return {name: value.to(device) for name, value in load_tensors(path).items()}
         except InvalidInput:
-            # Damaged: as if the disk were new. The client begins afresh, and the run goes on.
+            # Damaged: as if the disk were new. The client begins afresh, and the run continues.
             return {}
 
     def save(self, round_number: int, kept: Tensors, *, after: int) -> None:
-        """Keep what a round has left that began from round `after`.
+        """Save the state after a round that began from round `after`.
 
         Beside it stay that round, which counts until the server says otherwise, and the one that
         it began from in turn: a server that has lost its newest checkpoint goes back one.
         """
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True)
-            self._forget_old_runs()
+            self._delete_old_runs()
         self._folder.chmod(0o700)
         path = self._folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
         write_atomically(path, pack_tensors(kept))
-        settled = self._find(after)
-        before = self._find(_began_from(settled)) if settled else None
+        accepted = self._find(after)
+        before = self._find(_began_from(accepted)) if accepted else None
         for each in self._folder.glob("round-*"):
-            if each not in (path, settled, before):
+            if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
     def _find(self, round_number: int) -> Path | None:
         return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
 
-    def _forget_old_runs(self) -> None:
-        runs = [each for each in self._all.iterdir() if re.fullmatch("[0-9a-f]{32}", each.name)]
+    def _delete_old_runs(self) -> None:
+        runs = [each for each in self._root.iterdir() if re.fullmatch("[0-9a-f]{32}", each.name)]
         runs.sort(key=lambda each: each.stat().st_mtime_ns)
         for each in runs[:-_RUNS_KEPT]:
             shutil.rmtree(each, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One client at work for one round: it reads the round before, and trains."""
+"""One client's work in one round: it evaluates the round before, and trains."""
 
 from dataclasses import replace
 
@@ -7,16 +7,23 @@ import torch
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, LateReading, Share, Update
+from mpfedcl.messages import Broadcast, ClientReadings, StackMember, Update
 from mpfedcl.methods import Method
-from mpfedcl.models import Model, Tensors
+from mpfedcl.models import Model
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.evaluation import Examiner, by_reading, count_answers, single, tabulate
+from mpfedcl.rounds.evaluation import (
+    Evaluator,
+    accuracy_table,
+    as_stack,
+    count_confusions,
+    predictions_by_reading,
+)
+from mpfedcl.tensors import Tensors
 
 
-class Desk:
-    """A client with its data and its model, and what it kept of earlier rounds."""
+class ClientTrainer:
+    """A client with its data and its model."""
 
     def __init__(
         self,
@@ -33,50 +40,50 @@ class Desk:
         self._initial = {name: value.to(device) for name, value in drawn.items()}
         self._engine = InProcessEngine(experiment, method, model, data, self._initial, Clock())
 
-    def read(
-        self, broadcast: Broadcast, settled: Tensors, is_personal: bool, confuse: bool
-    ) -> LateReading:
-        """Read the round before: the client's own model after it, and what it became on average."""
+    def evaluate(
+        self, broadcast: Broadcast, state: Tensors, is_personal: bool, with_confusion: bool
+    ) -> ClientReadings:
+        """Evaluate the round before: the client's own model after it, and the averaged one."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
-        personal = _group(settled, "personal") if is_personal else None
-        examiner = Examiner(
+        personal = _group(state, "personal") if is_personal else None
+        evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
             # The server sends what predictions are compared with.
             broadcast.pool if self._method.shares_prototypes else None,
         )
-        asked = [
-            examiner.ask(lambda inputs, p=params: single(self._model.apply(p, inputs)))[0]  # type: ignore[misc]
+        predicted = [
+            evaluator.predict(lambda inputs, p=params: as_stack(self._model.apply(p, inputs)))[0]  # type: ignore[misc]
             if params
             else None
             for params in (personal, averaged)
         ]
-        answers = by_reading(*asked)
+        predictions = predictions_by_reading(*predicted)
         labels, own = self._data.test_labels, self._data.clients[0].test
-        table = tabulate(answers, labels, own)
-        said = answers[self._method.reading]
+        table = accuracy_table(predictions, labels, own)
+        main = predictions[self._method.reading]
         counts = None
-        if confuse and said is not None and len(labels):
-            counts = count_answers(said, labels, self._data.num_classes)
+        if with_confusion and main is not None and len(labels):
+            counts = count_confusions(main, labels, self._data.num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
-        return LateReading({"own": table["own"], "union": union}, bool(personal), counts)
+        return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
 
-    def train(self, broadcast: Broadcast, settled: Tensors) -> tuple[Update, Tensors]:
-        """Train; return the update, and what to keep in case the server accepts it."""
-        at_home = {name: settled[name] for name in settled if not name.startswith("personal/")}
+    def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
+        """Train; return the update, and the state to keep in case the server accepts it."""
+        kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
         self._engine.load_state(
-            {_name_client(name, self._name): value for name, value in at_home.items()}
+            {_add_client(name, self._name): value for name, value in kept_before.items()}
         )
         (update,) = self._engine.train(broadcast, [self._name], keep=[self._name])
-        if isinstance(update.sums, Share):
-            update = replace(update, sums=update.sums.stack.tensors(update.sums.index))
-        self._engine.settle([self._name])
+        if isinstance(update.averaged, StackMember):
+            update = replace(update, averaged=update.averaged.stack.tensors(update.averaged.index))
+        self._engine.keep_accepted([self._name])
         ((_, personal),) = self._engine.personal_models(broadcast.params)
         kept = {
-            _unname_client(name, self._name): value for name, value in self._engine.state().items()
+            _remove_client(name, self._name): value for name, value in self._engine.state().items()
         }
         return update, {**kept, **{f"personal/{name}": v for name, v in personal.items()}}
 
@@ -86,12 +93,12 @@ def _group(tensors: Tensors, name: str) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _name_client(key: str, client: str) -> str:
-    """Return an engine's key for what a site keeps without its own name: kept/x, kept/CLIENT/x."""
+def _add_client(key: str, client: str) -> str:
+    """Return an engine's key for one of a client's state: kept/CLIENT/x for kept/x."""
     kind, _, name = key.partition("/")
     return f"{kind}/{client}/{name}"
 
 
-def _unname_client(key: str, client: str) -> str:
+def _remove_client(key: str, client: str) -> str:
     kind, _, name = key.partition("/")
     return f"{kind}/{name.removeprefix(f'{client}/')}"

@@ -1,4 +1,4 @@
-"""The line to a server, tried before Flower's programs do: they would try for ever."""
+"""The connection to a server, tried before Flower's programs do: they would try for ever."""
 
 import socket
 import ssl
@@ -9,19 +9,19 @@ from mpfedcl.errors import InvalidInput
 _SECONDS = 5.0
 
 
-def check_line(server: str, authority: Path | None) -> str | None:
-    """Refuse a server that is not the one wanted; return why it cannot be reached, if it cannot.
+def check_connection(server: str, authority: Path | None) -> str | None:
+    """Refuse a server that is not the one wanted; return why it cannot be reached, or None.
 
-    Without an authority the line must be plain text.
+    Without an authority the connection must be plain text.
     """
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise InvalidInput(f"server is {server!r}; it must be host:port.")
-    context = _any_certificate() if authority is None else _certificate_of(authority)
+    context = _trust_anybody() if authority is None else _trust_authority(authority)
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), _SECONDS) as line,
-            context.wrap_socket(line, server_hostname=host.strip("[]")),
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS) as opened,
+            context.wrap_socket(opened, server_hostname=host.strip("[]")),
         ):
             pass
     except ssl.SSLCertVerificationError as error:
@@ -44,14 +44,14 @@ def check_line(server: str, authority: Path | None) -> str | None:
     return None
 
 
-def _certificate_of(authority: Path) -> ssl.SSLContext:
+def _trust_authority(authority: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=authority)
     except (OSError, ssl.SSLError) as error:
         raise InvalidInput(f"{authority} cannot be read as a certificate: {error}.") from None
 
 
-def _any_certificate() -> ssl.SSLContext:
+def _trust_anybody() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -10,17 +10,17 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
 
 OWN_KEYS = ("experiment", "out", "resume", "status")
-"""experiment: a whole TOML document, which the other settings then change; out, resume: where the
-run is or goes to, on the server; status: a file that says what is being done."""
+"""experiment: a whole TOML document, which the other settings then change; out, resume: the run
+directory on the server; status: a file that says what is being done."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a run configuration asks for."""
+class RunRequest:
+    """What a run configuration requests."""
 
     experiment: Experiment
     rounds: int | None
-    """Only where it was said, for a run that goes on."""
+    """Only where it was given, for a run that is resumed."""
     out: Path | None
     resume: Path | None
     status: Path | None
@@ -37,7 +37,7 @@ def setting_keys() -> list[str]:
     return keys
 
 
-def parse_run_config(config: Mapping[str, Any]) -> Order:
+def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
     """Read a run configuration; unknown names and bad values get one sentence."""
     known = {*setting_keys(), *OWN_KEYS}
     for key in config:
@@ -45,18 +45,18 @@ def parse_run_config(config: Mapping[str, Any]) -> Order:
             raise InvalidInput(
                 f"{key} is not a setting; the settings are {', '.join(sorted(known))}."
             )
-    said = {key: value for key, value in config.items() if value != ""}
+    given = {key: value for key, value in config.items() if value != ""}
     base = Experiment()
-    if "experiment" in said:
-        base = Experiment.parse_toml(str(said["experiment"]), Path("experiment"))
+    if "experiment" in given:
+        base = Experiment.parse_toml(str(given["experiment"]), Path("experiment"))
     changes = {
         key.replace(".", "__"): _parse(key, value)
-        for key, value in said.items()
+        for key, value in given.items()
         if key not in OWN_KEYS
     }
-    paths = {key: Path(str(said[key])) if key in said else None for key in OWN_KEYS[1:]}
+    paths = {key: Path(str(given[key])) if key in given else None for key in OWN_KEYS[1:]}
     experiment = base.replace(**changes)
-    return Order(experiment, experiment.rounds if "rounds" in changes else None, **paths)
+    return RunRequest(experiment, experiment.rounds if "rounds" in changes else None, **paths)
 
 
 def _parse(key: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who belongs to a federation over a network: nodes come, say who they are, go and come back."""
+"""The clients of a federation over a network: they connect, introduce themselves, go, come back."""
 
 import time
 from collections import Counter
@@ -6,154 +6,154 @@ from collections.abc import Collection, Mapping
 
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.message import FORMAT, Parcel, ParcelError
+from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Answer, Courier
+from mpfedcl.network.transport import Reply, Transport
 
 POLL_SECONDS = 0.5
-"""Between two looks at what has come: far below what starting a client's process takes."""
+"""Seconds between two polls: far below what starting a client's process takes."""
 _MOST_REFUSED = 50
-"""Clients of which it is remembered why they may not take part: strangers have many names."""
+"""Refused clients whose reason is remembered: a stranger may use any number of names."""
 
 Form = tuple[int, str]
 """What all clients must have in common: the numbers that stand for an image, and the encoder."""
 
 
-class Roster:
+class ClientRegistry:
     """The clients that are known, by name, and the nodes at which they were last seen."""
 
     def __init__(
-        self, experiment: Experiment, courier: Courier, status: Status, form: Form | None = None
+        self, experiment: Experiment, transport: Transport, status: Status, form: Form | None = None
     ) -> None:
         self.members: dict[str, Introduction] = {}
         self.refused: dict[str, str] = {}
         """Why a client may not take part, by the name it gave or its node's."""
         self.form = form
-        """Known from the start where a run is gone on with; else what most clients have."""
-        self._courier = courier
+        """Known from the start where a run is resumed; else what most clients have."""
+        self._transport = transport
         self._status = status
         self._nodes: dict[int, str] = {}
         """Clients by node."""
         self._asked: dict[str, int] = {}
-        """Nodes that have been asked who they are, by message."""
+        """Nodes that have been asked who they are, by message id."""
         self._seen: set[int] = set()
-        self._turned_away: dict[int, str] = {}
+        """Nodes that need not be asked again."""
+        self._refused_nodes: dict[int, str] = {}
         """Under which name each node that may not take part stands in `refused`."""
-        self.adopt(experiment)
+        self.use_experiment(experiment)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Training samples by client, in order of name."""
         return {name: self.members[name].num_samples for name in sorted(self.members)}
 
-    def adopt(self, experiment: Experiment) -> None:
-        """Greet and judge by this experiment from now on."""
+    def use_experiment(self, experiment: Experiment) -> None:
+        """Introduce and check clients by this experiment from now on."""
         self._experiment = experiment
-        self._greeting = Parcel({"format": FORMAT, "experiment": pack_experiment(experiment)})
+        self._hello = Message({"format": FORMAT, "experiment": pack_experiment(experiment)})
 
-    def gather(self) -> None:
-        """Wait until as many clients as expected have come, at most as long as patience lasts."""
+    def wait_for_clients(self) -> None:
+        """Wait until as many clients as expected have come, at most `network.patience` seconds."""
         wanted = self._experiment.clients or self._experiment.min_clients
         self._wait_for(wanted, "waiting for clients")
         if self.form is None and self.members:
             self.form = _most_common(self.members)
             for node, name in list(self._nodes.items()):
-                if reason := self._judge_form(self.members[name]):
+                if reason := self._check_form(self.members[name]):
                     del self.members[name]
-                    self._turn_away(node, name, reason)
+                    self._remove(node, name, reason)
         if len(self.members) < self._experiment.min_clients:
-            raise RunCutShort(self._say_too_few("were there"))
+            raise RunCutShort(self._explain_too_few("were there"))
 
-    def look(self) -> dict[str, int]:
-        """Return where each known client is now, and greet nodes that are new or were refused.
+    def find_connected(self) -> dict[str, int]:
+        """Return the node of each connected client; ask nodes that are new who they are.
 
-        Too few are waited for as long as patience lasts; then the run is cut short.
+        If they are too few, wait as long as `network.patience` allows; then the run is cut short.
         """
-        # Whatever was wrong with them may have been mended; once a round is not too often to ask.
-        self._seen -= self._turned_away.keys() - set(self._asked.values())
-        here = self._look_once()
+        # Refused ones are asked again once per round: they may have been repaired.
+        self._seen -= self._refused_nodes.keys() - set(self._asked.values())
+        here = self._poll()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:
             here = self._wait_for(needed, "waiting for clients to come back")
         if len(here) < needed:
-            raise RunCutShort(self._say_too_few("are left"))
+            raise RunCutShort(self._explain_too_few("are left"))
         return here
 
-    def ask_again(self, names: Collection[str]) -> None:
-        """Let clients introduce themselves anew: what they said may not be true any more."""
+    def ask_for_introduction(self, names: Collection[str]) -> None:
+        """Let clients introduce themselves again: what they said may not be true any more."""
         self._seen -= {node for node, name in self._nodes.items() if name in names}
 
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
         end = time.monotonic() + self._experiment.network.patience
-        here = self._look_once()
+        here = self._poll()
         while len(here) < wanted and time.monotonic() < end:
-            self._status.say(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
-            self._status.check()
+            self._status.write(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
+            self._status.raise_if_stop_requested()
             time.sleep(POLL_SECONDS)
-            here = self._look_once()
+            here = self._poll()
         return here
 
-    def _look_once(self) -> dict[str, int]:
-        present = self._courier.present()
-        strangers = [node for node in present if node not in self._seen]
-        if strangers:
+    def _poll(self) -> dict[str, int]:
+        present = self._transport.connected_nodes()
+        new = [node for node in present if node not in self._seen]
+        if new:
             settings = self._experiment.network
             # A run may begin without those who load their images for long; they come in later.
             seconds = max(settings.patience, settings.round_timeout)
-            greetings = dict.fromkeys(strangers, self._greeting)
-            sent = self._courier.send("hello", greetings, seconds)
-            self._asked |= {message: node for node, message in sent.items()}
+            sent = self._transport.send("hello", dict.fromkeys(new, self._hello), seconds)
+            self._asked |= {request_id: node for node, request_id in sent.items()}
             self._seen |= set(sent)
-        for answer in self._courier.collect(list(self._asked)) if self._asked else []:
-            self._admit(answer, present)
+        for reply in self._transport.receive(list(self._asked)) if self._asked else []:
+            self._handle_introduction(reply, present)
         # A node that went away before it said who it is will be asked again if it comes back.
         waiting = set(self._asked.values())
         self._seen &= {*present, *self._nodes, *waiting}
         return {name: node for node, name in self._nodes.items() if node in present}
 
-    def _admit(self, answer: Answer, present: Mapping[int, str]) -> None:
-        node = self._asked.pop(answer.message, None)
+    def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
+        node = self._asked.pop(reply.request_id, None)
         if node is None:
             return
         registered = present.get(node, "")
         who = registered or self._nodes.get(node) or f"node {node}"
-        if answer.parcel is None:
-            self._refuse(node, who, answer.reason)
-            if answer.trouble == "gone":
+        if reply.message is None:
+            self._refuse(node, who, reply.reason)
+            if reply.failure == "gone":
                 self._seen.discard(node)
             return
         try:
-            member = Introduction.unpack(answer.parcel)
-        except ParcelError as error:
-            self._turn_away(node, who, str(error))
+            member = Introduction.from_message(reply.message)
+        except MessageError as error:
+            self._remove(node, who, str(error))
             return
-        if reason := self._judge(member, registered, node, present):
-            self._turn_away(node, registered or member.name, reason)
+        if reason := self._check(member, registered, node, present):
+            self._remove(node, registered or member.name, reason)
             return
-        self._forgive(node)
-        # The same client at a new node: it is where it was last heard of.
+        self._forget_refusal(node)
+        # The same client at a new node: the newest one counts.
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
         self.members[member.name] = member
 
-    def _turn_away(self, node: int, who: str, reason: str) -> None:
+    def _remove(self, node: int, who: str, reason: str) -> None:
         self._refuse(node, who, reason)
         self._nodes.pop(node, None)
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
-        self._forgive(node)
-        self._turned_away[node], self.refused[who] = who, reason
-        for oldest in list(self._turned_away)[:-_MOST_REFUSED]:
-            self._forgive(oldest)
+        self._forget_refusal(node)
+        self._refused_nodes[node], self.refused[who] = who, reason
+        for oldest in list(self._refused_nodes)[:-_MOST_REFUSED]:
+            self._forget_refusal(oldest)
 
-    def _forgive(self, node: int) -> None:
-        self.refused.pop(self._turned_away.pop(node, ""), None)
+    def _forget_refusal(self, node: int) -> None:
+        self.refused.pop(self._refused_nodes.pop(node, ""), None)
 
-    def _judge(
+    def _check(
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
     ) -> str | None:
-        """Return why a client may not take part, or None."""
+        """Return why a client may not take part, or None if it may."""
         if registered and member.name != registered:
             return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
@@ -166,9 +166,9 @@ class Roster:
         if known and not set(member.classes) <= set(known):
             odd = sorted(set(member.classes) - set(known))
             return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
-        return self._judge_form(member)
+        return self._check_form(member)
 
-    def _judge_form(self, member: Introduction) -> str | None:
+    def _check_form(self, member: Introduction) -> str | None:
         if self.form is None or member.form == self.form:
             return None
         input_size, _ = self.form
@@ -179,7 +179,7 @@ class Roster:
             )
         return "its encoder is not the others'"
 
-    def _say_too_few(self, words: str) -> str:
+    def _explain_too_few(self, words: str) -> str:
         reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
         return (
             f"min_clients is {self._experiment.min_clients}; fewer {words} after "

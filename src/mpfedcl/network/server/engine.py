@@ -1,4 +1,4 @@
-"""The engine whose clients are on machines of their own: one message a client and round."""
+"""The engine whose clients are on machines of their own: one message per client and round."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -7,86 +7,76 @@ from typing import Any, TypeVar
 import torch
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Failure, LateReading, Update
-from mpfedcl.models import Tensors
-from mpfedcl.network.message import FORMAT, Kind, Parcel, ParcelError
+from mpfedcl.messages import Broadcast, ClientReadings, Failure, Update
+from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import (
     pack_broadcast,
     pack_experiment,
-    unpack_reading,
+    unpack_readings,
     unpack_update,
 )
-from mpfedcl.network.server.client_registry import POLL_SECONDS, Roster
+from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Answer, Courier
+from mpfedcl.network.transport import Reply, Transport
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.measurement import Inspection
-from mpfedcl.rounds.update_collector import Intake
+from mpfedcl.tensors import Tensors
 
 _Content = TypeVar("_Content")
 
 
-class NetworkEngine:
-    """Asks clients by messages; each has its data, and what it keeps, at home."""
+class NetworkEngine(Engine):
+    """Trains clients by messages; each keeps its data and its state on its own machine."""
 
     def __init__(
         self,
         experiment: Experiment,
-        courier: Courier,
-        roster: Roster,
+        transport: Transport,
+        registry: ClientRegistry,
         run: str,
         device: torch.device,
         clock: Clock,
         status: Status,
     ) -> None:
         self._experiment = experiment
-        self._courier = courier
-        self._roster = roster
+        self._transport = transport
+        self._registry = registry
         self._run = run
         self._device = device
         self._clock = clock
         self._status = status
         self._document = pack_experiment(experiment)
-        self._here: dict[str, int] = {}
-        self._sizes: dict[str, int] = dict(roster.sizes)
-        self._settled: dict[str, int] = {}
-        """The last round of each client that counted."""
+        self._connected: dict[str, int] = {}
+        """Nodes by client, as of the beginning of the round."""
+        self.sizes: dict[str, int] = dict(registry.sizes)
+        """Training samples by client name; one mapping, which grows as clients come."""
+        self._accepted: dict[str, int] = {}
+        """The last round in which each client's update was accepted."""
         self._round = 0
         self._missing: dict[str, str] = {}
-        self._heard: set[str] = set()
+        self._replied: set[str] = set()
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Training samples by client name; one mapping, which grows as clients come."""
-        return self._sizes
-
-    def muster(self) -> Collection[str]:
-        """See who is there; a client that has introduced itself since takes part from now on."""
-        self._here = self._roster.look()
-        known = self._roster.sizes
-        self._sizes.clear()
-        self._sizes.update(known)
-        return known.keys() - self._here.keys()
-
-    def here(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the named clients: all updates come to this process."""
-        return names
-
-    def unite(self, intake: Intake) -> None:
-        """There is nobody to unite with."""
+    def absent_clients(self) -> Collection[str]:
+        """Find who is connected; a client that has introduced itself since now takes part."""
+        self._connected = self._registry.find_connected()
+        known = self._registry.sizes
+        self.sizes.clear()
+        self.sizes.update(known)
+        return known.keys() - self._connected.keys()
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update | Failure]:
-        """Send the broadcast and yield what comes back, until enough have answered or time is up.
+        """Send the broadcast and yield updates, until enough clients have answered or time is up.
 
-        The same message asks clients to read the round before, if it is to be read.
+        The same message asks clients to evaluate the round before, if it is to be evaluated.
         """
-        self._round, self._heard = broadcast.round, set()
-        reads = broadcast.round > 1 and self._experiment.reads(broadcast.round - 1)
-        for update in self._ask("round", broadcast, names, self._open_update, reads=reads):
-            self._heard.add(update.client)
+        self._round, self._replied = broadcast.round, set()
+        reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
+        for update in self._exchange("round", broadcast, names, self._read_update, reads=reads):
+            self._replied.add(update.client)
             yield update
 
     def evaluate(
@@ -95,26 +85,26 @@ class NetworkEngine:
         pool: PrototypePool | None,
         names: Sequence[str],
         *,
-        confuse: bool = False,
+        with_confusion: bool = False,
     ) -> None:
-        """Nothing yet: clients read a round with the broadcast of the next."""
+        """Return nothing yet: clients evaluate a round with the broadcast of the next."""
 
-    def close(self, broadcast: Broadcast) -> dict[str, LateReading | Failure]:
-        """Ask all clients that are there to read the last round."""
-        self.muster()
-        names = sorted(self._here)
-        said: dict[str, LateReading | Failure] = {}
-        for each in self._ask("close", broadcast, names, _open_reading, reads=True):
+    def read_last_round(self, broadcast: Broadcast) -> dict[str, ClientReadings | Failure]:
+        """Ask all connected clients to evaluate the last round."""
+        self.absent_clients()
+        names = sorted(self._connected)
+        found: dict[str, ClientReadings | Failure] = {}
+        for each in self._exchange("close", broadcast, names, _read_readings, reads=True):
             if isinstance(each, Failure):
-                said[each.client] = each
+                found[each.client] = each
             else:
-                said |= dict([each])
-        return said
+                found |= dict([each])
+        return found
 
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
-        said = {"missing": self._missing, "refused": self._roster.refused}
-        return {name: dict(sorted(each.items())) for name, each in said.items() if each}
+        reasons = {"missing": self._missing, "refused": self._registry.refused}
+        return {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
 
     def inspect(
         self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
@@ -122,64 +112,64 @@ class NetworkEngine:
         """Refuse: the clients' gradients do not travel. Such experiments are not begun."""
         raise AssertionError("clients over a network are not inspected")
 
-    def settle(self, accepted: Sequence[str]) -> None:
-        """Write down whose update counted; with the next message each client is told."""
-        self._settled |= dict.fromkeys(accepted, self._round)
+    def keep_accepted(self, accepted: Sequence[str]) -> None:
+        """Note whose update was accepted; each client is told with its next message."""
+        self._accepted |= dict.fromkeys(accepted, self._round)
         # Perhaps its images are others than when it introduced itself.
-        self._roster.ask_again(self._heard - set(accepted))
+        self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield nothing: personal models stay with their clients."""
         return iter(())
 
     def state(self) -> Tensors:
-        """Return the last round of each client that counted."""
-        return {f"settled/{name}": torch.tensor(r) for name, r in self._settled.items()}
+        """Return the last round in which each client's update was accepted."""
+        return {f"settled/{name}": torch.tensor(r) for name, r in self._accepted.items()}
 
     def load_state(self, state: Tensors) -> None:
-        """Take up what `state` returned."""
-        self._settled = {k.removeprefix("settled/"): int(v) for k, v in state.items()}
+        """Restore what `state` returned."""
+        self._accepted = {k.removeprefix("settled/"): int(v) for k, v in state.items()}
 
-    def _ask(
+    def _exchange(
         self,
         kind: Kind,
         broadcast: Broadcast,
         names: Sequence[str],
-        open_answer: Callable[[str, Parcel], _Content],
+        read: Callable[[str, Message], _Content],
         *,
         reads: bool,
     ) -> Iterator[_Content | Failure]:
-        """Send each named client its message and yield what is in the answers as they come."""
+        """Send each named client its message and yield the content of replies as they come."""
         settings = self._experiment.network
-        away = self._sizes.keys() - self._here.keys()
+        away = self.sizes.keys() - self._connected.keys()
         self._missing = dict.fromkeys(away, "not connected")
-        clients = {self._here[name]: name for name in names}
+        clients = {self._connected[name]: name for name in names}
         with self._clock.phase("broadcast"):
             sent = self._send(kind, broadcast, clients, reads=reads)
-        waiting = {message: clients[node] for node, message in sent.items()}
+        waiting = {request_id: clients[node] for node, request_id in sent.items()}
         unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
-        # The closing evaluation is nobody's race: all that are there are heard.
+        # The closing evaluation waits for every client that is connected.
         share = settings.enough if kind == "round" else 1.0
         enough = max(1, round(share * len(names)))
         answered = 0
         end = time.monotonic() + settings.round_timeout
         while waiting and answered < enough and time.monotonic() < end:
             with self._clock.phase("train"):
-                answers = self._courier.collect(list(waiting))
-                self._say(kind, broadcast.round, waiting, answered)
-                if not answers:
+                replies = self._transport.receive(list(waiting))
+                self._write_status(kind, broadcast.round, waiting, answered)
+                if not replies:
                     time.sleep(POLL_SECONDS)
-            for answer in answers:
-                name = waiting.pop(answer.message, None)
+            for reply in replies:
+                name = waiting.pop(reply.request_id, None)
                 if name is None:
                     continue
-                if answer.trouble == "gone":
-                    self._missing[name] = answer.reason
+                if reply.failure == "gone":
+                    self._missing[name] = reply.reason
                     continue
-                opened = _open(name, answer, open_answer)
-                answered += not isinstance(opened, Failure)
-                yield opened
+                content = _read_reply(name, reply, read)
+                answered += not isinstance(content, Failure)
+                yield content
         why = (
             "enough others had answered"
             if answered >= enough
@@ -190,7 +180,7 @@ class NetworkEngine:
     def _send(
         self, kind: Kind, broadcast: Broadcast, clients: Mapping[int, str], *, reads: bool
     ) -> dict[int, str]:
-        """Send each node its message; return the messages by node."""
+        """Send each node its message; return message ids by node."""
         packed = pack_broadcast(broadcast)
         values = {
             **packed.values,
@@ -200,41 +190,48 @@ class NetworkEngine:
             "read": reads,
             "confuse": kind == "close",
         }
-        parcels = {
-            node: Parcel({**values, "settled": self._settled.get(name, 0)}, packed.arrays)
+        messages = {
+            node: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
             for node, name in clients.items()
         }
-        return self._courier.send(kind, parcels, self._experiment.network.round_timeout)
+        return self._transport.send(kind, messages, self._experiment.network.round_timeout)
 
-    def _open_update(self, name: str, parcel: Parcel) -> Update:
-        return _on_device(unpack_update(name, parcel), self._device)
+    def _read_update(self, name: str, message: Message) -> Update:
+        return _on_device(unpack_update(name, message), self._device)
 
-    def _say(self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int) -> None:
+    def _write_status(
+        self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int
+    ) -> None:
         what = "closing evaluation" if kind == "close" else "training"
         details = {"round": number, "rounds": self._experiment.rounds, "answered": answered}
-        self._status.say(
+        self._status.write(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
 
 
-def _open(
-    name: str, answer: Answer, open_answer: Callable[[str, Parcel], _Content]
+def _read_reply(
+    name: str, reply: Reply, read: Callable[[str, Message], _Content]
 ) -> _Content | Failure:
-    if answer.parcel is None:
-        return Failure(name, answer.reason)
+    if reply.message is None:
+        return Failure(name, reply.reason)
     try:
-        return open_answer(name, answer.parcel)
-    except ParcelError as error:
+        return read(name, reply.message)
+    except MessageError as error:
         return Failure(name, f"its answer cannot be read: {error}")
 
 
-def _open_reading(name: str, parcel: Parcel) -> tuple[str, LateReading]:
-    return name, unpack_reading(parcel.value("late", dict))
+def _read_readings(name: str, message: Message) -> tuple[str, ClientReadings]:
+    return name, unpack_readings(message.value("late", dict))
 
 
 def _on_device(update: Update, device: torch.device) -> Update:
-    assert isinstance(update.sums, dict)
-    sums = {name: value.to(device) for name, value in update.sums.items()}
+    assert isinstance(update.averaged, dict)
+    sums = {name: value.to(device) for name, value in update.averaged.items()}
     return Update(
-        update.client, update.num_samples, sums, update.rows.to(device), update.loss, update.late
+        update.client,
+        update.num_samples,
+        sums,
+        update.prototypes.to(device),
+        update.loss,
+        update.readings,
     )

@@ -10,49 +10,49 @@ from typing import Any
 from mpfedcl.errors import RunCutShort
 from mpfedcl.files import write_atomically
 
-_SELDOM = 0.5
-"""Seconds between two writes that say the same of another moment."""
+_WRITE_SECONDS = 0.5
+"""Between two writes within the same step."""
 
 
 class Status:
-    """Writes a status file, if it is given a place, and looks for the wish to stop beside it."""
+    """Writes a status file, if it is given a path, and looks for a stop file beside it."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._last: dict[str, Any] = {}
         self._written = 0.0
 
-    def say(self, what: str, **details: Any) -> None:
+    def write(self, what: str, **details: Any) -> None:
         """Write what is being done; the same again is not written."""
         content = {"what": what, "pid": os.getpid(), **details}
         if self._path is None or content == self._last:
             return
         same_step = content.get("what") == self._last.get("what")
-        if same_step and time.monotonic() - self._written < _SELDOM:
+        if same_step and time.monotonic() - self._written < _WRITE_SECONDS:
             return
         self._last, self._written = content, time.monotonic()
         # A status that cannot be written must not end a run.
         with contextlib.suppress(OSError):
             write_atomically(self._path, (json.dumps(content) + "\n").encode())
 
-    def touch(self) -> None:
-        """Show that this process lives."""
+    def show_alive(self) -> None:
+        """Show that this process is alive."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._path)
 
-    def asked_to_stop(self) -> bool:
-        """Tell whether somebody wants the run to stop after the round under way."""
+    def stop_requested(self) -> bool:
+        """Tell whether the run is to stop after the round under way."""
         return self._path is not None and stop_file(self._path).exists()
 
-    def check(self) -> None:
-        """End a wait at once where somebody wants the run to stop: nothing is under way."""
-        if self.asked_to_stop():
+    def raise_if_stop_requested(self) -> None:
+        """Raise `RunCutShort` if the run is to stop: while it waits, no round is under way."""
+        if self.stop_requested():
             raise RunCutShort("stopped while it was waiting for clients; what was done is kept.")
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """Return what a status file says; nothing where there is none."""
+    """Return the content of a status file; empty where there is none."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -61,5 +61,5 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def stop_file(path: Path) -> Path:
-    """Return the file whose being there asks a run to stop."""
+    """Return the file that asks a run to stop by existing."""
     return path.with_name(f"{path.name}.stop")

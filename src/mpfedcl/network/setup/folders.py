@@ -168,9 +168,13 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
             _make_client(folder, name)
     write_app(folder.app)
-    write_atomically(root / "README.md", instructions.for_everybody(folder).encode())
-    write_atomically(folder.server / "mpfedcl-server.service", instructions.server_unit().encode())
-    write_atomically(folder.server / "nginx.conf", instructions.proxy_site(folder).encode())
+    write_atomically(root / "README.md", instructions.federation_readme(folder).encode())
+    write_atomically(
+        folder.server / "mpfedcl-server.service", instructions.server_systemd_unit().encode()
+    )
+    write_atomically(
+        folder.server / "nginx.conf", instructions.nginx_configuration(folder).encode()
+    )
     # Last: a folder without it is not a federation, and the same command makes it whole.
     values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
     write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())
@@ -183,8 +187,8 @@ def write_app(folder: Path) -> None:
     flower = {
         "publisher": "mpfedcl",
         "components": {
-            "serverapp": "mpfedcl.network.flower.apps:server_app",
-            "clientapp": "mpfedcl.network.flower.apps:client_app",
+            "serverapp": "mpfedcl.flower_app:server_app",
+            "clientapp": "mpfedcl.flower_app:client_app",
         },
         "config": keys,
     }
@@ -211,8 +215,10 @@ def _make_client(folder: ServerFolder, name: str) -> None:
     if not (client.key.is_file() and folder.public_key(name).is_file()):
         make_node_key(client.key, folder.public_key(name))
     write_atomically(client.authority, folder.authority.read_bytes())
-    write_atomically(place / "README.md", instructions.for_client(client).encode())
-    write_atomically(place / "mpfedcl-client.service", instructions.client_unit(client).encode())
+    write_atomically(place / "README.md", instructions.client_readme(client).encode())
+    write_atomically(
+        place / "mpfedcl-client.service", instructions.client_systemd_unit(client).encode()
+    )
     values = {"format": FORMAT, "name": name, "server": client.server}
     write_atomically(place / "client.toml", tomli_w.dumps(values).encode())
 

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
 
-def for_everybody(folder: "ServerFolder") -> str:
+def federation_readme(folder: "ServerFolder") -> str:
     """Return the page of the whole federation."""
     listed = "\n".join(
         f"- `clients/{name}/` goes to the machine of {name}" for name in folder.clients
@@ -43,7 +43,7 @@ server that is running lets the new key in within seconds.
 """
 
 
-def for_client(client: "ClientFolder") -> str:
+def client_readme(client: "ClientFolder") -> str:
     """Return the page of one client."""
     return f"""\
 # {client.name}
@@ -64,7 +64,7 @@ systemd.
 """
 
 
-def proxy_site(folder: "ServerFolder") -> str:
+def nginx_configuration(folder: "ServerFolder") -> str:
     """Return an example for nginx: it lets clients through to their part, and nobody further."""
     server = folder.server.resolve()
     return f"""\
@@ -100,14 +100,14 @@ server {{
 """
 
 
-def server_unit() -> str:
+def server_systemd_unit() -> str:
     """Return an example unit for the server."""
     return _unit(
         "mpfedcl federation, server", "/opt/mpfedcl/bin/mpfedcl federation server /srv/federation"
     )
 
 
-def client_unit(client: "ClientFolder") -> str:
+def client_systemd_unit(client: "ClientFolder") -> str:
     """Return an example unit for a client."""
     return _unit(
         f"mpfedcl federation, client {client.name}",

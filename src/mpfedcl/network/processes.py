@@ -1,0 +1,127 @@
+"""Programs as processes of this machine: started, waited for, and ended with all they started."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from mpfedcl.errors import InvalidInput
+
+_START_SECONDS = 60.0
+_END_SECONDS = 20.0
+_ORPHAN_SECONDS = 10.0
+
+
+@contextmanager
+def running(
+    command: list[str], env: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with its own children, its output to a file; end all of them at the end."""
+    process = start(command, env, log)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def start(command: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, its output to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever kills the command that started it must not leave it behind (Linux alone can).
+    follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*follow, *command], env=dict(env), stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a program and its children to end; those that do not are ended."""
+    end_group(process.pid, process.poll)
+
+
+def end_group(number: int, poll: Callable[[], object] = lambda: None) -> None:
+    """Ask a process group to end; whatever is left of it then is ended."""
+    for signal_number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(number, signal_number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            poll()
+            try:
+                os.killpg(number, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def end_orphans(variable: str, value: str) -> None:
+    """End what was started for a client whose own program was killed: it has this variable.
+
+    Flower's processes notice that themselves, but can hang on their way out.
+    """
+    # What was just being started has started by then.
+    time.sleep(0.5)
+    # Only those of now: a client that is started again has the same folder.
+    orphans = _find_by_environment(variable, value)
+    deadline = time.monotonic() + _ORPHAN_SECONDS
+    while (orphans := orphans & _find_by_environment(variable, value)) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.2)
+    for each in orphans:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def _find_by_environment(variable: str, value: str) -> set[psutil.Process]:
+    """Return the processes with this environment variable, without this one; no zombie has it."""
+    return {
+        each
+        for each in psutil.process_iter(["environ"])
+        if (each.info["environ"] or {}).get(variable) == value and each.pid != os.getpid()
+    }
+
+
+def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
+    """Wait until a program answers at a port; say in one sentence if it never does."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+            return
+        time.sleep(0.1)
+    raise InvalidInput(f"the server did not start; {log} says why: {end_of_log(log)}")
+
+
+def end_of_log(log: Path) -> str:
+    """Return the end of a log on one line."""
+    with contextlib.suppress(OSError):
+        return " ".join(log.read_text(errors="replace").split())[-300:]
+    return "it is empty"
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def is_port_in_use(host: str, port: int) -> bool:
+    """Tell whether somebody listens at a port."""
+    try:
+        socket.create_connection((host, port), 1).close()
+    except TimeoutError:
+        # Nobody refuses: somebody who is busy.
+        return True
+    except OSError:
+        return False
+    return True

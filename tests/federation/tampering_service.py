@@ -1,0 +1,73 @@
+"""A client service that tampers with its answers, in another way in each round.
+
+python tampering_service.py NODE.TOML SOCKET
+"""
+
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.service import serve_requests
+from mpfedcl.network.message import Kind, Message
+
+Array = NDArray[Any]
+Trick = Callable[[Message], Message]
+
+
+def _change(message: Message, change: Callable[[Array], Array]) -> Message:
+    name = next(each for each in sorted(message.arrays) if each.startswith("sums/"))
+    return replace(message, arrays={**message.arrays, name: change(message.arrays[name])})
+
+
+def _count(message: Message, number: int) -> Message:
+    return replace(message, values={**message.values, "num_samples": number})
+
+
+def _rename(message: Message) -> Message:
+    arrays = dict(message.arrays)
+    name = next(each for each in sorted(arrays) if each.startswith("sums/"))
+    arrays["sums/other"] = arrays.pop(name)
+    return replace(message, arrays=arrays)
+
+
+def _raise(_: Message) -> Message:
+    raise RuntimeError("this is broken")
+
+
+TRICKS: dict[str, Trick] = {
+    "an honest update": lambda message: message,
+    "one NaN among the weights": lambda message: _change(message, lambda each: each * numpy.nan),
+    "a million times as many images": lambda message: _count(message, 10**15),
+    "fewer images than none": lambda message: _count(message, -5),
+    "a weight of another shape": lambda message: _change(message, lambda each: each.ravel()[:1]),
+    "a weight under another name": _rename,
+    "no weights": lambda message: replace(message, arrays={}),
+    "an exception": _raise,
+    "an honest update again": lambda message: message,
+}
+"""By round, from 1."""
+
+
+def main() -> None:
+    """Serve as the real service does, and change what it answers."""
+    client = NetworkClient(ClientSettings.parse(tomllib.loads(Path(sys.argv[1]).read_text())))
+
+    def answer(kind: Kind, message: Message) -> Message:
+        reply = client.answer(kind, message)
+        if kind != "round":
+            return reply
+        number: int = message.value("round", int)
+        return list(TRICKS.values())[number - 1](reply)
+
+    serve_requests(Path(sys.argv[2]), answer)
+
+
+if __name__ == "__main__":
+    main()
