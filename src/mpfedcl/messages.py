@@ -54,20 +54,16 @@ class UpdateStack(Protocol):
     @property
     def template(self) -> Tensors:
         """Tensors of the shapes and types of what one client shares."""
-        ...
 
     def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return Σ_i weights_i x_i over the clients of the stack."""
-        ...
 
     @property
     def squared_changes(self) -> Sequence[float]:
         """|x_i - x|² of each client, x what it was sent; not finite where a value is not."""
-        ...
 
     def tensors(self, index: int) -> Tensors:
         """Return what one client shares, written out."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -14,30 +13,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from mpfedcl.cli.arguments.deployment import Export, Join, Predict
-from mpfedcl.cli.arguments.experiments import (
-    Compare,
-    DataCache,
-    DataFetch,
-    DataList,
-    DataPrepare,
-    DataShow,
-    Methods,
-    PaperList,
-    PaperRun,
-    PaperShow,
-    Pretrain,
-    Report,
-    Run,
-    Tune,
-    Watch,
-)
-from mpfedcl.cli.arguments.federation import (
-    FederationClient,
-    FederationInit,
-    FederationServer,
-    FederationStart,
-)
+from mpfedcl.cli.arguments import deployment, experiments, federation
 from mpfedcl.cli.arguments.settings_flags import SETTINGS_RULES
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
@@ -66,42 +42,35 @@ Each takes --help. A first look, on the data inside the package: mpfedcl run --r
 """
 
 
-@dataclass(frozen=True)
-class Command:
-    """What a command takes, and who does it: a function of a module in `mpfedcl.cli.commands`."""
-
-    arguments: type[Any]
-    module: str
-    function: str
-
-
-_COMMANDS = {
-    "run": Command(Run, "run", "run_command"),
-    "compare": Command(Compare, "compare", "compare_command"),
-    "report": Command(Report, "report", "report_command"),
-    "watch": Command(Watch, "watch", "watch_command"),
-    "join": Command(Join, "join", "join_command"),
-    "tune": Command(Tune, "tune", "tune_command"),
-    "paper list": Command(PaperList, "paper", "paper_list_command"),
-    "paper show": Command(PaperShow, "paper", "paper_show_command"),
-    "paper run": Command(PaperRun, "paper", "paper_run_command"),
-    "predict": Command(Predict, "predict", "predict_command"),
-    "export": Command(Export, "export", "export_command"),
-    "methods": Command(Methods, "listings", "methods_command"),
-    "data list": Command(DataList, "listings", "data_list_command"),
-    "data show": Command(DataShow, "listings", "data_show_command"),
-    "data fetch": Command(DataFetch, "data_sets", "data_fetch_command"),
-    "data prepare": Command(DataPrepare, "data_sets", "data_prepare_command"),
-    "data cache": Command(DataCache, "feature_cache", "data_cache_command"),
-    "pretrain": Command(Pretrain, "pretrain", "pretrain_command"),
-    "federation init": Command(FederationInit, "federation", "federation_init_command"),
-    "federation server": Command(FederationServer, "federation", "federation_server_command"),
-    "federation client": Command(
-        FederationClient, "federation_client", "federation_client_command"
-    ),
-    "federation start": Command(FederationStart, "federation_start", "federation_start_command"),
+_COMMANDS: dict[str, tuple[type[Any], str]] = {
+    "run": (experiments.Run, "run"),
+    "compare": (experiments.Compare, "compare"),
+    "report": (experiments.Report, "report"),
+    "watch": (experiments.Watch, "watch"),
+    "join": (deployment.Join, "join"),
+    "tune": (experiments.Tune, "tune"),
+    "paper list": (experiments.PaperList, "paper"),
+    "paper show": (experiments.PaperShow, "paper"),
+    "paper run": (experiments.PaperRun, "paper"),
+    "predict": (deployment.Predict, "predict"),
+    "export": (deployment.Export, "export"),
+    "methods": (experiments.Methods, "listings"),
+    "data list": (experiments.DataList, "listings"),
+    "data show": (experiments.DataShow, "listings"),
+    "data fetch": (experiments.DataFetch, "data_sets"),
+    "data prepare": (experiments.DataPrepare, "data_sets"),
+    "data cache": (experiments.DataCache, "feature_cache"),
+    "pretrain": (experiments.Pretrain, "pretrain"),
+    "federation init": (federation.FederationInit, "federation"),
+    "federation server": (federation.FederationServer, "federation"),
+    "federation client": (federation.FederationClient, "federation_client"),
+    "federation start": (federation.FederationStart, "federation_start"),
 }
+"""What each command takes, and the module of `cli.commands` that does it: `data list` is done by
+its `data_list_command`."""
 
+_WITH_FILE = experiments.Run | experiments.Compare | experiments.Tune | federation.FederationStart
+"""Commands that take a file of settings."""
 
 _GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
 """First words of commands that have two."""
@@ -172,10 +141,10 @@ def _dispatch(argv: list[str]) -> int:
         print(version("mpfedcl"))
         return 0
     arguments = parse(argv)
-    command = _COMMANDS[_find_command(argv)[0]]
+    name, _ = _find_command(argv)
     # Only now: what a command needs, torch above all, takes seconds to load.
-    module = import_module(f"mpfedcl.cli.commands.{command.module}")
-    code: int = getattr(module, command.function)(arguments)
+    module = import_module(f"mpfedcl.cli.commands.{_COMMANDS[name][1]}")
+    code: int = getattr(module, f"{name.replace(' ', '_')}_command")(arguments)
     return code
 
 
@@ -195,32 +164,34 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 def parse(argv: list[str]) -> Any:
     """Return a command's arguments: defaults, then the file's, then the flags'."""
     name, rest = _find_command(argv)
-    command, program = _COMMANDS[name].arguments, f"mpfedcl {name}"
+    command, program = _COMMANDS[name][0], f"mpfedcl {name}"
     parsed = _parse(command, rest, program)
-    if isinstance(parsed, Run) and parsed.resume is not None:
+    if isinstance(parsed, experiments.Run) and parsed.resume is not None:
         return _parse_resume(parsed, rest, program)
     kept: Experiment | None = None
-    if isinstance(parsed, FederationStart) and parsed.resume is not None:
+    if isinstance(parsed, federation.FederationStart) and parsed.resume is not None:
         kept = _read_resumed_experiment(parsed.resume)
-    elif isinstance(parsed, Run | Compare | Tune | FederationStart) and parsed.file is not None:
+    elif isinstance(parsed, _WITH_FILE) and parsed.file is not None:
         kept = Experiment.from_toml(parsed.file)
     if kept is None:
         return parsed
     # Flags must win over the file, and only a parse tells which flags there are: parse anew with
     # the file's settings as the defaults.
-    given = {"directory": parsed.directory} if isinstance(parsed, FederationStart) else {}
+    given = (
+        {"directory": parsed.directory} if isinstance(parsed, federation.FederationStart) else {}
+    )
     anew = _parse(command, rest, program, command(**given, settings=kept))
-    if isinstance(anew, FederationStart) and anew.resume is not None:
+    if isinstance(anew, federation.FederationStart) and anew.resume is not None:
         _refuse_changes(anew.settings, kept, ("rounds",), "resume allows only --rounds beside it")
     return anew
 
 
-def _parse_resume(first: Run, argv: list[str], program: str) -> Run:
+def _parse_resume(first: experiments.Run, argv: list[str], program: str) -> experiments.Run:
     if first.file is not None or first.out is not None:
         raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
     assert first.resume is not None
     kept = _read_resumed_experiment(first.resume)
-    parsed: Run = _parse(Run, argv, program, Run(settings=kept))
+    parsed: experiments.Run = _parse(experiments.Run, argv, program, experiments.Run(settings=kept))
     _refuse_changes(parsed.settings, kept, ("rounds", *RESULT_NEUTRAL_SETTINGS), _RESUME_ALLOWS)
     return parsed
 

@@ -18,15 +18,12 @@ class ImageStore(Protocol):
 
     def identify(self, rows: Indices) -> list[str]:
         """Return what tells each image apart from others, and from itself before a change."""
-        ...
 
     def inspect_images(self) -> tuple[set[Size], bool]:
         """Return the sizes of all images, and whether any has colour."""
-        ...
 
     def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
         """Return images in one size and colour mode."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,26 +37,21 @@ class Encoder(Protocol):
     @property
     def name(self) -> str:
         """What people call it."""
-        ...
 
     @property
     def feature_size(self) -> int:
         """Numbers that stand for an image."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over kind, weights and preprocessing, in hexadecimal."""
-        ...
 
     @property
     def preprocessing(self) -> Preprocessing:
         """What happens to an image first."""
-        ...
 
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features of images in any size; a bar shows unless `on_progress` is given."""
-        ...
 
 
 class ResNetEncoder:

@@ -21,33 +21,26 @@ class TrainedClients(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """The clients."""
-        ...
 
     @property
     def losses(self) -> Sequence[float]:
         """Mean training loss of each client."""
-        ...
 
     @property
     def states(self) -> Sequence[Tensors]:
         """What each client keeps for the next round, beside parameters."""
-        ...
 
     def averaged(self, index: int) -> Tensors | StackMember:
         """Return what a client sends to be averaged."""
-        ...
 
     def params(self, index: int) -> Tensors:
         """Return a client's whole model, written out."""
-        ...
 
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples, in their order."""
-        ...
 
     def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...] of clients `first` to `last` on inputs."""
-        ...
 
 
 def distinct_groups(groups: Iterable[TrainedClients]) -> list[TrainedClients]:

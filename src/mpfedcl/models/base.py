@@ -15,8 +15,6 @@ class Model(Protocol):
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         """Return fresh parameters."""
-        ...
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
-        ...

@@ -27,12 +27,9 @@ class Transport(Protocol):
 
         The name is empty where nodes need no keys.
         """
-        ...
 
     def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
         """Send each node its message; return message ids by node, without those not sent."""
-        ...
 
     def receive(self, request_ids: Iterable[str]) -> list[Reply]:
         """Return the replies that have come for these messages, each once."""
-        ...

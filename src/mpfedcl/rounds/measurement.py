@@ -70,15 +70,12 @@ class Diagnostics(Protocol):
         self, round_number: int, inspection: Inspection, pool_factor: float | None
     ) -> dict[str, Any]:
         """Return what the round's record says under `diagnostics`."""
-        ...
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Continue after the round of this record."""
-        ...
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what all rounds together show."""
-        ...
 
 
 def ratio(part: float, whole: float) -> float:

@@ -30,11 +30,11 @@ _FAULTS = (
 """What the readers of archives raise on broken, encrypted or unknown ones."""
 
 MemberFilter = Callable[[PurePosixPath], bool]
-"""Tells by its path inside the archive whether a file is is_wanted."""
+"""Tells by its path inside the archive whether a file is wanted."""
 
 
 def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path:
-    """Write the is_wanted files of a zip or tar archive below a folder, and return the folder."""
+    """Write the wanted files of a zip or tar archive below a folder, and return the folder."""
     free = shutil.disk_usage(folder.parent).free
     budget, count = min(MOST_BYTES_UNPACKED, free), 0
     with _explain_faults(archive), _open_members(archive) as members:
