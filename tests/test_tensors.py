@@ -10,7 +10,7 @@ from safetensors import safe_open
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.tensors import digest, load_tensors, pack_tensors
-from small_runs import assert_same_tensors
+from small_experiments import assert_same_tensors
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:

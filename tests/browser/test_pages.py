@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from browsing import MARKS, SCREENSHOTS, Page, block, shoot
+from browser_pages import MARKS, SCREENSHOTS, Page, block, shoot
+from handwritten_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
 from mpfedcl import Experiment, run
 from mpfedcl.api import RUNNER
 from mpfedcl.report.document import build_document
@@ -18,8 +19,7 @@ from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
-from small_runs import small
-from written_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
+from small_experiments import small
 
 pytestmark = MARKS
 

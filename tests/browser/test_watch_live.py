@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from browsing import (
+from browser_pages import (
     MARKS,
     Open,
     block,
@@ -22,10 +22,10 @@ from browsing import (
     wait_until,
 )
 from command_processes import command, environment
+from handwritten_runs import write_run
 from mpfedcl.runs.directory import RunDirectory
-from small_runs import flags
-from watched_folder import Server, watched
-from written_runs import write_run
+from small_experiments import flags
+from watch_server import Server, watched
 
 pytestmark = MARKS
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from browsing import MARKS, Open, block, open_run, row, shoot, wait_until
-from watched_folder import Server
-from written_runs import HOSTILE
+from browser_pages import MARKS, Open, block, open_run, row, shoot, wait_until
+from handwritten_runs import HOSTILE
+from watch_server import Server
 
 pytestmark = MARKS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from command_answers import Cli, Said, assert_fits, assert_one_sentence
 from command_processes import call, environment
+from command_results import Cli, Said, assert_fits, assert_one_sentence
 from mpfedcl import run
-from small_runs import Say, flags, read_summary, save_images, small
+from small_experiments import Say, flags, read_summary, save_images, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 

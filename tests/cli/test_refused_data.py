@@ -7,7 +7,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from command_answers import Refused
+from command_results import Refused
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

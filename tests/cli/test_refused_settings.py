@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command_answers import Refused
+from command_results import Refused
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpfedcl.convergence import ConvergenceDiagnostics
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.objective_measurement import ObjectiveInspector
@@ -76,7 +77,9 @@ def found_points(sizes: dict[str, int], **changes: Any) -> RoundLoop:
     method = MeanSquare(experiment, 2)
     initial = model.init(torch.Generator(), torch.float64)
     engine = InProcessEngine(experiment, method, model, data, initial, clock)
-    return RoundLoop(experiment, method, engine, initial, dimension=2, clock=clock)
+    round_loop = RoundLoop(experiment, method, engine, initial, dimension=2, clock=clock)
+    round_loop.diagnostics = ConvergenceDiagnostics(experiment)
+    return round_loop
 
 
 def test_quadratics_by_hand() -> None:
@@ -143,7 +146,9 @@ def test_batches_are_measured_at_the_start() -> None:
     assert told["objective_after_one_step"] == pytest.approx(12.5 * 0.9**2)
 
 
-def make_inspection(name: str, **changes: Any) -> tuple[ObjectiveInspector, ClientTask, Tensors, Tensors]:
+def make_inspection(
+    name: str, **changes: Any
+) -> tuple[ObjectiveInspector, ClientTask, Tensors, Tensors]:
     """Return an inspector, a client, its parameters after a training, and what follows."""
     experiment = Experiment(method=name, dtype="float64")
     settings = {"prototypes__per_class": 2, "train__batch_size": 4, **changes}
@@ -159,7 +164,12 @@ def make_inspection(name: str, **changes: Any) -> tuple[ObjectiveInspector, Clie
     shared = {n: v for n, v in averaged.items() if method.shared(n)}
     broadcast = Broadcast(2, {n: start[n] for n in shared}, {}, method.reference(pools[0]))
     following = Broadcast(3, shared, {}, method.reference(pools[1]))
-    return ObjectiveInspector(experiment, method, model, broadcast, following), work, trained, averaged
+    return (
+        ObjectiveInspector(experiment, method, model, broadcast, following),
+        work,
+        trained,
+        averaged,
+    )
 
 
 def draw_pool(method: Method, key: torch.Generator) -> PrototypePool:

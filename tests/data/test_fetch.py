@@ -12,9 +12,9 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from downloads import BODY, OTHER, PAGE, Naps, bring, original, refusal, retries
+from download_cases import BODY, OTHER, PAGE, Naps, bring, original, refusal, retries
 
-from broken_server import BrokenServer, answer_range, send, serve, stall
+from download_server import BrokenServer, answer_range, send, serve, stall
 from mpfedcl.data.fetch.download import fetch_file, fetch_source
 from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource
 from mpfedcl.errors import InvalidInput

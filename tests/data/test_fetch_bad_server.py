@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from downloads import BODY, Naps, bring, original, refusal
+from download_cases import BODY, Naps, bring, original, refusal
 
-from broken_server import Answer, BrokenServer, free_port, send, serve, stall, trickle
+from download_server import Answer, BrokenServer, free_port, send, serve, stall, trickle
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 

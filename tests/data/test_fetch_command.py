@@ -11,7 +11,7 @@ import pytest
 import tyro
 from original_files import write_mnist, write_mnist_m, write_office, write_svhn, write_usps
 
-from broken_server import BrokenServer, free_port, send, serve
+from download_server import BrokenServer, free_port, send, serve
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
 from mpfedcl.cli.commands.data_sets import fetch_command, prepare_command
 from mpfedcl.data.fetch.download import RetryPolicy

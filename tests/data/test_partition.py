@@ -7,7 +7,7 @@ import numpy
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from partitions import (
+from partition_kinds import (
     KINDS,
     assert_each_image_once,
     count,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from partitions import every_kind, make_labels, partition_labels
+from partition_kinds import every_kind, make_labels, partition_labels
 
 from mpfedcl.data import partition
 from mpfedcl.data.train_test_split import Indices

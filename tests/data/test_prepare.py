@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 from original_files import idx_bytes, random_pixels, write_file, write_mat, write_mnist, write_svhn
-from preparing import load, name_by_fault, prepare, refusal
+from prepared_sets import load, name_by_fault, prepare, refusal
 
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.experiment.settings import DatasetSettings

@@ -19,7 +19,7 @@ from original_files import (
     write_office,
     write_usps,
 )
-from preparing import prepare, refusal
+from prepared_sets import prepare, refusal
 
 from mpfedcl.data.prepare.domainnet import CLASSES
 from mpfedcl.data.prepare.office import CLASSES as OFFICE_CLASSES

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 from original_files import random_pixels, save_picture, write_file, write_mnist_m
-from preparing import load, prepare, refusal
+from prepared_sets import load, prepare, refusal
 
 
 def test_mnist_m_labels_follow_the_list(source: Path, data: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 from original_files import libsvm_bytes, random_pixels, write_file, write_usps
-from preparing import load, name_by_fault, prepare, refusal
+from prepared_sets import load, name_by_fault, prepare, refusal
 
 
 def test_usps_from_libsvm(source: Path, data: Path) -> None:

@@ -15,7 +15,7 @@ from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from small_runs import save_images, small
+from small_experiments import save_images, small
 
 KINDS = ("label", "iid", "classes", "quantity", "feature")
 

@@ -15,7 +15,7 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.calibration import FALSE_ALARM_RATES, find_thresholds
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.runs.observer import Observer
-from small_runs import small
+from small_experiments import small
 
 pytestmark = pytest.mark.whole
 

@@ -1,4 +1,4 @@
-"""ExportedFile files beside PyTorch: every format, reading and kind of run; what is refused."""
+"""Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
 
 import json
 import shutil
@@ -15,19 +15,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx_encoder_files import save_convolution
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from command_processes import environment
+from encoder_experiments import pictured
 from mpfedcl import Experiment, InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.deployment.export.exported_network import PrototypeDistances
-from mpfedcl.deployment.export.exporter import ExportSettings, export_run
+from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
-from onnx_models import save_convolution
-from pictured_runs import pictured
-from small_runs import EXAMPLES, Say, small
+from small_experiments import EXAMPLES, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -39,6 +39,13 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the digits inside the package, far enough to be right about most of them."""
     path = tmp_path_factory.mktemp("digits") / "run"
     return run(Experiment(rounds=6).replace(train__lr=0.1, partition__alpha=1.0), path).path
+
+
+@pytest.fixture(scope="module")
+def digits_onnx(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportedFile:
+    """What is exported of it if nothing is asked for."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    return export_run(Predictor.load(digits_run), ExportSettings(), path)
 
 
 def digits() -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
@@ -69,9 +76,8 @@ def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answ
         assert -answers["scores"][number].max() == answers["distance"][number]
 
 
-def test_a_thousand_digits(digits_run: Path, tmp_path: Path) -> None:
-    predictor = Predictor.load(digits_run)
-    done = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
+def test_a_thousand_digits(digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path) -> None:
+    predictor, done = Predictor.load(digits_run), digits_onnx
     images, labels = digits()
     assert len(images) == 1000
     answers, note = ask(done.path, images)
@@ -89,15 +95,16 @@ def test_a_thousand_digits(digits_run: Path, tmp_path: Path) -> None:
     assert accuracy > 60
     # Nothing tells where it was made.
     content = done.path.read_bytes()
-    for place in (str(Path.cwd()), str(tmp_path), "site-packages", "torch/fx", "client-0"):
+    for place in (str(Path.cwd()), str(done.path.parent), "site-packages", "torch/fx", "client-0"):
         assert place.encode() not in content
     again = export_run(predictor, ExportSettings(), tmp_path / "again.onnx")
     assert again.path.read_bytes() == content
 
 
-def test_int8_is_a_quarter_and_within_a_point(digits_run: Path, tmp_path: Path) -> None:
-    predictor = Predictor.load(digits_run)
-    whole = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
+def test_int8_is_a_quarter_and_within_a_point(
+    digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
+) -> None:
+    predictor, whole = Predictor.load(digits_run), digits_onnx
     small_one = export_run(predictor, ExportSettings(quantized=True), tmp_path / "int8.onnx")
     assert small_one.num_bytes < 0.3 * whole.num_bytes
     images, labels = digits()
@@ -262,9 +269,10 @@ def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> N
         assert len(errors.splitlines()) == 1
 
 
-def test_the_example_runs_without_torch_and_mpfedcl(digits_run: Path, tmp_path: Path) -> None:
-    predictor = Predictor.load(digits_run)
-    model = export_run(predictor, ExportSettings(check_images=20), tmp_path / "model.onnx").path
+def test_the_example_runs_without_torch_and_mpfedcl(
+    digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
+) -> None:
+    predictor, model = Predictor.load(digits_run), digits_onnx.path
     images, _ = digits()
     Image.fromarray(images[0]).save(tmp_path / "grey.png")
     Image.fromarray(images[1]).convert("RGBA").resize((90, 70)).save(tmp_path / "clear.png")

@@ -21,7 +21,7 @@ from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.prototypes import cluster_prototypes
 from mpfedcl.rng import seed_for
-from small_runs import save_images, small
+from small_experiments import save_images, small
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from command_processes import call
 from mpfedcl import run
 from mpfedcl.experiment import Experiment
-from small_runs import Say, save_images, small
+from small_experiments import Say, save_images, small
 
 pytestmark = pytest.mark.whole
 

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from command_processes import environment
-from file_operations import OPERATIONS, Crash
+from command_processes import CommandProcess
+from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, PrototypePool, Prototypes, resume, run
 from mpfedcl.deployment.join import join, leave, list_joined
 from mpfedcl.deployment.joined_clients import JoinedClients
@@ -25,7 +23,7 @@ from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.runs.directory import RunDirectory, pack_pool
-from small_runs import Warnings, save_images, small
+from small_experiments import Warnings, save_images, small
 
 pytestmark = pytest.mark.whole
 
@@ -226,12 +224,7 @@ def test_a_crash_while_leaving(path: Path, late: Path, tmp_path: Path) -> None:
 def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
     before = files_of(path)
     words = ["join", path, "--data", late, "--name", "late", "--epochs", 20_000, "--add"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mpfedcl", *map(str, words)],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = CommandProcess(words, path.parent)
     try:
         wait_for_lock(path, process)
         with pytest.raises(InvalidInput, match="another process is writing this run"):
@@ -248,9 +241,9 @@ def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
     assert join(path, late, "late", epochs=0, add=True).was_added
 
 
-def wait_for_lock(path: Path, process: "subprocess.Popen[bytes]") -> None:
+def wait_for_lock(path: Path, process: CommandProcess) -> None:
     """Wait until the other process holds the run."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "the other process has ended"
         try:

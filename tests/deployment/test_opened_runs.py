@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.input_format import InputFormat
@@ -18,8 +19,7 @@ from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
 from mpfedcl.runs.observer import Observer
-from pictured_runs import pictured
-from small_runs import small
+from small_experiments import small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from command_processes import call
 from mpfedcl import Predictor, run
-from small_runs import Json, Say, small
+from small_experiments import Json, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

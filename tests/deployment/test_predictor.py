@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.reader import open_image_set
 from mpfedcl.images import Images
-from pictured_runs import pictured
-from small_runs import small
+from small_experiments import small
 
 pytestmark = pytest.mark.usefixtures("own_places")
 

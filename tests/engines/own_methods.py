@@ -6,7 +6,7 @@ from torch.nn.functional import cosine_similarity
 
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
 
 class FedPer(Method):

@@ -14,8 +14,8 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.round_loop import Federation
-from small_runs import METHODS, small
+from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import METHODS, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -144,7 +144,7 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
     return small(root, method, **settings | dict(changes))
 
 
-def build(experiment: Experiment, data: FederatedData, model: Model) -> Federation:
+def build(experiment: Experiment, data: FederatedData, model: Model) -> RoundLoop:
     """Return a federation on data and a model that are given."""
     found = find_method(experiment.method)
     experiment = experiment.resolved(found.defaults)
@@ -152,6 +152,6 @@ def build(experiment: Experiment, data: FederatedData, model: Model) -> Federati
     initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
     clock = Clock()
     engine = InProcessEngine(experiment, method, model, data, initial, clock)
-    return Federation(
+    return RoundLoop(
         experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
     )

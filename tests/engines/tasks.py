@@ -10,13 +10,14 @@ from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
 from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.loop import LoopTrainer
-from mpfedcl.engines.trained_clients import Trained
-from mpfedcl.engines.trainer import Work
+from mpfedcl.engines.trained_clients import TrainedClients
+from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method
-from mpfedcl.models import Mlp, Model, Tensors
+from mpfedcl.models import Mlp, Model
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.tensors import Tensors
 
 NUM_INPUTS, NUM_CLASSES = 5, 3
 
@@ -66,12 +67,12 @@ class Task:
                 name: value if self.method.shared(name) else value + 0.1 * number
                 for name, value in start.items()
             }
-            self.works.append(Work(client, own, self.method.init_client(own)))
+            self.works.append(ClientTask(client, own, self.method.init_client(own)))
         pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=torch.float64)
         shared = {name: value for name, value in start.items() if self.method.shared(name)}
         self.received = self.method.prepare(Broadcast(1, shared, {}, pool))
 
-    def by_loop(self) -> dict[str, Trained]:
+    def by_loop(self) -> dict[str, TrainedClients]:
         """Return each client, trained by the reference."""
         trainer = LoopTrainer(self.experiment, self.method, self.model)
         return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}

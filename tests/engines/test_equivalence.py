@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
 
-from compared import assert_close_tensors, assert_equivalent
+from equivalent_runs import assert_close_tensors, assert_equivalent
 from mpfedcl import resume, run
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
-from mpfedcl.runs.run_loop import Observer, RunResult
-from small_runs import HIDDEN, METHODS, read_records, save_images
+from mpfedcl.runs.observer import Observer, RunResult
+from small_experiments import HIDDEN, METHODS, read_records, save_images
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_model")]
 
@@ -83,7 +83,7 @@ def pairs() -> Iterator[Any]:
 def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
     situation = SITUATIONS[name]
     experiment = double(images, situation.methods[0], situation.changes)
-    assert situation.holds(experiment, list(load_federated(experiment).clients))
+    assert situation.holds(experiment, list(load_federated_data(experiment).clients))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -116,7 +116,7 @@ def test_in_single_precision_a_round_is_the_loops(
     engine: str,
 ) -> None:
     # The paper's model, whose products are long enough to round.
-    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (512, 512, 256))
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
     experiment = double(images, method, RAGGED | {"dtype": "float32", "rounds": 1})
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, SINGLE)
@@ -202,14 +202,14 @@ def test_a_run_goes_on_with_another_engine(
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_reading_decides_nothing_about_what_clients_keep(images: Path, engine: str) -> None:
     experiment = double(images, "own_methods:Counts", RAGGED | {"engine": engine})
-    data = load_federated(experiment)
+    data = load_federated_data(experiment)
     model = Mlp((data.input_size, *HIDDEN), data.num_classes)
     read, unread = build(experiment, data, model), build(experiment, data, model)
     for _ in range(2):
         read.run_round(evaluate=True)
         unread.run_round(evaluate=False)
-    assert len(read._engine.state()) == 6
-    assert_close_tensors(unread._engine.state(), read._engine.state(), 0)
+    assert len(read.engine.state()) == 6
+    assert_close_tensors(unread.engine.state(), read.engine.state(), 0)
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked"])

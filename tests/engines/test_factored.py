@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn.functional import linear, relu
 
 from mpfedcl.engines.factored import FactoredTrainer
-from mpfedcl.engines.factors import Factors, Start
+from mpfedcl.engines.factors import Factors, StartingParameters
 from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.schedule import draw_batches, make_schedule
 from mpfedcl.engines.trained_clients import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
-from mpfedcl.models import Tensors
+from mpfedcl.tensors import Tensors
 
 Array = NDArray[numpy.float64]
 
@@ -167,7 +167,7 @@ def test_a_step_counts_once_and_by_the_momentum_of_all_that_follow(momentum: flo
     task = Task([10, 3], train__batch_size=2, train__momentum=momentum)
     clients = [work.client for work in task.works]
     schedule = make_schedule(clients, task.experiment, 1)
-    start = Start(task.method, [work.start for work in task.works])
+    start = StartingParameters(task.method, [work.start for work in task.works])
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
     factors = Factors(schedule, start, layers, 0.7, momentum)

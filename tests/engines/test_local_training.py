@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.models import Mlp, Tensors
-from small_runs import assert_same_tensors, build_federation, small
+from mpfedcl.models import Mlp
+from mpfedcl.tensors import Tensors
+from small_experiments import assert_same_tensors, build_federation, small
 
 
 class Watched(Method):
@@ -57,7 +58,7 @@ def test_the_steps_of_two_rounds(images: Path, momentum: float) -> None:
     experiment = one_client(
         images, train__batch_size=100, train__epochs=3, train__lr=0.2, train__momentum=momentum
     )
-    (client,) = load_federated(experiment).clients
+    (client,) = load_federated_data(experiment).clients
     federation = build_federation(experiment)
     params = {name: value.clone() for name, value in federation.state.server.params.items()}
     for lr in (0.2, 0.2 * 0.95):

@@ -1,9 +1,9 @@
-"""Descent against torch's own SGD, to the bit where both use the same kernel."""
+"""MomentumSGD against torch's own SGD, to the bit where both use the same kernel."""
 
 import pytest
 import torch
 
-from mpfedcl.engines.optimizer import Descent
+from mpfedcl.engines.optimizer import MomentumSGD
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -18,7 +18,7 @@ def test_steps_as_torch_does(momentum: float, dtype: torch.dtype) -> None:
     plain = {name: value.clone() for name, value in begun.items()}
     theirs = [value.clone().requires_grad_() for value in begun.values()]
     optimizer = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, fused=True)
-    descent, by_hand = Descent(ours, 0.1, momentum), Descent(plain, 0.1, momentum)
+    descent, by_hand = MomentumSGD(ours, 0.1, momentum), MomentumSGD(plain, 0.1, momentum)
     for _ in range(4):
         gradients = [torch.randn(v.shape, generator=generator, dtype=dtype) for v in theirs]
         for value, gradient in zip(theirs, gradients, strict=True):
@@ -34,7 +34,7 @@ def test_steps_as_torch_does(momentum: float, dtype: torch.dtype) -> None:
 
 def test_the_first_steps_by_hand() -> None:
     params = {"w": torch.tensor([1.0])}
-    descent = Descent(params, lr=0.1, momentum=0.5)
+    descent = MomentumSGD(params, lr=0.1, momentum=0.5)
     descent.step([torch.tensor([2.0])])
     assert params["w"].item() == pytest.approx(1 - 0.1 * 2)
     descent.step([torch.tensor([1.0])])
@@ -46,13 +46,13 @@ def test_a_gradient_laid_out_otherwise_counts_the_same() -> None:
     gradient = torch.arange(6.0).reshape(3, 2).T
     assert not gradient.is_contiguous()
     params = {"w": torch.zeros(2, 3)}
-    Descent(params, lr=1.0, momentum=0.5).step([gradient])
+    MomentumSGD(params, lr=1.0, momentum=0.5).step([gradient])
     assert torch.equal(params["w"], -gradient)
 
 
 def test_only_the_first_clients_of_a_stack_move() -> None:
     params = {"w": torch.zeros(3, 2)}
-    descent = Descent(params, lr=1.0, momentum=0.5)
+    descent = MomentumSGD(params, lr=1.0, momentum=0.5)
     descent.step([torch.ones(3, 2)], 3)
     descent.step([torch.ones(2, 2)], 2)
     assert params["w"].tolist() == [[-2.5, -2.5], [-2.5, -2.5], [-1.0, -1.0]]

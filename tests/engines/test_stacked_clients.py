@@ -7,15 +7,15 @@ import pytest
 import torch
 from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
 
-from compared import assert_close_tensors
-from mpfedcl.data.client_data import ClientData, FederatedData, load_federated
+from equivalent_runs import assert_close_tensors
+from mpfedcl.data.client_data import ClientData, FederatedData, load_federated_data
 from mpfedcl.encoders.preprocessing import Preprocessing
-from mpfedcl.encoders.trainable import TrainableEncoder
+from mpfedcl.encoders.trainable_encoder import TrainableEncoder
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.models.resnet import ResNet18
-from mpfedcl.rounds.round_loop import Federation, RoundRecord
-from small_runs import HIDDEN
+from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
+from small_experiments import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("small_model")
 
@@ -42,8 +42,8 @@ def spoil(data: FederatedData, victim: str, factor: float) -> FederatedData:
 
 def run_spoiled(
     experiment: Experiment, victim: str, factor: float
-) -> tuple[Federation, list[RoundRecord]]:
-    data = spoil(load_federated(experiment), victim, factor)
+) -> tuple[RoundLoop, list[RoundRecord]]:
+    data = spoil(load_federated_data(experiment), victim, factor)
     federation = build(experiment, data, Mlp((data.input_size, *HIDDEN), data.num_classes))
     return federation, [federation.run_round(evaluate=True) for _ in range(2)]
 
@@ -84,8 +84,8 @@ def test_a_client_that_goes_astray_costs_its_stack_nothing(
     assert found.pool.names == wanted.pool.names
     if len(wanted.pool):
         torch.testing.assert_close(found.pool.vectors, wanted.pool.vectors, rtol=0, atol=DOUBLE)
-    assert_close_tensors(found._engine.state(), wanted._engine.state(), DOUBLE)
-    assert not any(key.split("/")[1] == victim for key in found._engine.state())
+    assert_close_tensors(found.engine.state(), wanted.engine.state(), DOUBLE)
+    assert not any(key.split("/")[1] == victim for key in found.engine.state())
 
 
 # The whole encoder
@@ -117,7 +117,7 @@ def test_trained_encoders_in_a_stack_are_the_loops() -> None:
     assert found.loss == pytest.approx(wanted.loss, rel=DOUBLE)
     left, right = federations
     assert_close_tensors(left.state.server.params, right.state.server.params, DOUBLE)
-    models = [dict(each._engine.personal_models(each.shared_parameters)) for each in federations]
+    models = [dict(each.engine.personal_models(each.shared_parameters)) for each in federations]
     assert models[1].keys() == parts.keys()
     for name, params in models[1].items():
         assert_close_tensors(models[0][name], params, DOUBLE, name)

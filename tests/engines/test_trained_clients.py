@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained_clients import TrainedStack, _find_ranges
-from mpfedcl.messages import Share
-from mpfedcl.models import Tensors
+from mpfedcl.messages import StackMember
+from mpfedcl.tensors import Tensors
 
 Array = NDArray[numpy.float64]
 SIZES = (6, 1, 11, 3)
@@ -86,7 +86,7 @@ def is_close(found: Tensor, wanted: Array) -> bool:
 def test_the_total_is_the_weighted_sum(task: Task, make: Make) -> None:
     trained = make(task)
     for weights in ([3.0, 1.0, 2.0, 5.0], [0.0, 4.0, 0.0, 1.0], [0.0, 0.0, 7.0, 0.0]):
-        totals = trained.total(torch.tensor(weights, dtype=torch.float64))
+        totals = trained.weighted_sum(torch.tensor(weights, dtype=torch.float64))
         assert sorted(totals) == sorted(n for n in task.start if task.method.shared(n))
         for name, total in totals.items():
             wanted = numpy.zeros(total.shape)
@@ -114,8 +114,8 @@ def test_what_a_client_shares_is_part_of_its_model(task: Task, make: Make) -> No
     assert len(trained) == len(SIZES)
     for index, params in enumerate(models(trained)):
         assert params.keys() == task.start.keys()
-        share = trained.sums(index)
-        assert isinstance(share, Share)
+        share = trained.averaged(index)
+        assert isinstance(share, StackMember)
         shared = share.stack.tensors(share.index)
         assert sorted(shared) == sorted(n for n in task.start if task.method.shared(n))
         for name, value in shared.items():
@@ -167,7 +167,7 @@ def test_rows_and_slopes_are_the_loops_models(task: Task) -> None:
 
 def test_written_out_is_the_same(task: Task) -> None:
     trained = factors(task)
-    written = trained.written_out()
+    written = trained.to_stack()
     assert isinstance(written, TrainedStack)
     assert written.names == trained.names
     assert written.losses == trained.losses
@@ -176,8 +176,10 @@ def test_written_out_is_the_same(task: Task) -> None:
         for name, value in trained.params(index).items():
             torch.testing.assert_close(written.params(index)[name], value, rtol=0, atol=1e-14)
     weights = torch.tensor([1.0, 0.0, 2.0, 3.0], dtype=torch.float64)
-    for name, value in trained.total(weights).items():
-        torch.testing.assert_close(written.total(weights)[name], value, rtol=1e-12, atol=1e-13)
+    for name, value in trained.weighted_sum(weights).items():
+        torch.testing.assert_close(
+            written.weighted_sum(weights)[name], value, rtol=1e-12, atol=1e-13
+        )
 
 
 @BOTH
@@ -188,8 +190,10 @@ def test_a_spoiled_client_that_does_not_count_poisons_nothing(task: Task, make: 
     weights = torch.tensor([3.0, 1.0, 2.0, 5.0], dtype=torch.float64)
     weights[place] = 0
     assert not _is_finite(trained.tensors(place))
-    for name, wanted in sound.total(weights).items():
-        torch.testing.assert_close(trained.total(weights)[name], wanted, rtol=1e-12, atol=1e-13)
+    for name, wanted in sound.weighted_sum(weights).items():
+        torch.testing.assert_close(
+            trained.weighted_sum(weights)[name], wanted, rtol=1e-12, atol=1e-13
+        )
     changes = trained.squared_changes
     assert not math.isfinite(changes[place])
     for index in range(len(trained)):
@@ -200,7 +204,7 @@ def test_a_spoiled_client_that_does_not_count_poisons_nothing(task: Task, make: 
 
 @BOTH
 def test_a_spoiled_client_that_counts_shows(task: Task, make: Make) -> None:
-    totals = make(task, spoiled=SPOILED).total(torch.ones(len(SIZES), dtype=torch.float64))
+    totals = make(task, spoiled=SPOILED).weighted_sum(torch.ones(len(SIZES), dtype=torch.float64))
     assert not _is_finite(totals)
 
 

@@ -10,14 +10,15 @@ from tasks import NUM_CLASSES, NUM_INPUTS, Task
 from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
-from mpfedcl.engines.trained_clients import Trained, TrainedAlone, TrainedStack
+from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients, TrainedStack
 from mpfedcl.engines.trainer_choice import _MOST_ROWS, _SMALL_MODEL, TrainerChoice
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.models import Mlp, Tensors
-from small_runs import assert_same_tensors, build_federation, small
+from mpfedcl.models import Mlp
+from mpfedcl.tensors import Tensors
+from small_experiments import assert_same_tensors, build_federation, small
 
-KINDS = {TrainedAlone: "loop", TrainedStack: "stacked", TrainedFactors: "factored"}
+KINDS = {TrainedClient: "loop", TrainedStack: "stacked", TrainedFactors: "factored"}
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def choose(
     model = Mlp((NUM_INPUTS, hidden), NUM_CLASSES)
     task = Task(sizes, method=method, model=model, **changes)
     choice = TrainerChoice(task.experiment, task.method, task.model)
-    groups: list[Trained] = choice.train(task.works, 1, task.received)
+    groups: list[TrainedClients] = choice.train(task.works, 1, task.received)
     kinds = {name: KINDS[type(group)] for group in groups for name in group.names}
     assert sum(len(group.names) for group in groups) == len(sizes)
     return [kinds[work.client.name] for work in task.works]

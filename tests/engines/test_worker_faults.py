@@ -17,27 +17,28 @@ from worker_processes import (
     wait_for_rounds,
 )
 
+from command_processes import CommandProcess, call, command
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput, LostWorker
-from small_runs import assert_close_results, call, command, flags, read_records, save_images, small
+from small_experiments import assert_close_results, flags, read_records, save_images, small
 
 pytestmark = pytest.mark.whole
 
 
 def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     words = flags(images, dtype="float64", clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
+    leader = CommandProcess(["run", *words, "--workers", 2, "--out", "run"], tmp_path)
+    commands.append(leader)
     wait_for_rounds(tmp_path / "run", 3)
     (worker,) = children(leader)
     os.kill(worker, signal.SIGKILL)
-    out, said = leader.communicate(timeout=60)
+    out, said = leader.communicate()
     assert (leader.returncode, out) == (1, "")
     assert said.count("\n") == 1
     assert "a worker was lost in round" in said
-    assert "Go on with: mpfedcl run --resume run" in said
+    assert "Resume with: mpfedcl run --resume run" in said
     done = len(read_records(tmp_path / "run"))
     assert done >= 3
     ended = call("run", "--resume", "run", "--rounds", done + 1, "--workers", 1, cwd=tmp_path)
@@ -48,53 +49,53 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
 
 
 def test_workers_end_when_the_leader_is_killed(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    leader, worker = start_two(images, tmp_path, processes)
+    leader, worker = start_two(images, tmp_path, commands)
     leader.kill()
     assert is_gone(worker)
 
 
 def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    leader, worker = start_two(images, tmp_path, processes)
+    leader, worker = start_two(images, tmp_path, commands)
     # As a terminal does: to everybody.
     os.kill(worker, signal.SIGINT)
     leader.send_signal(signal.SIGINT)
-    _, said = leader.communicate(timeout=60)
+    _, said = leader.communicate()
     assert leader.returncode == 130
-    assert "Go on with: mpfedcl run --resume run" in said
+    assert "Resume with: mpfedcl run --resume run" in said
     assert is_gone(worker)
 
 
 def test_a_second_interrupt_ends_a_leader_that_waits(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
-    leader, worker = start_two(images, tmp_path, processes)
+    leader, worker = start_two(images, tmp_path, commands)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(0.5)
     leader.send_signal(signal.SIGINT)
     time.sleep(0.2)
     leader.send_signal(signal.SIGINT)
-    _, said = leader.communicate(timeout=30)
+    _, said = leader.communicate()
     assert leader.returncode == 130
     assert said.endswith("mpfedcl: stopped at once; what was done is kept.\n")
     assert is_gone(worker)
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_workers(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    leader, worker = start_two(images, tmp_path, processes)
+    leader, worker = start_two(images, tmp_path, commands)
     assert os.getpgid(worker) != os.getpgid(leader.pid)
 
 
 def test_the_meeting_point_of_one_machine_is_closed_to_others(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    leader, worker = start_two(images, tmp_path, processes)
+    leader, worker = start_two(images, tmp_path, commands)
     for process in (leader.pid, worker):
         assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
 
@@ -119,14 +120,19 @@ def test_only_the_command_run_goes_with_torchrun(
         run(small(images), tmp_path / "run")
 
 
-def test_workers_find_modules_where_the_leader_does(images: Path, tmp_path: Path) -> None:
+def test_workers_find_modules_where_the_leader_does(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
     """A method beside the script, imported by a path that is only right from there."""
     (tmp_path / "beside.py").write_text(
         "from mpfedcl.methods import Method\nclass Mine(Method):\n    pass\n"
     )
     words = ["run", *flags(images, method="beside:Mine", clients=4, workers=2), "--out", "run"]
-    ended = call(*words, cwd=tmp_path, variables={"PYTHONPATH": "."})
-    assert ended.returncode == 0, ended.stderr
+    # From nothing: the path is read when Python starts.
+    leader = start(command(*words), tmp_path, PYTHONPATH=".")
+    processes.append(leader)
+    _, said = leader.communicate(timeout=120)
+    assert leader.returncode == 0, said
 
 
 def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
 
 
 def test_a_worker_whose_data_are_missing_says_so(
-    tmp_path: Path, processes: list[subprocess.Popen[str]]
+    tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     """Of two machines one may lack the data, which lie at the same place below each."""
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
@@ -155,10 +161,11 @@ def test_a_worker_whose_data_are_missing_says_so(
         machine.mkdir()
         if rank == 0:
             save_images(machine / "data" / "a.npz")
-        words = command("run", *flags(Path("data"), clients=4), "--out", "run")
-        processes.append(start(words, machine, RANK=str(rank), LOCAL_RANK="0", **meeting))
-    (_, leader), (_, other) = (process.communicate(timeout=120) for process in processes)
-    assert [process.returncode for process in processes] == [1, 2]
+        words = ["run", *flags(Path("data"), clients=4), "--out", "run"]
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", **meeting}
+        commands.append(CommandProcess(words, machine, place))
+    (_, leader), (_, other) = (process.communicate() for process in commands)
+    assert [process.returncode for process in commands] == [1, 2]
     assert leader.startswith("mpfedcl: a worker was lost before the first round")
     assert other.startswith("mpfedcl: dataset.name is 'folder', but its folder data")
     assert leader.count("\n") == other.count("\n") == 1

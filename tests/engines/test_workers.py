@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_processes import free_port, start
 
+from command_processes import call, environment
 from mpfedcl import resume, run
-from mpfedcl.engines import deal_clients
-from small_runs import (
+from mpfedcl.engines import assign_clients
+from small_experiments import (
     METHODS,
     assert_close_results,
-    call,
-    environment,
     flags,
     read_records,
     read_summary,
@@ -117,7 +116,7 @@ def test_two_agents_of_torchrun_that_meet_on_a_port(
 )
 @settings(deadline=None, max_examples=100)
 def test_everyone_is_dealt_out_once_and_evenly(work: dict[str, int], size: int) -> None:
-    shares = deal_clients(work, size)
+    shares = assign_clients(work, size)
     assert sorted(name for share in shares for name in share) == sorted(work)
     assert all(share == sorted(share) for share in shares)
     loads = [sum(work[name] for name in share) for share in shares]
@@ -127,8 +126,8 @@ def test_everyone_is_dealt_out_once_and_evenly(work: dict[str, int], size: int) 
 
 def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
     work = {"b": 3, "a": 3, "c": 3, "d": 1}
-    assert deal_clients(work, 2) == deal_clients(dict(reversed(work.items())), 2)
-    assert deal_clients(work, 2) == [["a", "c"], ["b", "d"]]
+    assert assign_clients(work, 2) == assign_clients(dict(reversed(work.items())), 2)
+    assert assign_clients(work, 2) == [["a", "c"], ["b", "d"]]
 
 
 def test_records_are_json_with_the_time_spent_waiting(images: Path, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from small_runs import command, environment, flags
+from command_processes import CommandProcess, environment
+from small_experiments import flags
 
 
 def start(words: list[str], cwd: Path, **changes: str) -> subprocess.Popen[str]:
@@ -27,14 +28,14 @@ def free_port() -> str:
 
 def wait_for_rounds(path: Path, count: int) -> None:
     file = path / "rounds.jsonl"
-    for _ in range(600):
+    for _ in range(2400):
         if file.exists() and file.read_bytes().count(b"\n") >= count:
             return
         time.sleep(0.05)
     raise AssertionError(f"{file} never had {count} rounds")
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def children(process: CommandProcess) -> list[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(child) for child in listed]
 
@@ -59,7 +60,7 @@ def listening_addresses(process: int) -> set[str]:
 
 def is_gone(process: int) -> bool:
     """Wait a while for a process to end; a zombie has ended."""
-    for _ in range(100):
+    for _ in range(600):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
@@ -71,12 +72,12 @@ def is_gone(process: int) -> bool:
 
 
 def start_two(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
-) -> tuple[subprocess.Popen[str], int]:
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
+) -> tuple[CommandProcess, int]:
     """Start a run without end in two processes, and wait for its first round."""
     words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = start(command("run", *words, "--workers", 2, "--out", "run"), tmp_path)
-    processes.append(leader)
+    leader = CommandProcess(["run", *words, "--workers", 2, "--out", "run"], tmp_path)
+    commands.append(leader)
     wait_for_rounds(tmp_path / "run", 1)
     (worker,) = children(leader)
     return leader, worker

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
-
-from method_cases import (
+from tiny_method_inputs import (
     ALL_METHODS,
     apply,
     draw,
@@ -16,9 +14,11 @@ from method_cases import (
     make_method,
     make_params,
 )
+from torch import Tensor
+
 from mpfedcl.methods import Batch, Context
 from mpfedcl.tensors import Tensors
-from small_runs import METHODS
+from small_experiments import METHODS
 
 pytestmark = pytest.mark.usefixtures("example_methods")
 

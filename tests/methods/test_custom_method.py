@@ -10,29 +10,21 @@ import torch
 from safetensors.torch import load_file
 
 from command_processes import environment
+from fedper_method import FedPer
 from mpfedcl import Context, Method, resume, run
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
-from small_runs import EXAMPLES, assert_same_run, assert_same_tensors, build_federation, small
+from small_experiments import (
+    EXAMPLES,
+    assert_same_run,
+    assert_same_tensors,
+    build_federation,
+    small,
+)
 
 pytestmark = pytest.mark.whole
 
-FEDPER = "test_custom_method:FedPer"
-
-
-class FedPer(Method):
-    """FedAvg for all but the classifier, which stays with each client."""
-
-    name = "fedper"
-    reading = "personal_classifier"
-    steps: list[tuple[Tensors, Tensors]] = []  # noqa: RUF012  -- where each training began and ended
-
-    def shared(self, parameter: str) -> bool:
-        return not parameter.startswith("classifier")
-
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        self.steps.append((context.start, params))
-        return super().finish(params, context, num_steps)
+FEDPER = "fedper_method:FedPer"
 
 
 class RemembersGlobal(Method):
@@ -85,8 +77,8 @@ def test_the_example_does_what_its_paper_says(
         federation.run_round(evaluate=True)
     assert_same_tensors(scaffold.state.server.params, average.state.server.params)
     # The server's control is now the mean of (w_start - w_i) / (steps * lr) over clients.
-    sizes = scaffold._engine.sizes
-    models = dict(scaffold._engine.personal_models({}))
+    sizes = scaffold.engine.sizes
+    models = dict(scaffold.engine.personal_models({}))
     for name, control in scaffold.state.server.extra.items():
         wanted = torch.zeros_like(control)
         for client, size in sizes.items():

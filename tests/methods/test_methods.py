@@ -7,8 +7,7 @@ import numpy
 import pytest
 import torch
 from numpy.typing import NDArray
-
-from method_cases import (
+from tiny_method_inputs import (
     DIMENSION,
     NUM_CLASSES,
     SCAFFOLD,
@@ -19,13 +18,14 @@ from method_cases import (
     make_params,
     make_pool,
 )
+
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS, Batch, built_in_methods
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
-from small_runs import METHODS, assert_same_tensors, build_federation, small
+from small_experiments import METHODS, assert_same_tensors, build_federation, small
 
 pytestmark = pytest.mark.usefixtures("example_methods")
 
@@ -213,7 +213,7 @@ def test_local_models_never_leave(images: Path) -> None:
         federation.run_round(evaluate=False)
     assert_same_tensors(federation.state.server.params, before)
     assert federation.averaged_model is None
-    models = dict(federation._engine.personal_models({}))
+    models = dict(federation.engine.personal_models({}))
     assert list(models) == ["client-0", "client-1", "client-2"]
     assert not torch.equal(*(models[name]["classifier.bias"] for name in list(models)[:2]))
 

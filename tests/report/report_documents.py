@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
-from small_runs import Json
+from small_experiments import Json
 
 
 def document_of(*folders: Path) -> Json:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from report_documents import cell_texts, document_of
 
+from handwritten_runs import accuracy_of, write_json, write_run
 from mpfedcl.methods import READINGS
 from mpfedcl.tensors import pack_tensors
-from written_runs import accuracy_of, write_json, write_run
 
 
 def write_comparison(path: Path, methods: tuple[str, ...], seeds: tuple[int, ...]) -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from report_documents import document_of
 
+from handwritten_runs import paper_result, write_json, write_run
 from mpfedcl.errors import InvalidInput
-from small_runs import Json
-from written_runs import paper_result, write_json, write_run
+from small_experiments import Json
 
 
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:

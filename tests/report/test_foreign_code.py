@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from handwritten_runs import Json, write_run, write_tuning
 from mpfedcl.cli.main import main
 from mpfedcl.methods import find_method
 from mpfedcl.report.run_description import RunRecords
 from mpfedcl.tensors import pack_tensors
-from parsed_pages import document_in
-from written_runs import Json, write_run, write_tuning
+from parsed_html import document_in
 
 METHOD = "planted:Planted"
 

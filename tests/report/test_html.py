@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handwritten_runs import HOSTILE, paper_result, write_json, write_run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.html import escape_json, render_page
 from mpfedcl.report.result_folders import find_result_folders
-from parsed_pages import Page, document_in
-from written_runs import HOSTILE, paper_result, write_json, write_run
+from parsed_html import Page, document_in
 
 MEGABYTE = 1_000_000
 

@@ -17,7 +17,7 @@ from mpfedcl.methods import find_method
 from mpfedcl.report.markdown import printable_name
 from mpfedcl.report.tables import percent
 from mpfedcl.runs.observer import Observer
-from small_runs import Warnings, read_summary, save_pictures, small
+from small_experiments import Warnings, read_summary, save_pictures, small
 
 pytestmark = pytest.mark.whole
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from report_documents import cell_texts, document_of
 
-from small_runs import Json
-from written_runs import paper_result, write_json
+from handwritten_runs import paper_result, write_json
+from small_experiments import Json
 
 
 def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mpfedcl import resume, run
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.prototype_map import describe_prototype_map, project_to_plane
 from mpfedcl.runs.observer import Observer
-from small_runs import small
+from small_experiments import small
 
 Json = dict[str, object]
 

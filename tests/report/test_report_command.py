@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from handwritten_runs import write_run
 from mpfedcl import run
-from parsed_pages import document_in
-from small_runs import Say, flags, read_records, small
-from written_runs import write_run
+from parsed_html import document_in
+from small_experiments import Say, flags, read_records, small
 
 
 def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:

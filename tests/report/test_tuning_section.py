@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from report_documents import cell_texts, document_of
 
+from handwritten_runs import HOSTILE, write_json, write_tuning
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.html import render_page
-from parsed_pages import document_in
-from written_runs import HOSTILE, write_json, write_tuning
+from parsed_html import document_in
 
 Json = dict[str, Any]
 

@@ -22,7 +22,7 @@ from mpfedcl.methods import Method, find_method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings, count_confusions
 from mpfedcl.tensors import Tensors
-from small_runs import METHODS, WrappedEngine, build_federation, read_records, small
+from small_experiments import METHODS, WrappedEngine, build_federation, read_records, small
 
 Json = dict[str, Any]
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from bad_updates import (
+from tampered_updates import (
     ALL_BAD,
     BIAS,
     VICTIM,
@@ -21,9 +20,10 @@ from bad_updates import (
     with_field,
     with_sums,
 )
+
 from mpfedcl.messages import Update
 from mpfedcl.prototypes import Prototypes
-from small_runs import METHODS, assert_same_tensors, build_federation, small, tensors_of
+from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
 
 
 @pytest.mark.parametrize("name", ALL_BAD)
@@ -98,7 +98,7 @@ def test_a_client_that_was_not_asked_is_rejected(images: Path) -> None:
     (record,) = run_rounds(build_federation(experiment), 1)
     (asked,) = record.clients.answered
     other = next(name for name in ("client-0", "client-1", "client-2") if name != asked)
-    sizes = build_federation(experiment)._engine.sizes
+    sizes = build_federation(experiment).engine.sizes
 
     def impersonate(update: Update) -> list[Update]:
         return [
@@ -238,8 +238,8 @@ def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -
     federation = build_federation(
         experiment, lambda engine: TamperingEngine(engine, with_field(loss=float("nan")))
     )
-    before = federation._engine.state()
+    before = federation.engine.state()
     run_rounds(federation, 1)
-    kept = {name.split("/")[1] for name in federation._engine.state()}
+    kept = {name.split("/")[1] for name in federation.engine.state()}
     assert before == {}
     assert kept == {"client-0", "client-2"}

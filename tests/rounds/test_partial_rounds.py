@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from recording_engine import watch
 
 from mpfedcl.messages import Update
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
-from small_runs import build_federation, small
-from watched_rounds import watch
+from small_experiments import build_federation, small
 
 
 def test_a_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Pat
     for _ in range(4):
         federation.run_round(evaluate=False)
     now = federation.shared_parameters
-    models = dict(federation._engine.personal_models(now))
+    models = dict(federation.engine.personal_models(now))
     assert len(models) > 1
     behind = [m for m in models.values() if torch.equal(m["hidden.0.bias"], now["hidden.0.bias"])]
     assert len(behind) >= len(models) - 1
@@ -102,8 +102,8 @@ def test_personal_models_of_some_clients_are_read(images: Path) -> None:
 def test_models_are_kept_for_those_who_are_asked_only(images: Path, engine: str) -> None:
     federation = build_federation(small(images, clients=5, evaluate_clients=2, engine=engine))
     federation.run_round(evaluate=False)
-    assert dict(federation._engine.personal_models({})) == {}
+    assert dict(federation.engine.personal_models({})) == {}
     federation.run_round(evaluate=True)
-    assert len(dict(federation._engine.personal_models({}))) == 2
+    assert len(dict(federation.engine.personal_models({}))) == 2
     federation.run_round(evaluate=True, keep_models=True)
-    assert len(dict(federation._engine.personal_models({}))) == 5
+    assert len(dict(federation.engine.personal_models({}))) == 5

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from recording_engine import watch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import WeightedMean
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_runs import METHODS, PHASES, assert_same_tensors, build_federation, small, tensors_of
-from watched_rounds import watch
+from small_experiments import (
+    METHODS,
+    PHASES,
+    assert_same_tensors,
+    build_federation,
+    small,
+    tensors_of,
+)
 
 # Aggregation
 

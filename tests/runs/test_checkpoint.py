@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mpfedcl.rounds.round_loop import FederationState
-from mpfedcl.methods import Server
+from mpfedcl.methods import ServerState
 from mpfedcl.prototypes import Prototypes
-from small_runs import assert_same_tensors
+from mpfedcl.rounds.round_loop import RoundState
+from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from small_experiments import assert_same_tensors
 
 
 def make_checkpoint(number: int) -> Checkpoint:
@@ -19,11 +19,11 @@ def make_checkpoint(number: int) -> Checkpoint:
     rows = Prototypes(
         torch.randn(2, 4, generator=random), torch.tensor([0, 2]), torch.tensor([5, number])
     )
-    server = Server(
+    server = ServerState(
         {"a.weight": torch.randn(3, 2, generator=random)},
         {"control": torch.randn(3, generator=random, dtype=torch.float64)},
     )
-    state = FederationState(number, server, {"client-0": (number, rows), "ü/x": (1, rows)})
+    state = RoundState(number, server, {"client-0": (number, rows), "ü/x": (1, rows)})
     clients = {"kept/client-0/a.weight": torch.randn(3, generator=random)}
     return Checkpoint(state, clients, {"round": number, "loss": 0.1 + number, "accuracy": None})
 
@@ -35,11 +35,13 @@ def assert_same_checkpoint(found: Checkpoint | None, wanted: Checkpoint) -> None
     assert_same_tensors(found.state.server.params, wanted.state.server.params)
     assert_same_tensors(found.state.server.extra, wanted.state.server.extra)
     assert_same_tensors(found.clients, wanted.clients)
-    assert list(found.state.rows) == list(wanted.state.rows)
-    for name, (received, rows) in wanted.state.rows.items():
-        assert found.state.rows[name][0] == received
+    assert list(found.state.prototypes) == list(wanted.state.prototypes)
+    for name, (received, rows) in wanted.state.prototypes.items():
+        assert found.state.prototypes[name][0] == received
         for column in ("vectors", "labels", "counts"):
-            assert torch.equal(getattr(found.state.rows[name][1], column), getattr(rows, column))
+            assert torch.equal(
+                getattr(found.state.prototypes[name][1], column), getattr(rows, column)
+            )
 
 
 def save_three(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, run
 from mpfedcl.cli.main import main
-from small_runs import METHODS, read_records, read_summary
+from small_experiments import METHODS, read_records, read_summary
 
 Bytes = NDArray[numpy.uint8]
 

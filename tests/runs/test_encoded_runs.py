@@ -7,13 +7,13 @@ import numpy
 import pytest
 from PIL import Image
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, resume, run
-from mpfedcl.runs.run_loop import Observer
-from mpfedcl.data.image_files import PictureStore
-from mpfedcl.experiment import Experiment
+from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.encoders.encoder import ResNetEncoder
-from pictured_runs import pictured
-from small_runs import read_summary
+from mpfedcl.experiment import Experiment
+from mpfedcl.runs.observer import Observer
+from small_experiments import read_summary
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -29,7 +29,11 @@ def test_a_second_run_opens_no_image(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an image was opened, or encoded, again")
 
-    for kind, name in ((PictureStore, "load"), (PictureStore, "look"), (ResNetEncoder, "encode")):
+    for kind, name in (
+        (ImageFileStore, "load"),
+        (ImageFileStore, "look"),
+        (ResNetEncoder, "encode"),
+    ):
         monkeypatch.setattr(kind, name, refuse)
     second = run(pictured(pictures), tmp_path / "second")
     for name in ("model.safetensors", "pool.safetensors"):

@@ -1,31 +1,23 @@
 """Real processes, real signals: kill -9, Ctrl-C, two at once, a full disk."""
 
 import os
-import resource
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from command_processes import CommandProcess, call, command, environment
 from mpfedcl import resume, run
 from mpfedcl.cli.main import main
-from small_runs import (
-    assert_same_run,
-    call,
-    command,
-    environment,
-    flags,
-    small,
-)
+from small_experiments import assert_same_run, flags, small
 
 pytestmark = pytest.mark.whole
 
 ROUNDS = 24
-Process = subprocess.Popen[str]
+Process = CommandProcess
 
 
 @pytest.fixture
@@ -34,16 +26,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def begin(*words: object) -> Process:
-        process = subprocess.Popen(
-            command(*words),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        started.append(CommandProcess(words, tmp_path))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -51,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], process: Process, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], process: Process, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and process.poll() is None:
         assert time.monotonic() < deadline, "nothing happened"
@@ -64,9 +48,9 @@ def rounds_done(path: Path) -> int:
 
 
 def ended(process: Process) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert "Traceback" not in err
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
 # After which round and how many seconds later: odd numbers, so that the signal falls anywhere.
@@ -178,14 +162,9 @@ def test_two_processes_start_in_one_folder(
     assert_same_run(path, tmp_path / "whole")
 
 
-def limit_files(size: int) -> dict[str, Any]:
-    """Let no file grow beyond so many bytes: the system refuses as it does on a full disk."""
-    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))}
-
-
 def test_a_disk_that_is_full_from_the_start(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, **limit_files(100))
+    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, file_size=100)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("mpfedcl: ")
@@ -199,7 +178,7 @@ def test_a_disk_that_is_full_from_the_start(images: Path, tmp_path: Path) -> Non
 
 def test_a_disk_that_fills_up_on_the_way(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, **limit_files(1_000_000))
+    ended = call("run", *flags(images), "--out", path, cwd=tmp_path, file_size=1_000_000)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("mpfedcl: ")

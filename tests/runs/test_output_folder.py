@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from command_answers import Cli, Refused
+from command_results import Cli, Refused
 from mpfedcl import run
-from small_runs import flags, small
+from small_experiments import flags, small
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -71,7 +71,7 @@ def test_resume_with_other_settings(
     run(small(images), tmp_path / "run")
     sentence = refused("run", "--resume", tmp_path / "run", *words.split())
     assert (
-        "resume goes with --rounds, --engine, --workers, --trail, --track and --track-to alone"
+        "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to"
         in sentence
     )
 

@@ -13,8 +13,14 @@ from safetensors.torch import load
 
 from mpfedcl import Experiment, PrototypePool, resume, run
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.runs.prototype_history import MOST_PROTOTYPES, MOST_ROUNDS, find_rounds, kept_rounds, leave_trail
-from small_runs import small, trail_of
+from mpfedcl.runs.prototype_history import (
+    MOST_PROTOTYPES,
+    MOST_ROUNDS,
+    find_rounds,
+    kept_rounds,
+    save_prototypes,
+)
+from small_experiments import small, trail_of
 
 
 def pool_of(num_clients: int, per_client: int, *, size: float = 1.0) -> PrototypePool:
@@ -41,7 +47,7 @@ def test_the_rounds_that_are_kept(newest: int) -> None:
 def test_files_are_thinned_as_rounds_go_by(tmp_path: Path) -> None:
     pool = pool_of(2, 3)
     for number in range(1, 71):
-        leave_trail(tmp_path, number, pool)
+        save_prototypes(tmp_path, number, pool)
         assert list(find_rounds(tmp_path)) == kept_rounds(number)
 
 
@@ -78,7 +84,7 @@ def test_more_rounds_leave_the_same_trail(images: Path, tmp_path: Path) -> None:
 def test_rounds_that_are_run_again_are_dropped_first(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=2), tmp_path / "run")
     before = trail_of(tmp_path / "run")
-    leave_trail(tmp_path / "run", 9, pool_of(2, 3))
+    save_prototypes(tmp_path / "run", 9, pool_of(2, 3))
     resume(tmp_path / "run")
     assert trail_of(tmp_path / "run") == before
 
@@ -99,7 +105,7 @@ def test_large_pools_are_thinned_by_client(
     tmp_path: Path, num_clients: int, per_client: int
 ) -> None:
     pool = pool_of(num_clients, per_client)
-    leave_trail(tmp_path, 1, pool)
+    save_prototypes(tmp_path, 1, pool)
     kept = load(find_rounds(tmp_path)[1].read_bytes())
     assert MOST_PROTOTYPES / 3 < len(kept["vectors"]) <= MOST_PROTOTYPES
     counts = kept["owners"].bincount()
@@ -108,9 +114,9 @@ def test_large_pools_are_thinned_by_client(
 
 
 def test_long_vectors_and_an_empty_pool(tmp_path: Path) -> None:
-    leave_trail(tmp_path, 1, pool_of(2, 3, size=1e6))
+    save_prototypes(tmp_path, 1, pool_of(2, 3, size=1e6))
     assert load(find_rounds(tmp_path)[1].read_bytes())["vectors"].dtype == torch.float32
-    leave_trail(tmp_path, 2, PrototypePool.empty(7, 5))
+    save_prototypes(tmp_path, 2, PrototypePool.empty(7, 5))
     assert load(find_rounds(tmp_path)[2].read_bytes())["vectors"].shape == (0, 5)
 
 

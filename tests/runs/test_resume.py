@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from file_operations import OPERATIONS, Crash
+from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, resume, run
-from mpfedcl.runs.run_loop import Observer
 from mpfedcl.experiment import Experiment
-from small_runs import (
+from mpfedcl.runs.observer import Observer
+from small_experiments import (
     EXAMPLES,
     Warnings,
     assert_same_results,
@@ -37,7 +37,7 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a model that is written in no time: these tests run hundreds of rounds."""
-    monkeypatch.setattr("mpfedcl.data.loading._HIDDEN", (16, 8))
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (16, 8))
 
 
 @pytest.mark.usefixtures("own_methods", "small_model")

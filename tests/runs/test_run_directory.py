@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mpfedcl import InvalidInput, run
-from mpfedcl.runs.run_loop import Observer
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.runs.directory import RunDirectory
-from small_runs import small
+from mpfedcl.runs.observer import Observer
+from small_experiments import small
 
 
 def test_a_result_without_a_folder_given(

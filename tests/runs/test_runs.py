@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, RunResult, run
 from mpfedcl.methods import READINGS
-from small_runs import (
+from small_experiments import (
     METHODS,
     PHASES,
     assert_same_results,

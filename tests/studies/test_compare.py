@@ -7,13 +7,13 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from comparisons import METHODS, SEEDS, modified, words
+from comparison_command import METHODS, SEEDS, modified, words
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.statistics import mark_best, paired_difference
-from small_runs import (
+from small_experiments import (
     EXAMPLES,
     Json,
     Say,

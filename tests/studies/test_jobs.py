@@ -12,7 +12,7 @@ from command_processes import CommandProcess
 from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
-from small_runs import flags, small
+from small_experiments import flags, small
 
 pytestmark = pytest.mark.whole
 
@@ -40,7 +40,7 @@ def start(tmp_path: Path, images: Path) -> Iterator[Callable[..., Process]]:
 
 
 def wait_until(condition: Callable[[], bool], process: Process) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, "it has ended"
         assert time.monotonic() < deadline, "nothing happened"
@@ -66,7 +66,7 @@ def workers_of(parent: int) -> list[int]:
 
 
 def ended(process: Process) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert "Traceback" not in err
     return process.wait(), out, err
 

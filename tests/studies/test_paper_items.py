@@ -8,7 +8,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.studies.paper import ITEM_IDS, PaperItem, find_items, published
 from mpfedcl.studies.paper.datasets import PaperDatasets
 from mpfedcl.studies.paper.items import select_tracks
-from small_runs import save_images
+from small_experiments import save_images
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.studies.paper.run_store import RunStore, resolve_with_seed
-from small_runs import small
+from small_experiments import small
 
 
 def test_what_makes_no_difference_makes_no_other_run(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from mpfedcl.api import tune
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.tuning import load_tuning
 from mpfedcl.studies.tuning.halving import Rung, choose_settings, keep_best
-from parsed_pages import document_in
-from searches import BUDGET, METHODS, ROUNDS, content, load, words
-from small_runs import Say, flags, read_records, save_images, small
+from parsed_html import document_in
+from small_experiments import Say, flags, read_records, save_images, small
+from tuning_command import BUDGET, METHODS, ROUNDS, content, load, words
 
 pytestmark = pytest.mark.whole
 

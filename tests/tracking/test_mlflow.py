@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_processes import command, environment
+from command_processes import call, environment
 from mpfedcl import Experiment, resume, run
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking import make_trackers
 from mpfedcl.tracking.mlflow import _metric_key
 from mpfedcl.tracking.scalars import client_scalars, round_scalars
-from small_runs import Warnings, read_records, save_images, small
+from small_experiments import Warnings, read_records, save_images, small
 
 pytestmark = pytest.mark.whole
 
@@ -131,9 +131,8 @@ def test_a_store_that_was_removed_is_begun_anew(images: Path, tmp_path: Path) ->
     run(small(images, track=("mlflow",)), path)
     shutil.rmtree(path / "mlflow")
     # In another process: within one, MLflow remembers that it has made the store.
-    words = command("run", "--resume", path, "--rounds", 3)
-    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
+    ended = call("run", "--resume", path, "--rounds", 3, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
     (told,) = read_runs(path / "mlflow")
     assert_told(path / "mlflow", told.info.run_id, path)
 

@@ -14,7 +14,7 @@ from tensorboard.util import tensor_util
 from mpfedcl import Experiment, resume, run
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking.scalars import client_scalars, round_scalars
-from small_runs import Warnings, read_records, save_pictures, small
+from small_experiments import Warnings, read_records, save_pictures, small
 
 HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
 

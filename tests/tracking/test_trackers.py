@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from command_processes import environment
+from command_processes import call, environment
 from mpfedcl import Experiment, InvalidInput, RunResult, Tracker, resume, run
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking import Record, make_trackers, read_failures
-from small_runs import (
+from small_experiments import (
     EXAMPLES,
     Say,
     Warnings,
@@ -226,18 +226,12 @@ def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "own_tracker.py", tmp_path)
     script = Path(sys.executable).parent / "mpfedcl"
 
-    def call(*words: object) -> None:
-        subprocess.run(
-            [str(word) for word in (script, "run", *words)],
-            cwd=tmp_path,
-            env=environment(),
-            check=True,
-            capture_output=True,
-        )
-
-    call("--track", "own_tracker:CsvTracker", *flags(images), "--out", "run")
+    words = ["run", "--track", "own_tracker:CsvTracker", *flags(images), "--out", "run"]
+    subprocess.run(
+        [script, *words], cwd=tmp_path, env=environment(), check=True, capture_output=True
+    )
     # Its tracker is remembered.
-    call("--resume", "run", "--rounds", 3)
+    assert call("run", "--resume", "run", "--rounds", 3, cwd=tmp_path).returncode == 0
     lines = read_curve(tmp_path / "run" / "curve.csv")
     assert [line[0] for line in lines] == ["round", "1", "2", "3"]
     records = read_records(tmp_path / "run")
@@ -250,15 +244,9 @@ def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
 
 def test_only_the_leader_of_a_team_tracks(images: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "own_tracker.py", tmp_path)
-    script = Path(sys.executable).parent / "mpfedcl"
     words = ["--track", "own_tracker:CsvTracker", "tensorboard", "--track-to", "tracks"]
-    subprocess.run(
-        [str(each) for each in (script, "run", *flags(images), "--workers", 2, *words)],
-        cwd=tmp_path,
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
+    ended = call("run", *flags(images), "--workers", 2, *words, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
     assert [line[0] for line in read_curve(tmp_path / "tracks" / "curve.csv")[1:]] == ["1", "2"]
     assert len(list((tmp_path / "tracks" / "tensorboard").glob("*/events.*"))) == 1
 

@@ -13,7 +13,7 @@ from mpfedcl import PrototypePool, run
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.runs.prototype_history import find_rounds, save_prototypes
 from mpfedcl.watch.prototype_history_map import PrototypeHistoryMap
-from small_runs import small
+from small_experiments import small
 
 Json = dict[str, Any]
 

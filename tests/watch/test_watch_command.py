@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpfedcl.cli.main import parse
-from small_runs import Say
+from small_experiments import Say
 
 
 def test_what_is_watched_by_default() -> None:

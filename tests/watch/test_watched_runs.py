@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 import pytest
 
+from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run
 from mpfedcl import run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.watch import incremental_records, regular_files, run_page
 from mpfedcl.watch.watched_runs import WatchedRuns
-from small_runs import read_summary, small
-from written_runs import HOSTILE, accuracy_of, write_json, write_run
+from small_experiments import read_summary, small
 
 Json = dict[str, Any]
 

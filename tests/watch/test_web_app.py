@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from command_processes import call
+from handwritten_runs import write_run
 from mpfedcl.watch.web_app import is_local_host
-from watched_folder import Events, Server, watched
-from written_runs import write_run
+from watch_server import Events, Server, watched
 
 pytestmark = pytest.mark.whole
 

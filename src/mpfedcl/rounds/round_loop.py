@@ -111,7 +111,7 @@ class RoundLoop:
         """What judges the measurements, in the process that writes the records."""
         self._experiment = experiment
         self._method = method
-        self._engine = engine
+        self.engine = engine
         self._clock = clock
         like = next(iter(initial.values()))
         self._empty_pool = PrototypePool.empty(
@@ -155,24 +155,24 @@ class RoundLoop:
         `keep_models` for the engine to hand out; `with_confusion` where it evaluates.
         """
         with self._clock.phase("broadcast"):
-            absent = set(self._engine.absent_clients())
+            absent = set(self.engine.absent_clients())
             broadcast = self._broadcast()
             chosen = self._choose(broadcast.round, absent)
         collector = UpdateCollector(self._guard, broadcast, chosen)
         read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
         keep = chosen if keep_models or self._experiment.diagnostics else read
-        updates = self._engine.train(broadcast, chosen, keep=keep)
-        for update in in_name_order(updates, self._engine.local_clients(chosen)):
+        updates = self.engine.train(broadcast, chosen, keep=keep)
+        for update in in_name_order(updates, self.engine.local_clients(chosen)):
             with self._clock.phase("aggregate"):
                 collector.add(update)
         with self._clock.phase("exchange"):
-            self._engine.merge(collector)
+            self.engine.merge(collector)
         with self._clock.phase("aggregate"):
             self._aggregate(broadcast.round, collector)
         # Before clients keep their new states: what they began with is still there.
         diagnostics = self._diagnose(broadcast, collector.accepted)
         with self._clock.phase("aggregate"):
-            self._engine.keep_accepted(collector.accepted)
+            self.engine.keep_accepted(collector.accepted)
         accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
@@ -194,7 +194,7 @@ class RoundLoop:
             ),
             sent=collector.largest,
             unchanged=not collector.accepted,
-            remarks={**self._method.remarks(broadcast), **self._engine.remarks()},
+            remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
             diagnostics=diagnostics,
         )
 
@@ -202,14 +202,14 @@ class RoundLoop:
         """Return what is read of the last round only now that it is over, and who said nothing."""
         late: dict[str, ClientReadings] = {}
         rejected: dict[str, str] = {}
-        for name, said in sorted(self._engine.read_last_round(self._broadcast()).items()):
+        for name, said in sorted(self.engine.read_last_round(self._broadcast()).items()):
             if isinstance(said, Failure):
                 rejected[name] = said.reason
             elif reason := self._guard.judge_readings(said):
                 rejected[name] = reason
             else:
                 late[name] = said
-        remarks = {**self._engine.remarks(), **({"rejected": rejected} if rejected else {})}
+        remarks = {**self.engine.remarks(), **({"rejected": rejected} if rejected else {})}
         return RoundReadings.gather(late) if late else None, remarks
 
     def restore(self, state: RoundState, record: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ class RoundLoop:
         )
 
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
-        names = sorted(name for name in self._engine.sizes if name not in absent)
+        names = sorted(name for name in self.engine.sizes if name not in absent)
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
             return names
@@ -257,7 +257,7 @@ class RoundLoop:
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
-            return self._engine.evaluate(
+            return self.engine.evaluate(
                 self.averaged_model, pool, read, with_confusion=with_confusion
             )
 
@@ -265,14 +265,14 @@ class RoundLoop:
         if not self._experiment.diagnostics:
             return None
         with self._clock.phase("diagnose"):
-            inspection = self._engine.inspect(broadcast, self._broadcast(), accepted)
+            inspection = self.engine.inspect(broadcast, self._broadcast(), accepted)
             if self.diagnostics is None:
                 return None
             factor = self._method.pool_factor(broadcast)
             return self.diagnostics.judge(broadcast.round, inspection, factor)
 
     def _mean_loss(self, losses: dict[str, float]) -> float | None:
-        sizes = {name: self._engine.sizes[name] for name in sorted(losses)}
+        sizes = {name: self.engine.sizes[name] for name in sorted(losses)}
         if not sizes:
             return None
         return sum(losses[name] * size for name, size in sizes.items()) / sum(sizes.values())

@@ -161,6 +161,8 @@ def _strip(model: Any) -> Any:
         part.doc_string = ""
     for each in (*graph.input, *graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "batch"
+    # Their order changes from export to export, and equal models must give equal files.
+    graph.initializer.sort(key=lambda each: each.name)
     graph.name = model.producer_name = "mpfedcl"
     model.producer_version = ""
     return model

@@ -9,12 +9,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
-from mpfedcl.models import Mlp, Tensors
+from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
-from small_runs import Json, read_records, read_summary
+from mpfedcl.tensors import Tensors
+from small_experiments import Json, read_records, read_summary
 
 
 def assert_close_tensors(found: Tensors, wanted: Tensors, tolerance: float, what: str = "") -> None:
@@ -51,7 +52,7 @@ def predict(path: Path, experiment: Experiment) -> dict[str, Tensor]:
     """Return the labels that each saved model gives the test images, by each rule it has."""
     found: type[Method] = find_method(experiment.method)
     experiment = experiment.resolved(found.defaults)
-    data = load_federated(experiment)
+    data = load_federated_data(experiment)
     method = found(experiment, data.num_classes)
     pool = load_pool(path, data.num_classes)
     labels = {}

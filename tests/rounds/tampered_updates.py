@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mpfedcl.engines import Engine
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.round_loop import Federation, RoundRecord
-from small_runs import WrappedEngine, assert_same_tensors, tensors_of
+from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
+from mpfedcl.tensors import Tensors
+from small_experiments import WrappedEngine, assert_same_tensors, tensors_of
 
 VICTIM = "client-1"
 WEIGHT = "hidden.0.weight"
@@ -44,7 +44,7 @@ def drop(_: Update) -> list[Update]:
 def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Tamper:
     def tamper(update: Update) -> list[Update]:
         sums = tensors_of(update)
-        return [replace(update, sums={**sums, name: change(sums[name])})]
+        return [replace(update, averaged={**sums, name: change(sums[name])})]
 
     return tamper
 
@@ -59,7 +59,7 @@ def with_value(index: int, value: float, name: str = WEIGHT) -> Tamper:
 
 
 def with_sums(change: Callable[[Tensors], Tensors]) -> Tamper:
-    return lambda update: [replace(update, sums=change(dict(tensors_of(update))))]
+    return lambda update: [replace(update, averaged=change(dict(tensors_of(update))))]
 
 
 def with_field(**fields: Any) -> Tamper:
@@ -75,7 +75,9 @@ def forge(rows: Prototypes, **columns: Tensor) -> Prototypes:
 
 
 def with_rows(change: Callable[[Prototypes], dict[str, Tensor]]) -> Tamper:
-    return lambda update: [replace(update, rows=forge(update.rows, **change(update.rows)))]
+    return lambda update: [
+        replace(update, prototypes=forge(update.prototypes, **change(update.prototypes)))
+    ]
 
 
 def filled(tensor: Tensor, value: float) -> Tensor:
@@ -165,7 +167,7 @@ BAD_PROTOTYPES: dict[str, tuple[Tamper, str]] = {
         "vectors has shape",
     ),
     "none, of a wrong dimension": (
-        lambda update: [replace(update, rows=Prototypes.empty(999))],
+        lambda update: [replace(update, prototypes=Prototypes.empty(999))],
         "vectors has shape",
     ),
     "too many of a class": (with_rows(too_many), "a class has 3 prototypes; at most 2"),
@@ -173,11 +175,11 @@ BAD_PROTOTYPES: dict[str, tuple[Tamper, str]] = {
 ALL_BAD = BAD_WEIGHTS | BAD_NUMBERS | BAD_PROTOTYPES
 
 
-def run_rounds(federation: Federation, rounds: int = 2) -> list[RoundRecord]:
+def run_rounds(federation: RoundLoop, rounds: int = 2) -> list[RoundRecord]:
     return [federation.run_round(evaluate=True) for _ in range(rounds)]
 
 
-def assert_same_state(left: Federation, right: Federation) -> None:
+def assert_same_state(left: RoundLoop, right: RoundLoop) -> None:
     assert left.state.round == right.state.round
     assert_same_tensors(left.state.server.params, right.state.server.params)
     assert_same_tensors(left.state.server.extra, right.state.server.extra)

@@ -9,9 +9,9 @@ from torch import Tensor
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
-from mpfedcl.models import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from small_runs import METHODS
+from mpfedcl.tensors import Tensors
+from small_experiments import METHODS
 
 SCAFFOLD = "custom_method:Scaffold"
 ALL_METHODS = (*METHODS, SCAFFOLD)

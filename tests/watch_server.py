@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from small_runs import command, environment
+from command_processes import command, environment
 
 Json = dict[str, Any]
 

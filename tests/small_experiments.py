@@ -1,9 +1,6 @@
 """Small experiments, and what two runs must have in common to be the same."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +11,21 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
-from mpfedcl.convergence import Inspection
-from mpfedcl.data.client_data import load_federated
+from mpfedcl.convergence import ConvergenceDiagnostics, Inspection
+from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Failure, LateReading, Share, Update
+from mpfedcl.messages import Broadcast, ClientReadings, Failure, StackMember, Update
 from mpfedcl.methods import Method, find_method
-from mpfedcl.models import Mlp, Tensors
+from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.evaluation import Readings
-from mpfedcl.rounds.round_loop import Federation
-from mpfedcl.rounds.update_collector import Intake
-from mpfedcl.runs.run_loop import Observer
+from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.runs.observer import Observer
+from mpfedcl.tensors import Tensors
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -105,31 +103,31 @@ def flags(root: Path, **changes: Any) -> list[str]:
 
 def tensors_of(update: Update) -> Tensors:
     """Return what a client sent, as tensors."""
-    sums = update.sums
-    return sums.stack.tensors(sums.index) if isinstance(sums, Share) else sums
+    sums = update.averaged
+    return sums.stack.tensors(sums.index) if isinstance(sums, StackMember) else sums
 
 
-class WrappedEngine:
+class WrappedEngine(Engine):
     """An engine whose updates have travelled, as tensors; tests override what they meddle with."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.sizes = engine.sizes
 
-    def muster(self) -> Collection[str]:
-        return self._engine.muster()
+    def absent_clients(self) -> Collection[str]:
+        return self._engine.absent_clients()
 
-    def close(self, broadcast: Broadcast) -> Mapping[str, LateReading | Failure]:
-        return self._engine.close(broadcast)
+    def read_last_round(self, broadcast: Broadcast) -> Mapping[str, ClientReadings | Failure]:
+        return self._engine.read_last_round(broadcast)
 
     def remarks(self) -> Json:
         return self._engine.remarks()
 
-    def here(self, names: Sequence[str]) -> Sequence[str]:
-        return self._engine.here(names)
+    def local_clients(self, names: Sequence[str]) -> Sequence[str]:
+        return self._engine.local_clients(names)
 
-    def unite(self, intake: Intake) -> None:
-        self._engine.unite(intake)
+    def merge(self, collector: UpdateCollector) -> None:
+        self._engine.merge(collector)
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
@@ -137,7 +135,7 @@ class WrappedEngine:
         updates = self._engine.train(broadcast, names, keep=keep)
         sound = (each for each in updates if isinstance(each, Update))
         yield from self.meddle(
-            broadcast, names, (replace(each, sums=tensors_of(each)) for each in sound)
+            broadcast, names, (replace(each, averaged=tensors_of(each)) for each in sound)
         )
 
     def meddle(
@@ -151,17 +149,17 @@ class WrappedEngine:
         pool: PrototypePool | None,
         names: Sequence[str],
         *,
-        confuse: bool = False,
-    ) -> Readings | None:
-        return self._engine.evaluate(averaged, pool, names, confuse=confuse)
+        with_confusion: bool = False,
+    ) -> RoundReadings | None:
+        return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
 
     def inspect(
         self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
     ) -> Inspection:
         return self._engine.inspect(broadcast, following, names)
 
-    def settle(self, accepted: Sequence[str]) -> None:
-        self._engine.settle(accepted)
+    def keep_accepted(self, accepted: Sequence[str]) -> None:
+        self._engine.keep_accepted(accepted)
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         return self._engine.personal_models(shared)
@@ -178,19 +176,22 @@ def build_federation(
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     *,
     method_class: type[Method] | None = None,
-) -> Federation:
+) -> RoundLoop:
     """Return a federation with a model of a few hundred weights, its engine wrapped."""
     found = method_class or find_method(experiment.method)
     experiment = experiment.resolved(found.defaults)
-    data = load_federated(experiment)
+    data = load_federated_data(experiment)
     method = found(experiment, data.num_classes)
     model = Mlp((data.input_size, 8, 4), data.num_classes)
     initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
     clock = Clock()
     engine = wrap(InProcessEngine(experiment, method, model, data, initial, clock))
-    return Federation(
+    round_loop = RoundLoop(
         experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
     )
+    if experiment.diagnostics:
+        round_loop.diagnostics = ConvergenceDiagnostics(experiment)
+    return round_loop
 
 
 # What a run left behind
@@ -257,31 +258,3 @@ class Warnings(list[str]):
 
     def observer(self) -> Observer:
         return Observer(on_warning=self.append)
-
-
-# The command line, as a user has it
-
-
-def environment(**changes: str) -> dict[str, str]:
-    kept = {name: each for name, each in os.environ.items() if not name.startswith("MPFEDCL")}
-    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"} | changes
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "mpfedcl", *(str(word) for word in words)]
-
-
-def call(
-    *words: object, cwd: Path, variables: Mapping[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        command(*words),
-        cwd=cwd,
-        env=environment(**variables or {}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )

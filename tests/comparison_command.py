@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from small_runs import flags
+from small_experiments import flags
 
 METHODS = ("mp-fedcl", "fedavg", "local")
 SEEDS = (0, 1)

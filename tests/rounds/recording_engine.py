@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.rounds.round_loop import Federation
-from small_runs import WrappedEngine, build_federation
+from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import WrappedEngine, build_federation
 
 
 class WatchingEngine(WrappedEngine):
@@ -35,7 +35,7 @@ class WatchingEngine(WrappedEngine):
 def watch(
     experiment: Experiment,
     reorder: Callable[[list[Update]], Sequence[Update]] = lambda updates: updates,
-) -> tuple[Federation, WatchingEngine]:
+) -> tuple[RoundLoop, WatchingEngine]:
     engines: list[WatchingEngine] = []
 
     def wrap(engine: Engine) -> WatchingEngine:

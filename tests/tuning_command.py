@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.studies.tuning import Tuning, load_tuning
-from small_runs import Json, flags
+from mpfedcl.studies.tuning import TuningResult, load_tuning
+from small_experiments import Json, flags
 
 METHODS = ("mp-fedcl", "fedavg")
 BUDGET = 5
@@ -30,7 +30,7 @@ def without_seconds(path: Path) -> Json:
     }
 
 
-def load(path: Path) -> Tuning:
+def load(path: Path) -> TuningResult:
     found = load_tuning(path)
     assert found is not None
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.studies.tuning import Trial, Tuning
+from mpfedcl.studies.tuning import Trial, TuningResult
 from mpfedcl.studies.tuning.halving import Rung
 
 Json = dict[str, Any]
@@ -121,7 +121,7 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
         ({"train__lr": 0.3}, {1: None}, 1),
         ({"contrast__weight": 3.0}, {1: 41.0}, 1),
     ]
-    search = Tuning(
+    search = TuningResult(
         method=method,
         reading="averaged_classifier",
         base=Experiment(method=method, rounds=4),

@@ -1,0 +1,151 @@
+"""`mpfedcl` in processes of its own, all forked from one that has torch loaded.
+
+Python, torch and what a run needs take four seconds of a processor to load, for a second's test.
+So there is one process for each that runs tests, which loads them once; what is killed, limited and
+interrupted is a process of its own. `test_cli` and others start `mpfedcl` from nothing, too.
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
+        "mpfedcl.report.figures",
+        "mpfedcl.runs.worker",
+        # Autograd loads it at the first step.
+        "torch.fx.experimental.symbolic_shapes",
+    ]
+)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: each for name, each in os.environ.items() if not name.startswith("MPFEDCL")}
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"} | changes
+
+
+def command(*words: object) -> list[str]:
+    """Return the words that start `mpfedcl` from nothing."""
+    return [sys.executable, "-m", "mpfedcl", *(str(word) for word in words)]
+
+
+class CommandProcess:
+    """A process that runs a command, to be used like one of `subprocess`."""
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        cwd: Path,
+        variables: Mapping[str, str] | None = None,
+        *,
+        new_session: bool = False,
+        file_size: int | None = None,
+    ) -> None:
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        self._said = [bytearray(), bytearray()]
+        self._readers = [
+            threading.Thread(target=_read, args=(pipe[0], said), daemon=True)
+            for pipe, said in zip(pipes, self._said, strict=True)
+        ]
+        given = [str(word) for word in words]
+        writers = [pipe[1] for pipe in pipes]
+        places = (str(cwd), environment(**variables or {}))
+        self._process = _CONTEXT.Process(
+            target=_run, args=(given, *places, writers, new_session, file_size)
+        )
+        self._process.start()
+        for writer in writers:
+            writer.close()
+        for reader in self._readers:
+            reader.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 120) -> int:
+        """Wait for its end; return its exit code."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("mpfedcl", timeout)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+        """Wait for its end; return its output and errors."""
+        for reader in self._readers:
+            reader.join(timeout)
+        self.wait(timeout)
+        out, err = (bytes(said).decode() for said in self._said)
+        return out, err
+
+
+def call(
+    *words: object,
+    cwd: Path,
+    variables: Mapping[str, str] | None = None,
+    file_size: int | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end in a process of its own."""
+    process = CommandProcess(words, cwd, variables, file_size=file_size)
+    try:
+        out, err = process.communicate()
+    finally:
+        process.kill()
+    given = [str(word) for word in words]
+    return subprocess.CompletedProcess(given, process.wait(), out, err)
+
+
+def _read(pipe: Connection, said: bytearray) -> None:
+    with os.fdopen(os.dup(pipe.fileno()), "rb", buffering=0) as stream:
+        pipe.close()
+        while content := stream.read(65536):
+            said.extend(content)
+
+
+def _run(
+    words: list[str],
+    cwd: str,
+    variables: dict[str, str],
+    streams: list[Connection],
+    new_session: bool,
+    file_size: int | None,
+) -> None:
+    """Become `mpfedcl`."""
+    import torch
+
+    from mpfedcl.cli.main import main
+
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    if new_session:
+        os.setsid()
+    if file_size is not None:
+        # The system refuses as it does on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    main(words)
