@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpfedcl.api import resume, run
+    from mpfedcl.api import resume, run, tune
     from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
@@ -22,24 +22,6 @@ if TYPE_CHECKING:
     )
     from mpfedcl.runs.observer import RunResult
     from mpfedcl.tracking import Tracker
-
-__all__ = [
-    "Batch",
-    "Context",
-    "Experiment",
-    "InvalidInput",
-    "Method",
-    "Prediction",
-    "Predictor",
-    "PrototypePool",
-    "Prototypes",
-    "RunResult",
-    "Tracker",
-    "cluster_prototypes",
-    "prototype_contrastive_loss",
-    "resume",
-    "run",
-]
 
 _HOMES = {
     "Batch": "methods",
@@ -57,7 +39,26 @@ _HOMES = {
     "prototype_contrastive_loss": "prototypes",
     "resume": "api",
     "run": "api",
+    "tune": "api",
 }
+__all__ = [
+    "Batch",
+    "Context",
+    "Experiment",
+    "InvalidInput",
+    "Method",
+    "Prediction",
+    "Predictor",
+    "PrototypePool",
+    "Prototypes",
+    "RunResult",
+    "Tracker",
+    "cluster_prototypes",
+    "prototype_contrastive_loss",
+    "resume",
+    "run",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     mask: Tensor
 
     def mean(self, per_sample: Tensor) -> Tensor:
-        """Average one number a sample over the real samples."""
+        """Average one number per sample over the real samples."""
         # Filled, not multiplied: whatever a padding row gives, NaN even, it counts for nothing.
         return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
 
@@ -124,7 +124,7 @@ class Method:
         self.num_classes = num_classes
         limits = {"kmeans": experiment.prototypes.per_class, "mean": 1, "dbscan": None}
         self.num_prototypes: int | None = limits[self.clustering]
-        """At most so many prototypes a class and client; None: any number."""
+        """At most so many prototypes per class and client; None: any number."""
 
     # What travels, what is kept
 

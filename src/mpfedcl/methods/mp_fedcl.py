@@ -28,14 +28,14 @@ CONTRAST_KNOBS = MappingProxyType(
 
 
 class MpFedCL(Method):
-    """Up to K k-means centroids a class travel beside the model; clients contrast against them all.
+    """Up to K k-means centroids per class are sent with the model; clients contrast against all.
 
     Loss = cross-entropy + weight * L_R, with L_R the contrastive pull of each embedding to the
     prototypes of its class and away from those of the others. Prediction is by nearest prototype.
     """
 
     name = "mp-fedcl"
-    summary = "K prototypes a class, a contrastive pull to everybody's"
+    summary = "K prototypes per class, a contrastive pull to those of all clients"
     reading = "personal_prototype"
     shares_prototypes = True
     knobs = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})

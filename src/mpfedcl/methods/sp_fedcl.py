@@ -4,9 +4,9 @@ from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
 
 
 class SpFedCL(MpFedCL):
-    """MP-FedCL with one prototype a class, its mean; no clustering."""
+    """MP-FedCL with one prototype per class, its mean; no clustering."""
 
     name = "sp-fedcl"
-    summary = "as MP-FedCL with one prototype a class, its mean"
+    summary = "as MP-FedCL with one prototype per class, its mean"
     clustering = "mean"
     knobs = CONTRAST_KNOBS

@@ -135,7 +135,7 @@ def mean_prototypes(
     num_classes: int,
     min_cluster_size: int = 1,
 ) -> list[Prototypes]:
-    """Return the class means of several clients, one prototype a class and no clustering."""
+    """Return the class means of several clients, one prototype per class and no clustering."""
     if not embeddings:
         return []
     groups = group_samples(embeddings, labels, num_classes)

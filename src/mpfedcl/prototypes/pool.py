@@ -249,7 +249,7 @@ class PrototypePool:
         return found.scatter_reduce_(1, places, every, "amin")
 
     def averaged_over_owners(self) -> Self:
-        """Return FedProto's global prototypes: a pool with one a class, owned by "global".
+        """Return FedProto's global prototypes: a pool with one per class, owned by "global".
 
         u_j = mean over the owners of class j of (the mean of that owner's prototypes of class j).
         """
