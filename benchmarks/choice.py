@@ -17,7 +17,7 @@ CONTENDERS: Mapping[str, tuple[str, int, int]] = {
     "factored": ("stacked", 10**9, 10**9),
     "written": ("stacked", 10**9, 0),
 }
-"""Engine, trainer_choice._MOST_ROWS and factored._WRITTEN_OUT_FROM that force each of them;
+"""Engine, trainer_choice.MOST_ROWS and factored.WRITTEN_OUT_FROM that force each of them;
 `written` is factored training whose weights are written out at the end."""
 NEIGHBOURS = 0.05
 """Two that differ by less are as good as each other."""
@@ -27,12 +27,12 @@ def rounds_of(federation: RoundLoop, most_rows: int, written_from: int) -> Calla
     """Return the seconds of a round's parts that depend on the trainer."""
 
     def run() -> float:
-        before = trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM
-        trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = most_rows, written_from
+        before = trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM
+        trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM = most_rows, written_from
         try:
             seconds = federation.run_round(evaluate=False).seconds
         finally:
-            trainer_choice._MOST_ROWS, factored._WRITTEN_OUT_FROM = before
+            trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM = before
         return seconds["train"] + seconds["embed"] + seconds["aggregate"]
 
     return run
@@ -41,10 +41,10 @@ def rounds_of(federation: RoundLoop, most_rows: int, written_from: int) -> Calla
 def pick(workload: Workload, num_clients: int, num_rows: int) -> str:
     """Return what the engine `auto` takes, by the constants as they are."""
     if num_rows <= trainer_choice.most_rows(num_clients):
-        return "written" if num_rows >= factored._WRITTEN_OUT_FROM else "factored"
+        return "written" if num_rows >= factored.WRITTEN_OUT_FROM else "factored"
     model = workload.federation().state.server.params
     size = sum(value.numel() for value in model.values())
-    stacks = num_clients >= trainer_choice._FEWEST_STACKED and size <= trainer_choice._SMALL_MODEL
+    stacks = num_clients >= trainer_choice.FEWEST_STACKED and size <= trainer_choice.SMALL_MODEL
     return "stacked" if stacks else "loop"
 
 

@@ -99,7 +99,7 @@ def test_sound_vectors_of_another_length_are_not_believed(path: Path) -> None:
 def test_a_file_of_another_layout_is_emptied(path: Path) -> None:
     store = FeatureStore(path, LIMIT)
     store.write("ab", "test", {key(1): vector(1)})
-    store._connection.execute("PRAGMA user_version = 99")
+    store.connection.execute("PRAGMA user_version = 99")
     store.close()
     store = FeatureStore(path, LIMIT)
     assert store.describe().rows == 0

@@ -59,7 +59,7 @@ def test_a_kill_in_the_midst_of_a_transaction_leaves_all_or_nothing(path: Path) 
         """
         store = FeatureStore(path, 10**9)
         store.write("ab", "test", {key(n): vector(n) for n in range(100)})
-        connection = store._connection
+        connection = store.connection
         connection.execute("PRAGMA cache_spill = 1")
         connection.execute("BEGIN IMMEDIATE")
         # Far more than fits the page cache, so that half-done pages are on disk.
@@ -104,7 +104,7 @@ def test_kills_at_random_moments_never_damage_the_file(path: Path) -> None:
             # The last line may have been cut by the kill.
             whole = [first, *map(int, process.stdout.read().split("\n")[:-1])]
         store = FeatureStore(path, LIMIT)
-        assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         rows = store.describe().rows
         # What was reported as written is there, and never a part of a chunk.
         assert rows >= max(whole) > done

@@ -88,7 +88,7 @@ def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPa
     params = start(model)
     with torch.no_grad():
         whole = model.apply(params, pixels)
-        monkeypatch.setattr("mpfedcl.encoders.trainable_encoder._IMAGES_AT_ONCE", 3)
+        monkeypatch.setattr("mpfedcl.encoders.trainable_encoder.IMAGES_AT_ONCE", 3)
         sizes: list[int] = []
         network = ResNet18.apply
 

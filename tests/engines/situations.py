@@ -96,36 +96,36 @@ SITUATIONS: dict[str, Situation] = {
     "read every other round": Situation({"evaluate_every": 2}, methods=DIFFERENT),
     "more than at once": Situation(
         {"partition__kind": "iid", "clients": 40, "rounds": 2},
-        {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 16},
+        {"mpfedcl.engines.in_process.CLIENTS_AT_ONCE": 16},
         methods=DIFFERENT,
         holds=lambda _, c: len(c) > 2 * 16,
     ),
     "chunks of two": Situation(
-        RAGGED, {"mpfedcl.engines.in_process._CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
+        RAGGED, {"mpfedcl.engines.in_process.CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
     ),
-    "few clients": Situation({"clients": 2}, {f"{CHOICE}._MOST_ROWS": 0}, methods=DIFFERENT),
-    "all as weights": Situation(RAGGED, {f"{CHOICE}._MOST_ROWS": 0}),
+    "few clients": Situation({"clients": 2}, {f"{CHOICE}.MOST_ROWS": 0}, methods=DIFFERENT),
+    "all as weights": Situation(RAGGED, {f"{CHOICE}.MOST_ROWS": 0}),
     "all as rows": Situation(
         RAGGED | {"train__epochs": 2},
-        {f"{CHOICE}._MOST_ROWS": ENDLESS, f"{FACTORED}._WRITTEN_OUT_FROM": ENDLESS},
+        {f"{CHOICE}.MOST_ROWS": ENDLESS, f"{FACTORED}.WRITTEN_OUT_FROM": ENDLESS},
     ),
     "all as rows, written out": Situation(
         RAGGED | {"train__epochs": 2},
-        {f"{CHOICE}._MOST_ROWS": ENDLESS, f"{FACTORED}._WRITTEN_OUT_FROM": 0},
+        {f"{CHOICE}.MOST_ROWS": ENDLESS, f"{FACTORED}.WRITTEN_OUT_FROM": 0},
         methods=DIFFERENT,
     ),
     "large and small in one chunk": Situation(
         RAGGED,
-        {f"{CHOICE}._MOST_ROWS": 8, f"{FACTORED}._WRITTEN_OUT_FROM": ENDLESS},
+        {f"{CHOICE}.MOST_ROWS": 8, f"{FACTORED}.WRITTEN_OUT_FROM": ENDLESS},
         # Neither the first names nor the last: the two kinds take turns in the mean.
         holds=lambda _, c: "".join("SL"[size > 8] for size in sizes(c)).strip("L").count("L") > 0,
     ),
     "large and small, models at home": Situation(
-        RAGGED | {"share_model": False}, {f"{CHOICE}._MOST_ROWS": 8}, methods=("mp-fedcl",)
+        RAGGED | {"share_model": False}, {f"{CHOICE}.MOST_ROWS": 8}, methods=("mp-fedcl",)
     ),
     "large ones one by one": Situation(
         RAGGED,
-        {f"{CHOICE}._MOST_ROWS": 8, f"{CHOICE}._FEWEST_STACKED": 100},
+        {f"{CHOICE}.MOST_ROWS": 8, f"{CHOICE}.FEWEST_STACKED": 100},
         methods=DIFFERENT,
     ),
 }

@@ -150,9 +150,9 @@ def test_two_steps_of_one_layer_by_hand(momentum: float) -> None:
     found = trained.params(0)
     assert numpy.allclose(found["w"].numpy(), w2, rtol=1e-12, atol=1e-14)
     assert numpy.allclose(found["b"].numpy(), b2, rtol=1e-12, atol=1e-14)
-    slopes = trained._factors.slopes["w"][0].numpy()
+    slopes = trained.factors.slopes["w"][0].numpy()
     assert numpy.allclose(slopes, lr * numpy.stack([(1 + momentum) * d1, d2]), rtol=1e-12)
-    assert torch.equal(trained._factors.rows["w"][0], work.client.inputs[[first, second]])
+    assert torch.equal(trained.factors.rows["w"][0], work.client.inputs[[first, second]])
     squared = ((w2 - w0) ** 2).sum() + ((b2 - b0) ** 2).sum()
     assert trained.squared_changes[0] == pytest.approx(squared, rel=1e-10)
     losses = [
@@ -210,7 +210,7 @@ def test_it_is_the_loops_training(
 def test_from_so_many_rows_on_models_are_written_out(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_written: bool
 ) -> None:
-    monkeypatch.setattr("mpfedcl.engines.factored._WRITTEN_OUT_FROM", limit)
+    monkeypatch.setattr("mpfedcl.engines.factored.WRITTEN_OUT_FROM", limit)
     task = Task([16, 3], train__epochs=2)  # 2 * 4 steps of 4 rows
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None

@@ -67,7 +67,7 @@ def test_a_client_that_goes_astray_costs_its_stack_nothing(
     limit: int,
 ) -> None:
     factor, reason, changes = ASTRAY[case]
-    monkeypatch.setattr(f"{CHOICE}._MOST_ROWS", limit)
+    monkeypatch.setattr(f"{CHOICE}.MOST_ROWS", limit)
     experiment = double(images, method, RAGGED | changes)
     victim = "client-5"
     wanted, theirs = run_spoiled(experiment.replace(engine="loop"), victim, factor)

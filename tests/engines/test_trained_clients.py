@@ -15,7 +15,7 @@ from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
-from mpfedcl.engines.trained_clients import TrainedStack, _find_ranges
+from mpfedcl.engines.trained_clients import TrainedStack, find_ranges
 from mpfedcl.messages import StackMember
 from mpfedcl.tensors import Tensors
 
@@ -215,7 +215,7 @@ def _is_finite(tensors: Tensors) -> bool:
 @given(st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 8))
 def test_ranges_hold_the_wanted_and_nobody_else(wanted: set[int], count: int, longest: int) -> None:
     names = [str(number) for number in range(count)]
-    ranges = list(_find_ranges(names, {str(number) for number in wanted}, longest))
+    ranges = list(find_ranges(names, {str(number) for number in wanted}, longest))
     assert [n for first, last in ranges for n in range(first, last)] == sorted(
         number for number in wanted if number < count
     )

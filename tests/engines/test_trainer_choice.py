@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients, TrainedStack
-from mpfedcl.engines.trainer_choice import _MOST_ROWS, _SMALL_MODEL, TrainerChoice
+from mpfedcl.engines.trainer_choice import MOST_ROWS, SMALL_MODEL, TrainerChoice
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import Mlp
@@ -23,7 +23,7 @@ KINDS = {TrainedClient: "loop", TrainedStack: "stacked", TrainedFactors: "factor
 
 @pytest.fixture(autouse=True)
 def _never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.engines.factored._WRITTEN_OUT_FROM", 10**9)
+    monkeypatch.setattr("mpfedcl.engines.factored.WRITTEN_OUT_FROM", 10**9)
 
 
 def choose(
@@ -52,7 +52,7 @@ def test_clients_with_few_samples_are_rows(engine: str) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_samples_times_epochs_decide(epochs: int) -> None:
-    limit = _MOST_ROWS // epochs
+    limit = MOST_ROWS // epochs
     changes: dict[str, Any] = {
         "engine": "stacked",
         "train__epochs": epochs,
@@ -63,7 +63,7 @@ def test_samples_times_epochs_decide(epochs: int) -> None:
 
 
 def test_auto_runs_a_few_large_clients_one_by_one() -> None:
-    large = _MOST_ROWS + 1
+    large = MOST_ROWS + 1
     changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 64}
     assert choose([large, 2, large, large], **changes) == ["loop", "factored", "loop", "loop"]
     assert choose([large, 2, *[large] * 3], **changes) == ["stacked", "factored", *["stacked"] * 3]
@@ -85,7 +85,7 @@ def test_methods_beyond_linear_layers_are_never_rows(method: type[Method]) -> No
 
 def test_auto_stacks_small_models_only() -> None:
     per_unit = NUM_INPUTS + 1 + NUM_CLASSES
-    largest = (_SMALL_MODEL - NUM_CLASSES) // per_unit
+    largest = (SMALL_MODEL - NUM_CLASSES) // per_unit
     changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 100}
     assert choose([2] * 4, method=Clipped, hidden=largest, **changes) == ["stacked"] * 4
     assert choose([2] * 4, method=Clipped, hidden=largest + 1, **changes) == ["loop"] * 4

@@ -81,8 +81,8 @@ def test_strangers_without_end_are_forgotten() -> None:
     for _ in range(20):
         assert registry.find_connected() == {"good": 1}
     assert len(registry.refused) == 50
-    assert len(registry._refused_nodes) == 50
-    assert len(registry._seen) < 100
+    assert len(registry.refused_nodes) == 50
+    assert len(registry.seen) < 100
     # Nobody is asked twice who has gone.
     assert len(transport.sent) == len(set(transport.sent))
 

@@ -29,7 +29,7 @@ class StuckGrid(LoopbackGrid):
 
 
 def test_half_a_reply_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.network.flower.apps._PULL_SECONDS", 0.2)
+    monkeypatch.setattr("mpfedcl.network.flower.apps.PULL_SECONDS", 0.2)
     grid = StuckGrid()
     for node in (1, 2, 3):
         grid.join(node, name=f"client-{node}", data="none")

@@ -133,10 +133,10 @@ def test_a_run_id_is_no_path(client: NetworkClient, tmp_path: Path) -> None:
 def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> None:
     asked = hello(folder_experiment())
     client.answer("hello", asked)
-    first = client._loaded
+    first = client.loaded
     save_pictures(tmp_path / "own", "cat", count=20)
     told = Introduction.from_message(client.answer("hello", asked))
-    assert client._loaded is not first
+    assert client.loaded is not first
     # A new run: images that have come since count.
     assert told.train == (10, 3)
 

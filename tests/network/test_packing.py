@@ -215,7 +215,7 @@ def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_too_large_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpfedcl.network.flower.apps.MOST_BYTES", 1000)
-    monkeypatch.setattr("mpfedcl.network.flower.apps._LONGEST_TEXT", 100)
+    monkeypatch.setattr("mpfedcl.network.flower.apps.LONGEST_TEXT", 100)
     from_records(to_records(Message({}, {"a": numpy.zeros(100)})))
     for message in (
         Message({}, {"a": numpy.zeros(200)}),

@@ -8,7 +8,7 @@ from kmeans_cases import assert_same, one_class
 
 from mpfedcl.prototypes import cluster_prototypes, kmeans_prototypes
 from mpfedcl.prototypes.groups import average_clusters, group_samples
-from mpfedcl.prototypes.kmeans import _Blocks, _choose_centres, _draw_rows, _iterate
+from mpfedcl.prototypes.kmeans import Blocks, choose_centres, draw_rows, run_lloyd
 
 torch.set_num_threads(1)
 
@@ -37,22 +37,22 @@ def test_a_clients_scale_does_not_disturb_another() -> None:
     assert len(together[1]) == 6
 
 
-def one_block(*values: float) -> _Blocks:
+def one_block(*values: float) -> Blocks:
     """A group of points on a line; the last one pads its block, as `run_kmeans` has it."""
     line = torch.tensor([*values, *[values[-1]] * (16 - len(values))], dtype=torch.float32)
     points = line.view(1, 16, 1)
     mask = torch.arange(16).unsqueeze(0) < len(values)
-    return _Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
+    return Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
 
 
 def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
     start = torch.zeros(1, 16, dtype=torch.int64)
-    assert _iterate(one_block(100, 101, 140, 102), start, 2)[0, :4].tolist() == [0, 0, 1, 0]
+    assert run_lloyd(one_block(100, 101, 140, 102), start, 2)[0, :4].tolist() == [0, 0, 1, 0]
     # Two are empty: they are refilled one after the other.
-    found = _iterate(one_block(100, 101, 140, 102, 170), start, 3)[0, :5]
+    found = run_lloyd(one_block(100, 101, 140, 102, 170), start, 3)[0, :5]
     assert found.tolist() == [0, 0, 2, 0, 1]
     # Nothing to move to: the spare clusters stay empty, and nothing becomes NaN.
-    assert _iterate(one_block(7, 7, 7), start, 3).tolist() == start.tolist()
+    assert run_lloyd(one_block(7, 7, 7), start, 3).tolist() == start.tolist()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
 def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[int]) -> None:
     blocks = one_block(0, 1, 10)
     draws = torch.tensor([[0.3, draw]])
-    clusters, unsolved, _ = _choose_centres(blocks, torch.tensor([3]), draws, spread=spread)
+    clusters, unsolved, _ = choose_centres(blocks, torch.tensor([3]), draws, spread=spread)
     assert clusters[0, :3].tolist() == nearest
     assert unsolved.tolist() == [True]
 
@@ -76,7 +76,7 @@ def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[
 def test_between_two_centres_the_first_one_wins() -> None:
     blocks = one_block(-1, 0, 1)
     draws = torch.tensor([[0.0, 0.9]])
-    clusters, _, middle = _choose_centres(blocks, torch.tensor([3]), draws, spread=True)
+    clusters, _, middle = choose_centres(blocks, torch.tensor([3]), draws, spread=True)
     assert clusters[0, :3].tolist() == [0, 0, 1]
     assert middle.tolist() == [[0]]
 
@@ -97,7 +97,7 @@ def test_rows_are_drawn_in_proportion_to_their_weight() -> None:
     begin, end = torch.tensor([0, 16]), torch.tensor([15, 31])
     for draw, row in ((0.0, 3), (0.2499, 3), (0.25, 5), (1 - 2**-24, 5)):
         draws = torch.tensor([draw, draw])
-        drawn = _draw_rows(weight, weight.sum(1), draws, group, begin, end)
+        drawn = draw_rows(weight, weight.sum(1), draws, group, begin, end)
         assert drawn.tolist() == [row, 20]
 
 

@@ -18,7 +18,7 @@ class WatchingEngine(WrappedEngine):
         reorder: Callable[[list[Update]], Sequence[Update]] = lambda updates: updates,
     ) -> None:
         super().__init__(engine)
-        self._reorder = reorder
+        self.reorder = reorder
         self.broadcasts: list[Broadcast] = []
         self.asked: list[list[str]] = []
         self.updates: list[list[Update]] = []
@@ -29,7 +29,7 @@ class WatchingEngine(WrappedEngine):
         self.broadcasts.append(broadcast)
         self.asked.append(list(names))
         self.updates.append(list(updates))
-        yield from self._reorder(self.updates[-1])
+        yield from self.reorder(self.updates[-1])
 
 
 def watch(

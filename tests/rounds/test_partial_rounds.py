@@ -22,7 +22,7 @@ def test_a_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) ->
         nothing = Prototypes.empty(4)
         return [replace(u, prototypes=nothing) if u.client == "client-1" else u for u in updates]
 
-    engine._reorder = empty_handed
+    engine.reorder = empty_handed
     federation.run_round(evaluate=False)
     assert "client-1" not in federation.pool.names
 

@@ -16,7 +16,7 @@ from mpfedcl import Experiment, resume, run
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking import make_trackers
-from mpfedcl.tracking.mlflow import _metric_key
+from mpfedcl.tracking.mlflow import metric_key
 from mpfedcl.tracking.scalars import client_scalars, round_scalars
 from small_experiments import Warnings, read_records, save_images, small
 
@@ -167,7 +167,7 @@ def test_any_name_becomes_a_key_of_its_own(one: str, other: str) -> None:
     from mlflow.utils import validation
 
     check: Any = validation._validate_metric
-    keys = [_metric_key(f"clients/{name.replace('/', '')}") for name in (one, other)]
+    keys = [metric_key(f"clients/{name.replace('/', '')}") for name in (one, other)]
     for key in keys:
         check(key, 0.0, 0, 1)
         assert len(key.encode()) < 200

@@ -36,7 +36,7 @@ def strict(content: bytes | None) -> Json:
 
 def look(watcher: WatchedRuns) -> dict[str, Json]:
     """Look at everything at once; return the list by name."""
-    watcher._searched_at = float("-inf")
+    watcher.searched_at = float("-inf")
     watcher.refresh()
     return {entry["name"]: entry for entry in watcher.overview()["runs"]}
 
@@ -102,11 +102,11 @@ def test_runs_come_and_go(tmp_path: Path) -> None:
     assert watcher.refresh()[0] == [entry["id"] for entry in watcher.overview()["runs"]]
     (first,) = watcher.overview()["runs"]
     write_run(tmp_path / "below" / "second")
-    watcher._searched_at = float("-inf")
+    watcher.searched_at = float("-inf")
     changed, gone = watcher.refresh()
     assert (len(changed), gone) == (1, [])
     shutil.rmtree(tmp_path / "first")
-    watcher._searched_at = float("-inf")
+    watcher.searched_at = float("-inf")
     assert watcher.refresh() == ([], [first["id"]])
     assert watcher.describe(first["id"]) is None
     assert list(look(watcher)) == ["second"]
@@ -224,8 +224,8 @@ def test_what_nobody_thought_of_costs_nobody_else_anything(
     write_run(tmp_path / "odd")
     write_run(tmp_path / "sound")
     watcher = WatchedRuns(tmp_path)
-    watcher._find_runs()
-    odd = next(each for each in watcher._runs.values() if each.location.path.name == "odd")
+    watcher.find_runs()
+    odd = next(each for each in watcher.runs.values() if each.location.path.name == "odd")
     monkeypatch.setattr(odd, "_read_settings", lambda: refuse("this"))
     seen = look(watcher)
     assert seen["sound"]["state"] == "finished"
@@ -309,7 +309,7 @@ def test_thousands_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (len(lines), found["clients"]["left_out"]) == (12, 38)
     assert all(len(line["x"]) == 30 for line in lines)
     assert found["attendance"]["answered"] == [50] * 30
-    opened = watcher._open[name]
+    opened = watcher.open_pages[name]
     assert [len(line.accuracy_per_client or {}) for line in opened._lines] == [12] * 29 + [50]
     assert len(found["run"]["clients"]) == 50
 

@@ -56,7 +56,7 @@ class FeatureStore:
         self.path = path
         self._limit = limit
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = self._open()
+        self.connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         # Two processes that begin together must not both make the tables, or set WAL.
@@ -74,23 +74,23 @@ class FeatureStore:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._connection.close()
+        self.connection.close()
 
     def __del__(self) -> None:
         # Newer Pythons warn of a connection that is forgotten; nothing is lost by forgetting one.
         with contextlib.suppress(AttributeError):
-            self._connection.close()
+            self.connection.close()
 
     def read_listing(self, key: Key) -> list[Key] | None:
         """Return the keys of a source in order, or None."""
-        row = self._connection.execute("SELECT keys FROM listings WHERE key = ?", (key,)).fetchone()
+        row = self.connection.execute("SELECT keys FROM listings WHERE key = ?", (key,)).fetchone()
         if row is None or len(row[0]) % 32:
             return None
         return [row[0][first : first + 32] for first in range(0, len(row[0]), 32)]
 
     def write_listing(self, key: Key, keys: Sequence[Key]) -> None:
         """Keep the keys of a source."""
-        self._connection.execute(
+        self.connection.execute(
             "INSERT OR REPLACE INTO listings VALUES (?, ?, ?)",
             (key, b"".join(keys), int(time.time())),
         )
@@ -105,7 +105,7 @@ class FeatureStore:
         for first in range(0, len(wanted), _KEYS_AT_ONCE):
             some = wanted[first : first + _KEYS_AT_ONCE]
             marks = ",".join("?" * len(some))
-            for key, blob, row, used in self._connection.execute(
+            for key, blob, row, used in self.connection.execute(
                 "SELECT key, vector, id, used FROM features JOIN uses USING (id) "
                 f"WHERE key IN ({marks})",
                 some,
@@ -122,39 +122,39 @@ class FeatureStore:
         """Note that rows and a listing are in use now."""
         now = int(time.time())
         with self._transaction():
-            self._connection.executemany(
+            self.connection.executemany(
                 "UPDATE uses SET used = ? WHERE id = ?", [(now, row) for row in rows]
             )
-            self._connection.execute("UPDATE listings SET used = ? WHERE key = ?", (now, listing))
+            self.connection.execute("UPDATE listings SET used = ? WHERE key = ?", (now, listing))
 
     def write(self, fingerprint: str, name: str, vectors: dict[Key, bytes]) -> None:
         """Keep vectors, all or none of them; what another process wrote meanwhile stays."""
         now = int(time.time())
         with self._transaction():
-            self._connection.execute(
+            self.connection.execute(
                 "INSERT OR IGNORE INTO encoders (fingerprint, name) VALUES (?, ?)",
                 (fingerprint, name),
             )
-            (encoder,) = self._connection.execute(
+            (encoder,) = self.connection.execute(
                 "SELECT id FROM encoders WHERE fingerprint = ?", (fingerprint,)
             ).fetchone()
             for key, vector in vectors.items():
                 blob = vector + _check_bytes(vector)
                 # An unsound row is replaced, a sound one is the same anyway.
-                (row,) = self._connection.execute(
+                (row,) = self.connection.execute(
                     "INSERT INTO features (key, vector) VALUES (?, ?) "
                     "ON CONFLICT (key) DO UPDATE SET vector = excluded.vector RETURNING id",
                     (key, blob),
                 ).fetchone()
-                self._connection.execute(
+                self.connection.execute(
                     "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (row, encoder, now)
                 )
         self._enforce_limit()
 
     def describe(self) -> StoreDescription:
         """Return how much of which encoder is here."""
-        (rows,) = self._connection.execute("SELECT COUNT(*) FROM uses").fetchone()
-        encoders = self._connection.execute(
+        (rows,) = self.connection.execute("SELECT COUNT(*) FROM uses").fetchone()
+        encoders = self.connection.execute(
             "SELECT name, fingerprint, COUNT(*) FROM uses JOIN encoders ON encoder = encoders.id "
             "GROUP BY encoder ORDER BY name, fingerprint"
         )
@@ -168,12 +168,12 @@ class FeatureStore:
         """Drop everything and give the room back."""
         with self._transaction():
             for table in ("features", "uses", "listings", "encoders"):
-                self._connection.execute(f"DELETE FROM {table}")
+                self.connection.execute(f"DELETE FROM {table}")
         self._release_space()
 
     def _bytes_used(self) -> int:
         size, pages, free = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            self.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_size", "page_count", "freelist_count")
         )
         return int(size * (pages - free))
@@ -186,40 +186,40 @@ class FeatureStore:
         last_used = 0
         with self._transaction():
             while (now_used := self._bytes_used()) > aim:
-                (rows,) = self._connection.execute("SELECT COUNT(*) FROM uses").fetchone()
+                (rows,) = self.connection.execute("SELECT COUNT(*) FROM uses").fetchone()
                 number = max(_FEWEST_DROPPED, int(rows * (1 - aim / now_used)))
-                oldest = self._connection.execute(
+                oldest = self.connection.execute(
                     "SELECT id, used FROM uses ORDER BY used, id LIMIT ?", (number,)
                 ).fetchall()
                 if not oldest:
                     break
                 last_used = oldest[-1][1]
                 for table in ("features", "uses"):
-                    self._connection.executemany(
+                    self.connection.executemany(
                         f"DELETE FROM {table} WHERE id = ?", [(row,) for row, _ in oldest]
                     )
             # Without its rows a listing is of no use.
-            self._connection.execute("DELETE FROM listings WHERE used <= ?", (last_used,))
+            self.connection.execute("DELETE FROM listings WHERE used <= ?", (last_used,))
         self._release_space()
 
     def _release_space(self) -> None:
         # Others may be reading; the room is then given back another time.
         with contextlib.suppress(sqlite3.OperationalError):
-            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self.connection.execute("PRAGMA incremental_vacuum").fetchall()
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         # IMMEDIATE waits for its turn; a lock that is only asked for midway cannot be waited for.
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
             # Some errors, such as a full disk, have rolled it back already.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
+        self.connection.execute("COMMIT")
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -13,7 +13,7 @@ from mpfedcl.tensors import Tensors
 
 EMBEDDING_SIZE = 256
 _PREFIX = "encoder."
-_IMAGES_AT_ONCE = 256
+IMAGES_AT_ONCE = 256
 """Images that pass together where no gradient is asked for: the whole test set would not fit."""
 
 
@@ -60,9 +60,9 @@ class TrainableEncoder:
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits."""
         # A gradient needs all activations anyway, and training batches are small.
-        if torch.is_grad_enabled() or len(inputs) <= _IMAGES_AT_ONCE:
+        if torch.is_grad_enabled() or len(inputs) <= IMAGES_AT_ONCE:
             return self._head.apply(params, self._encode(params, inputs))
-        parts = [self._encode(params, part) for part in torch.split(inputs, _IMAGES_AT_ONCE)]
+        parts = [self._encode(params, part) for part in torch.split(inputs, IMAGES_AT_ONCE)]
         return self._head.apply(params, torch.cat(parts))
 
     def _encode(self, params: Tensors, inputs: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model
 from mpfedcl.tensors import Tensors
 
-_WRITTEN_OUT_FROM = 192
+WRITTEN_OUT_FROM = 192
 """Rows from which a client's weights are written out once it has trained (docs/performance.md)."""
 
 
@@ -66,7 +66,7 @@ class FactoredTrainer(Trainer):
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         means = (losses / (train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
-        return [trained.to_stack() if factors.num_rows >= _WRITTEN_OUT_FROM else trained]
+        return [trained.to_stack() if factors.num_rows >= WRITTEN_OUT_FROM else trained]
 
     def _step(self, factors: Factors, step: int, given: object) -> Tensor:
         """Take one step of every client still at task; return their losses times batch sizes."""
@@ -129,7 +129,7 @@ class TrainedFactors:
         self.losses = losses
         self.states: Sequence[Tensors] = [{}] * len(self.names)
         self._model = model
-        self._factors = factors
+        self.factors = factors
         self._start = factors.start
 
     def averaged(self, index: int) -> StackMember:
@@ -142,12 +142,12 @@ class TrainedFactors:
 
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples, in their order."""
-        schedule = self._factors.schedule
+        schedule = self.factors.schedule
         # The first epoch has each sample once.
         steps = max(-(-len(client.labels) // schedule.num_rows) for client in schedule.clients)
         due = slice(steps * schedule.num_rows)
-        projected = {name: value[:, due] for name, value in self._factors.projected.items()}
-        embeddings, _ = self._predict(slice(None), self._factors.inputs[:, due], projected)
+        projected = {name: value[:, due] for name, value in self.factors.projected.items()}
+        embeddings, _ = self._predict(slice(None), self.factors.inputs[:, due], projected)
         places, masks = schedule.samples[:, :steps].flatten(1), schedule.mask[:, :steps].flatten(1)
         found = []
         for number, client in enumerate(schedule.clients):
@@ -164,7 +164,7 @@ class TrainedFactors:
     def to_stack(self) -> TrainedStack:
         """Return the same clients with their models written out."""
         return TrainedStack(
-            self._factors.schedule.clients,
+            self.factors.schedule.clients,
             self._model,
             self._write(slice(None)),
             start=self._start.common,
@@ -187,9 +187,9 @@ class TrainedFactors:
         counted = weights.nonzero().squeeze(1)
         everyone = len(counted) == len(weights)
         totals = {}
-        for layer in self._factors.layers:
+        for layer in self.factors.layers:
             if layer.weight in self._start.common:
-                rows, slopes = self._factors.rows[layer.weight], self._factors.slopes[layer.weight]
+                rows, slopes = self.factors.rows[layer.weight], self.factors.slopes[layer.weight]
                 if not everyone:
                     rows, slopes = rows[counted], slopes[counted]
                 shares = weights[counted].to(slopes)
@@ -199,7 +199,7 @@ class TrainedFactors:
                     base, scaled.T, rows.flatten(0, 1), beta=float(shares.sum()), alpha=-1
                 )
             if layer.bias is not None and layer.bias in self._start.common:
-                bias = self._factors.biases[layer.bias]
+                bias = self.factors.biases[layer.bias]
                 totals[layer.bias] = weights[counted].to(bias) @ bias[counted]
         return totals
 
@@ -207,13 +207,13 @@ class TrainedFactors:
     def squared_changes(self) -> list[float]:
         """|slopesᵀ rows|² = Σ (slopes slopesᵀ) ∘ (rows rowsᵀ), and the biases' part."""
         squares = torch.zeros(len(self), dtype=torch.float64)
-        for layer in self._factors.layers:
+        for layer in self.factors.layers:
             if layer.weight in self._start.common:
-                rows, slopes = self._factors.rows[layer.weight], self._factors.slopes[layer.weight]
+                rows, slopes = self.factors.rows[layer.weight], self.factors.slopes[layer.weight]
                 product = (rows @ rows.mT).mul_(slopes @ slopes.mT)
                 squares += product.sum((1, 2), dtype=torch.float64).cpu()
             if layer.bias is not None and layer.bias in self._start.common:
-                change = self._factors.biases[layer.bias] - self._start.common[layer.bias]
+                change = self.factors.biases[layer.bias] - self._start.common[layer.bias]
                 squares += change.square().sum(1, dtype=torch.float64).cpu()
         # Rounding may leave a little less than nothing; NaN stays NaN.
         return squares.clamp(min=0).tolist()
@@ -224,7 +224,7 @@ class TrainedFactors:
 
     def _write(self, some: slice, *, squeeze: bool = False) -> Tensors:
         """Return W_0 - slopesᵀ rows, and the biases, of some clients."""
-        factors, params = self._factors, {}
+        factors, params = self.factors, {}
         for layer in factors.layers:
             rows, slopes = factors.rows[layer.weight][some], factors.slopes[layer.weight][some]
             start = self._start.stacked(layer.weight, len(self))[some]
@@ -237,7 +237,7 @@ class TrainedFactors:
         self, some: slice, inputs: Tensor, projected: Tensors | None
     ) -> tuple[Tensor, Tensor]:
         """Run the models on the same inputs, or each on its own with what is known of them."""
-        factors = self._factors
+        factors = self.factors
         own = {name: value[some] for name, value in self._start.own.items()}
         past = {n: (factors.rows[n][some], factors.slopes[n][some]) for n in factors.rows}
         biases = {name: value[some] for name, value in factors.biases.items()}

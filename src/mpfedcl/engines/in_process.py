@@ -33,7 +33,7 @@ from mpfedcl.rounds.evaluation import (
 from mpfedcl.rounds.measurement import Inspection, Measurement
 from mpfedcl.tensors import Tensors
 
-_CLIENTS_AT_ONCE = 64
+CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""
 _NUMBERS_AT_ONCE = 2**26
 """Parameters that may be held for them at a time: few enough to bound the memory."""
@@ -227,7 +227,7 @@ class InProcessEngine(Engine):
     @property
     def _clients_at_once(self) -> int:
         size = sum(value.numel() for value in self._initial.values())
-        return max(1, min(_CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // size))
+        return max(1, min(CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // size))
 
     @property
     def _has_local_parameters(self) -> bool:

@@ -52,7 +52,7 @@ def predict_clients(
     group: TrainedClients, evaluator: Evaluator, wanted: Collection[str]
 ) -> Iterator[tuple[str, Predictions]]:
     """Yield what the models of the wanted clients answer; few are held at a time."""
-    for first, last in _find_ranges(group.names, wanted, evaluator.models_at_once):
+    for first, last in find_ranges(group.names, wanted, evaluator.models_at_once):
 
         def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
             return group.predict(first, last, inputs)
@@ -60,7 +60,7 @@ def predict_clients(
         yield from zip(group.names[first:last], evaluator.predict(apply), strict=True)
 
 
-def _find_ranges(
+def find_ranges(
     names: Sequence[str], wanted: Collection[str], longest: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of the wanted names as ranges, none longer than `longest`."""

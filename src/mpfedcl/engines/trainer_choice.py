@@ -12,18 +12,18 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
 
-_MOST_ROWS = 512
+MOST_ROWS = 512
 """Samples times epochs up to which rows are cheaper than weights, in good company."""
-_ROWS_A_CLIENT = 80
+ROWS_PER_CLIENT = 80
 """The same for few clients: so many rows for each client that is trained at the same time."""
-_SMALL_MODEL = 200_000
+SMALL_MODEL = 200_000
 """Parameters up to which a stack of models is faster than one after the other."""
-_FEWEST_STACKED = 4
+FEWEST_STACKED = 4
 
 
 def most_rows(num_clients: int) -> int:
     """Return up to how many rows a client is trained as rows, among so many clients."""
-    return min(_MOST_ROWS, _ROWS_A_CLIENT * num_clients)
+    return min(MOST_ROWS, ROWS_PER_CLIENT * num_clients)
 
 
 class TrainerChoice:
@@ -78,7 +78,7 @@ class TrainerChoice:
         layers = self._find_layers(tasks[0], received)
         limit = 0
         if layers is not None:
-            limit = _MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
+            limit = MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
         few = [task for task in tasks if self._num_rows(task) <= limit]
         factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
         many = [task for task in tasks if self._num_rows(task) > limit]
@@ -98,4 +98,4 @@ class TrainerChoice:
 
     def _is_worth_stacking(self, tasks: Sequence[ClientTask]) -> bool:
         size = sum(value.numel() for value in tasks[0].start.values()) if tasks else 0
-        return len(tasks) >= _FEWEST_STACKED and size <= _SMALL_MODEL
+        return len(tasks) >= FEWEST_STACKED and size <= SMALL_MODEL

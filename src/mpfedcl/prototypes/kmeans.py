@@ -19,7 +19,9 @@ MAX_ITERATIONS = 100
 
 
 @dataclass(frozen=True, eq=False)
-class _Blocks:
+class Blocks:
+    """Samples in blocks of equal length, so that groups of all sizes are clustered together."""
+
     points: Tensor
     """[B, ROWS, d]"""
     mask: Tensor
@@ -34,12 +36,12 @@ class _Blocks:
             0, self.group, values
         )
 
-    def select(self, groups: Tensor) -> tuple["_Blocks", Tensor]:
+    def select(self, groups: Tensor) -> tuple["Blocks", Tensor]:
         """Return the blocks of the groups marked in [G] bool, and which blocks they are."""
         kept = groups[self.group].nonzero().squeeze(1)
         renumbered = (groups.cumsum(0) - 1)[self.group[kept]]
         return (
-            _Blocks(
+            Blocks(
                 self.points.index_select(0, kept), self.mask[kept], renumbered, int(groups.sum())
             ),
             kept,
@@ -57,10 +59,10 @@ def run_kmeans(groups: Groups, draws: Tensor, *, spread: bool) -> Tensor:
     """
     rows = _lay_out(groups)
     points = groups.points.index_select(0, rows.sample.flatten())
-    blocks = _Blocks(
+    blocks = Blocks(
         points.view(*rows.sample.shape, points.shape[1]), rows.mask, rows.group, len(groups)
     )
-    clusters, unsolved, middle = _choose_centres(blocks, groups.sizes, draws, spread=spread)
+    clusters, unsolved, middle = choose_centres(blocks, groups.sizes, draws, spread=spread)
     if bool(unsolved.any()):
         kept = None
         if not bool(unsolved.all()):
@@ -69,7 +71,7 @@ def run_kmeans(groups: Groups, draws: Tensor, *, spread: bool) -> Tensor:
         # Near the origin the products of Lloyd's iterations lose no digits to a common offset. In
         # place, because the copy is ours and fresh memory costs more than the subtraction.
         blocks.points.sub_(middle[blocks.group].unsqueeze(1))
-        moved = _iterate(blocks, clusters if kept is None else clusters[kept], draws.shape[1])
+        moved = run_lloyd(blocks, clusters if kept is None else clusters[kept], draws.shape[1])
         clusters = moved if kept is None else clusters.index_copy(0, kept, moved)
     result = torch.empty_like(groups.group)
     result[rows.sample.flatten()] = clusters.flatten()
@@ -96,8 +98,8 @@ def _lay_out(groups: Groups) -> _Rows:
     return _Rows(sample, position < size, group)
 
 
-def _choose_centres(
-    blocks: _Blocks, sizes: Tensor, draws: Tensor, *, spread: bool
+def choose_centres(
+    blocks: Blocks, sizes: Tensor, draws: Tensor, *, spread: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose up to K points of each group as centres; give each row its nearest one.
 
@@ -133,11 +135,11 @@ def _choose_centres(
         weight *= mask
         total = weight.new_zeros(len(sizes)).index_add_(0, group, weight.sum(1))
         if k + 1 < draws.shape[1]:
-            row = _draw_rows(weight, total, draws[:, k + 1], group, begin, end)
+            row = draw_rows(weight, total, draws[:, k + 1], group, begin, end)
     return clusters, (total > 0).to(flat.device), middle / draws.shape[1]
 
 
-def _draw_rows(
+def draw_rows(
     weight: Tensor, total: Tensor, draws: Tensor, group: Tensor, begin: Tensor, end: Tensor
 ) -> Tensor:
     """Draw a row of each group with probability weight / total, through cumulative sums.
@@ -153,7 +155,7 @@ def _draw_rows(
     return torch.searchsorted(reached, target, right=True).maximum(begin).minimum(end)
 
 
-def _iterate(blocks: _Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
+def run_lloyd(blocks: Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
     """Run Lloyd's iterations until no row changes its cluster; groups drop out as they settle."""
     result, place = clusters, None
     slots = torch.arange(num_clusters, device=clusters.device)
@@ -191,7 +193,7 @@ def _iterate(blocks: _Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
     return clusters if place is None else result.index_copy(0, place, clusters)
 
 
-def _refill(blocks: _Blocks, clusters: Tensor, centres: Tensor, counts: Tensor) -> Tensor:
+def _refill(blocks: Blocks, clusters: Tensor, centres: Tensor, counts: Tensor) -> Tensor:
     """Move an empty cluster to the point farthest from its centre, one a group; return |u|² / 2.
 
     A cluster that stays empty costs infinity, so that nothing joins it. It happens rarely: a loop.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpfedcl.prototypes.pool import Padding, PrototypePool
 
-_LARGEST_TABLE = 2**19
+LARGEST_TABLE = 2**19
 """Entries up to which a table of slices is the fastest way to sum them; lists from there on."""
 
 
@@ -135,7 +135,7 @@ def _find_members(
 
     The first `num_real` vectors are prototypes, the others class means.
     """
-    if len(slices) * len(vectors) <= _LARGEST_TABLE:
+    if len(slices) * len(vectors) <= LARGEST_TABLE:
         return MemberTable(_count_members(slices, counted, vectors))
     num_slices = len(slices)
     real = (slices < num_real) & counted

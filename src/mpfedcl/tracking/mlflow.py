@@ -79,7 +79,7 @@ class MlflowTracker(Tracker):
             return
         clients = {f"clients/{name}": value for name, value in client_scalars(record).items()}
         values = {
-            _metric_key(name): value for name, value in (round_scalars(record) | clients).items()
+            metric_key(name): value for name, value in (round_scalars(record) | clients).items()
         }
         if number == self._torn:
             # The process may have ended while it told of this round.
@@ -134,13 +134,13 @@ def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:
     for name, value in experiment.flattened():
         if isinstance(value, dict):
             for key, each in value.items():
-                yield _metric_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
+                yield metric_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
         elif value is not None and value != ():
             text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             yield name, text[:_LONGEST_VALUE]
 
 
-def _metric_key(name: str) -> str:
+def metric_key(name: str) -> str:
     """Return a name that MLflow takes, and makes a file of; different names stay different."""
     safe = "/".join(
         re.sub(r"[^A-Za-z0-9_.\- ]", "_", part).strip(". ") or "_" for part in name.split("/")

@@ -26,9 +26,9 @@ class WatchedRuns:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._runs: dict[str, RunListEntry] = {}
-        self._open: OrderedDict[str, RunPage] = OrderedDict()
-        self._searched_at = float("-inf")
+        self.runs: dict[str, RunListEntry] = {}
+        self.open_pages: OrderedDict[str, RunPage] = OrderedDict()
+        self.searched_at = float("-inf")
         self._search_seconds = 0.0
         self._is_too_large = False
 
@@ -36,32 +36,33 @@ class WatchedRuns:
         """Read what is new; return the ids of runs that have changed, and of those gone."""
         began = time.monotonic()
         # A folder that takes long to search is searched less often.
-        is_due = began - self._searched_at >= max(
+        is_due = began - self.searched_at >= max(
             _SECONDS_BETWEEN_SEARCHES, 20 * self._search_seconds
         )
-        gone = self._find_runs() if is_due else []
+        gone = self.find_runs() if is_due else []
         locked = find_locked_inodes()
         changed = [
             name
-            for name, run in self._runs.items()
+            for name, run in self.runs.items()
             if (is_due or run.is_active or not run.entry) and _refresh_entry(run, locked)
         ]
         if is_due:
-            self._searched_at = began
+            self.searched_at = began
             # What it takes where nothing is new; the first time everything is.
             self._search_seconds = self._search_seconds if changed else time.monotonic() - began
         return changed, gone
 
-    def _find_runs(self) -> list[str]:
+    def find_runs(self) -> list[str]:
+        """Look for runs below the root; return those that have gone."""
         places, self._is_too_large = find_runs(self._root)
         found = {place.id: place for place in places}
-        gone = [name for name in self._runs if name not in found]
+        gone = [name for name in self.runs if name not in found]
         for name in gone:
-            del self._runs[name]
-            self._open.pop(name, None)
+            del self.runs[name]
+            self.open_pages.pop(name, None)
         for name, place in found.items():
-            if name not in self._runs:
-                self._runs[name] = RunListEntry(place)
+            if name not in self.runs:
+                self.runs[name] = RunListEntry(place)
         return gone
 
     def overview(self) -> Json:
@@ -69,7 +70,7 @@ class WatchedRuns:
         return {
             "folder": str(self._root),
             "version": version("mpfedcl"),
-            "runs": [run.entry for run in self._runs.values() if run.entry],
+            "runs": [run.entry for run in self.runs.values() if run.entry],
             "note": (
                 f"There are more than {MOST_FOLDERS:,} folders; runs beyond them are not shown."
                 if self._is_too_large
@@ -79,7 +80,7 @@ class WatchedRuns:
 
     def entries(self, ids: Sequence[str]) -> list[Json]:
         """Return what the list says of some runs."""
-        return [self._runs[name].entry for name in ids if name in self._runs]
+        return [self.runs[name].entry for name in ids if name in self.runs]
 
     def describe(self, name: str) -> bytes | None:
         """Return one run's page as JSON; None where there is no such run."""
@@ -99,7 +100,7 @@ class WatchedRuns:
                 continue
             try:
                 if opened.records is None or not opened.records.rounds:
-                    raise InvalidInput(f"{self._runs[name].location.path.name} has no round yet.")
+                    raise InvalidInput(f"{self.runs[name].location.path.name} has no round yet.")
                 found.append((opened.records, describe_run(opened.records)))
             except InvalidInput as error:
                 troubles.append(str(error))
@@ -107,15 +108,15 @@ class WatchedRuns:
         return encode(told | {"troubles": troubles})
 
     def _open_run(self, name: str) -> RunPage | None:
-        if name not in self._runs:
+        if name not in self.runs:
             return None
-        if name not in self._open:
-            self._open[name] = RunPage(self._runs[name].location)
-        self._open.move_to_end(name)
-        while len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
-        self._open[name].refresh()
-        return self._open[name]
+        if name not in self.open_pages:
+            self.open_pages[name] = RunPage(self.runs[name].location)
+        self.open_pages.move_to_end(name)
+        while len(self.open_pages) > _MOST_OPEN:
+            self.open_pages.popitem(last=False)
+        self.open_pages[name].refresh()
+        return self.open_pages[name]
 
 
 def _refresh_entry(run: RunListEntry, locked: set[int]) -> bool:

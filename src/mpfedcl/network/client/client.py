@@ -87,7 +87,7 @@ class NetworkClient:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._loaded: tuple[Experiment, FederatedData, Model] | None = None
+        self.loaded: tuple[Experiment, FederatedData, Model] | None = None
         """What the last message needed: within a run it is the same every time."""
 
     def answer(self, kind: Kind, message: Message) -> Message:
@@ -111,10 +111,10 @@ class NetworkClient:
         device = find_device(self._settings.device)
         if kind == "hello":
             # A run begins: images may have come since the one before.
-            self._loaded = None
-        if self._loaded is None or self._loaded[0] != experiment:
-            self._loaded = (experiment, *self._load(experiment, device))
-        _, data, model = self._loaded
+            self.loaded = None
+        if self.loaded is None or self.loaded[0] != experiment:
+            self.loaded = (experiment, *self._load(experiment, device))
+        _, data, model = self.loaded
         if kind == "hello":
             return self._introduce(data)
         method = find_method(experiment.method)(experiment, data.num_classes)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
 _MOST_ARRAYS = 10_000
-_LONGEST_TEXT = 2**26
+LONGEST_TEXT = 2**26
 _LONGEST_REASON = 500
 _GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
 """Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
@@ -39,7 +39,7 @@ _GRACE_SECONDS = 5.0
 """Seconds that Flower has to end a process in good order."""
 _LATE_SECONDS = 5.0
 """Seconds that a message outlives our waiting: then we report a late reply, and not Flower."""
-_PULL_SECONDS = 5.0
+PULL_SECONDS = 5.0
 """After which a pull is left to finish in the background."""
 _MOST_SLOW_PULLS = 100
 _FAILED = 400
@@ -189,7 +189,7 @@ def from_records(content: RecordDict) -> Message:
     if not isinstance(text, str):
         raise MessageError("its values are no text")
     if (
-        len(text) > _LONGEST_TEXT
+        len(text) > LONGEST_TEXT
         or len(arrays) > _MOST_ARRAYS
         or sum(len(each.data) for each in arrays.values()) > MOST_BYTES
     ):
@@ -238,7 +238,7 @@ class FlowerTransport:
         for request_id in request_ids:
             slow = self._slow_pulls.pop(request_id, None)
             pull = slow or self._start_pull(request_id)
-            wait([pull], 0 if slow else _PULL_SECONDS)
+            wait([pull], 0 if slow else PULL_SECONDS)
             if pull.done():
                 replies += map(_read, pull.result())
             else:

@@ -37,9 +37,9 @@ class ClientRegistry:
         """Clients by node."""
         self._asked: dict[str, int] = {}
         """Nodes that have been asked who they are, by message id."""
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         """Nodes that need not be asked again."""
-        self._refused_nodes: dict[int, str] = {}
+        self.refused_nodes: dict[int, str] = {}
         """Under which name each node that may not take part stands in `refused`."""
         self.use_experiment(experiment)
 
@@ -72,7 +72,7 @@ class ClientRegistry:
         If they are too few, wait as long as `network.patience` allows; then the run is cut short.
         """
         # Refused ones are asked again once per round: they may have been repaired.
-        self._seen -= self._refused_nodes.keys() - set(self._asked.values())
+        self.seen -= self.refused_nodes.keys() - set(self._asked.values())
         here = self._poll()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:
@@ -83,7 +83,7 @@ class ClientRegistry:
 
     def ask_for_introduction(self, names: Collection[str]) -> None:
         """Let clients introduce themselves again: what they said may not be true any more."""
-        self._seen -= {node for node, name in self._nodes.items() if name in names}
+        self.seen -= {node for node, name in self._nodes.items() if name in names}
 
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
         end = time.monotonic() + self._experiment.network.patience
@@ -97,19 +97,19 @@ class ClientRegistry:
 
     def _poll(self) -> dict[str, int]:
         present = self._transport.connected_nodes()
-        new = [node for node in present if node not in self._seen]
+        new = [node for node in present if node not in self.seen]
         if new:
             settings = self._experiment.network
             # A run may begin without those who load their images for long; they come in later.
             seconds = max(settings.patience, settings.round_timeout)
             sent = self._transport.send("hello", dict.fromkeys(new, self._hello), seconds)
             self._asked |= {request_id: node for node, request_id in sent.items()}
-            self._seen |= set(sent)
+            self.seen |= set(sent)
         for reply in self._transport.receive(list(self._asked)) if self._asked else []:
             self._handle_introduction(reply, present)
         # A node that went away before it said who it is will be asked again if it comes back.
         waiting = set(self._asked.values())
-        self._seen &= {*present, *self._nodes, *waiting}
+        self.seen &= {*present, *self._nodes, *waiting}
         return {name: node for node, name in self._nodes.items() if node in present}
 
     def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
@@ -121,7 +121,7 @@ class ClientRegistry:
         if reply.message is None:
             self._refuse(node, who, reply.reason)
             if reply.failure == "gone":
-                self._seen.discard(node)
+                self.seen.discard(node)
             return
         try:
             member = Introduction.from_message(reply.message)
@@ -143,12 +143,12 @@ class ClientRegistry:
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         self._forget_refusal(node)
-        self._refused_nodes[node], self.refused[who] = who, reason
-        for oldest in list(self._refused_nodes)[:-_MOST_REFUSED]:
+        self.refused_nodes[node], self.refused[who] = who, reason
+        for oldest in list(self.refused_nodes)[:-_MOST_REFUSED]:
             self._forget_refusal(oldest)
 
     def _forget_refusal(self, node: int) -> None:
-        self.refused.pop(self._refused_nodes.pop(node, ""), None)
+        self.refused.pop(self.refused_nodes.pop(node, ""), None)
 
     def _check(
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
