@@ -12,16 +12,22 @@ import pytest
 from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
 
 from equivalent_runs import assert_close_tensors, assert_equivalent
-from mpfedcl import resume, run
+from mpfedcl import resume
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
-from mpfedcl.runs.observer import Observer, RunResult
+from mpfedcl.runs.observer import Observer, RunResult, no_companions
+from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, METHODS, read_records, save_images
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_model")]
 
 Runner = Callable[[Experiment, Path], RunResult]
+
+
+def run(experiment: Experiment, path: Path, observer: Observer | None = None) -> RunResult:
+    """Run without card and calibration: nothing here looks at them, and there are 400 runs."""
+    return run_simulation(experiment, path, observer or Observer(), no_companions)
 
 
 def run_by(engine: str) -> Runner:
