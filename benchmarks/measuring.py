@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl import clock
+from mpfedcl.rounds import clock
 
 PHASES = tuple(phase for phase in clock.PHASES if phase not in ("evaluate", "checkpoint"))
 """The phases of a round that is neither evaluated nor saved."""

@@ -44,6 +44,9 @@ def test_two_processes_are_one(images: Path, tmp_path: Path, method: str) -> Non
     assert together.summary["accuracy_per_client"] == alone.summary["accuracy_per_client"]
     for name in ("bytes", "clients", "sent"):
         assert [r[name] for r in together.history] == [r[name] for r in alone.history]
+    # What they waited for each other is on record, and all of it is JSON.
+    assert all(each["seconds"]["exchange"] > 0 for each in read_records(together.path))
+    assert json.dumps(read_summary(together.path))
 
 
 def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> None:
@@ -128,10 +131,3 @@ def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
     work = {"b": 3, "a": 3, "c": 3, "d": 1}
     assert assign_clients(work, 2) == assign_clients(dict(reversed(work.items())), 2)
     assert assign_clients(work, 2) == [["a", "c"], ["b", "d"]]
-
-
-def test_records_are_json_with_the_time_spent_waiting(images: Path, tmp_path: Path) -> None:
-    run(small(images, workers=2), tmp_path / "run")
-    records = read_records(tmp_path / "run")
-    assert all(record["seconds"]["exchange"] > 0 for record in records)
-    assert json.dumps(read_summary(tmp_path / "run"))
