@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
     except LostWorker as error:
-        # One process of a team speaks for all.
+        # One process of a run speaks for all.
         from mpfedcl.engines.process_group import is_worker
 
         if not is_worker():

@@ -169,7 +169,7 @@ class Experiment(Settings):
         experiment = cls.parse_toml(document, path)
         if complete and experiment.prototypes.per_class is None:
             raise InvalidInput(
-                f"{path} is not complete; it must be as the run wrote it: begin the run anew."
+                f"{path} is not complete; it must be as the run wrote it: start the run again in a new folder."
             )
         return experiment
 
