@@ -169,7 +169,8 @@ class Experiment(Settings):
         experiment = cls.parse_toml(document, path)
         if complete and experiment.prototypes.per_class is None:
             raise InvalidInput(
-                f"{path} is not complete; it must be as the run wrote it: start the run again in a new folder."
+                f"{path} is not complete; it must be as the run wrote it: start the run again in a "
+                "new folder."
             )
         return experiment
 
