@@ -106,8 +106,8 @@ def companions(experiment: Experiment) -> Attach:
             observer,
             on_start=on_start,
             on_finish=on_finish,
-            on_models=calibrate,
-            diagnostics=diagnostics,
+            on_models=lambda end: calibrate(replace(end, personal=observer.on_models(end))),
+            diagnostics=diagnostics or observer.diagnostics,
         )
         return add_trackers(trackers, path, watched)
 

@@ -195,7 +195,8 @@ class RunDirectory:
 
     def _acquire(self, named: str = "out") -> None:
         """Lock the folder; the system lets go when the process ends, however it ends."""
-        lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
+        # No soft lock, which a killed process would leave behind.
+        lock = FileLock(self.path / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
         except Timeout:
