@@ -22,8 +22,7 @@ _CONTEXT.set_forkserver_preload(
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
         "mpfedcl.runs.worker",
-        # Autograd loads it at the first step.
-        "torch.fx.experimental.symbolic_shapes",
+        "warm_commands",
     ]
 )
 

@@ -1,6 +1,6 @@
 """Several processes for one experiment: the same result, and who gets which clients."""
 
-import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker_processes import free_port, start
+from worker_processes import free_port, run_together, start
 
 from command_processes import call, environment
 from mpfedcl import resume, run
 from mpfedcl.engines import assign_clients
 from small_experiments import (
+    EXAMPLES,
     METHODS,
     assert_close_results,
     flags,
@@ -33,20 +34,19 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_are_one(images: Path, tmp_path: Path, method: str) -> None:
     experiment = small(images, method, dtype="float64", rounds=3, clients=5, fraction=0.8)
-    alone = run(experiment.replace(engine="loop"), tmp_path / "alone")
-    together = run(experiment.replace(workers=2), tmp_path / "together")
-    assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
-    assert alone.summary is not None
-    assert together.summary is not None
-    assert together.summary["readings"] == alone.summary["readings"]
-    counted = [tmp_path / name / "confusion.json" for name in ("alone", "together")]
-    assert counted[0].read_bytes() == counted[1].read_bytes()
-    assert together.summary["accuracy_per_client"] == alone.summary["accuracy_per_client"]
+    alone = run(experiment.replace(engine="loop"), tmp_path / "alone").path
+    (tmp_path / "settings.toml").write_text(experiment.to_toml())
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2)
+    together = tmp_path / "together"
+    assert_close_results(alone, together, 1e-5)
+    for name in ("readings", "accuracy_per_client"):
+        assert read_summary(together)[name] == read_summary(alone)[name]
+    assert (alone / "confusion.json").read_bytes() == (together / "confusion.json").read_bytes()
     for name in ("bytes", "clients", "sent"):
-        assert [r[name] for r in together.history] == [r[name] for r in alone.history]
-    # What they waited for each other is on record, and all of it is JSON.
-    assert all(each["seconds"]["exchange"] > 0 for each in read_records(together.path))
-    assert json.dumps(read_summary(together.path))
+        told = [[each[name] for each in read_records(path)] for path in (together, alone)]
+        assert told[0] == told[1]
+    # What they waited for each other is on record.
+    assert all(each["seconds"]["exchange"] > 0 for each in read_records(together))
 
 
 def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> None:
@@ -59,7 +59,8 @@ def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> No
 def test_more_workers_than_clients(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64", clients=2)
     run(experiment, tmp_path / "alone")
-    run(experiment.replace(workers=3), tmp_path / "together")
+    (tmp_path / "settings.toml").write_text(experiment.to_toml())
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 3)
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
@@ -68,11 +69,13 @@ def test_resume_with_another_number_of_workers(
     images: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What clients keep between rounds finds its way to whichever process has them now."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    shutil.copy(EXAMPLES / "custom_method.py", tmp_path)
     experiment = small(images, method, dtype="float64", rounds=4, clients=4)
     run(experiment.replace(engine="loop"), tmp_path / "whole")
     run(experiment.replace(rounds=2), tmp_path / "parts")
-    resume(tmp_path / "parts", rounds=3, workers=2)
+    run_together(["run", "--resume", "parts", "--rounds", 3], tmp_path, 2)
+    assert "workers = 2" in (tmp_path / "parts" / "experiment.toml").read_text()
     resume(tmp_path / "parts", rounds=4, workers=1, engine="loop")
     assert_close_results(tmp_path / "whole", tmp_path / "parts", 1e-5)
 

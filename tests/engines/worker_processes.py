@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from command_processes import CommandProcess, environment
@@ -24,6 +25,23 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def run_together(words: Sequence[object], cwd: Path, size: int) -> None:
+    """Run a command in several processes that meet as those of torchrun do, to its end."""
+    meeting = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "LOCAL_RANK": "0",
+    }
+    members = [CommandProcess(words, cwd, meeting | {"RANK": str(rank)}) for rank in range(size)]
+    try:
+        said = [member.communicate() for member in members]
+        assert [member.returncode for member in members] == [0] * size, said
+    finally:
+        for member in members:
+            member.kill()
 
 
 def wait_for_rounds(path: Path, count: int) -> None:

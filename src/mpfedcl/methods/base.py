@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import log_softmax, normalize
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
@@ -54,7 +54,9 @@ class Batch(NamedTuple):
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy over the real samples."""
-        return self.mean(cross_entropy(logits, self.labels, reduction="none"))
+        # The bits of torch's own, which under vmap is slow and loads a compiler at the first step.
+        likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
+        return self.mean(-likelihoods.squeeze(-1))
 
 
 @dataclass(frozen=True)
