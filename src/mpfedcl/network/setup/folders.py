@@ -9,7 +9,9 @@ DIR/clients/<name>/                    what that client's machine needs, and not
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any, Self
 
 import tomli_w
@@ -17,13 +19,13 @@ import tomli_w
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.network.flower.run_config import OWN_KEYS, setting_keys
-from mpfedcl.network.setup import instructions
 
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
+_COMMAND = "/opt/mpfedcl/bin/mpfedcl federation"
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerFolder:
     """The server's side of a federation folder."""
 
@@ -32,6 +34,18 @@ class ServerFolder:
     """As clients reach the server: a name or an address."""
     port: int
     clients: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self.server = self.root / "server"
+        """What the server's machine needs."""
+        self.authority = self.server / "ca.pem"
+        """The certificate that clients check the server's by."""
+        self.app = self.server / "app"
+        """The Flower app that is run."""
+        self.flower_home = self.server / "flower"
+        """Flower's own folder, instead of one in the user's home."""
+        self.status = self.server / "status.json"
+        """Where a running federation says what it is doing."""
 
     @classmethod
     def open(cls, root: Path) -> Self:
@@ -44,37 +58,12 @@ class ServerFolder:
                 f"{root / 'federation.toml'} must have host, port and clients."
             ) from None
 
-    @property
-    def server(self) -> Path:
-        """What the server's machine needs."""
-        return self.root / "server"
-
-    @property
-    def authority(self) -> Path:
-        """The certificate that clients check the server's by."""
-        return self.server / "ca.pem"
-
-    @property
-    def app(self) -> Path:
-        """The Flower app that is run."""
-        return self.server / "app"
-
-    @property
-    def flower_home(self) -> Path:
-        """Flower's own folder, instead of one in the user's home."""
-        return self.server / "flower"
-
-    @property
-    def status(self) -> Path:
-        """Where a running federation says what it is doing."""
-        return self.server / "status.json"
-
     def public_key(self, client: str) -> Path:
         """Return a client's public key."""
         return self.server / "clients" / f"{client}.pub"
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientFolder:
     """A client's side: on its own machine this folder is all there is."""
 
@@ -82,6 +71,14 @@ class ClientFolder:
     name: str
     server: str
     """host:port"""
+
+    def __post_init__(self) -> None:
+        self.authority = self.root / "ca.pem"
+        """The certificate that the server's is checked by."""
+        self.key = self.root / "node.key"
+        self.memory = self.root / "memory"
+        """What the client keeps between rounds."""
+        self.flower_home = self.root / "flower"
 
     @classmethod
     def open(cls, path: Path, name: str | None) -> Self:
@@ -102,26 +99,6 @@ class ClientFolder:
         if name is not None and name != found:
             raise InvalidInput(f"name is {name!r}; this is the folder of {found!r}.")
         return cls(root, found, str(values.get("server", "")))
-
-    @property
-    def authority(self) -> Path:
-        """The certificate that the server's is checked by."""
-        return self.root / "ca.pem"
-
-    @property
-    def key(self) -> Path:
-        """The client's private key."""
-        return self.root / "node.key"
-
-    @property
-    def memory(self) -> Path:
-        """What the client keeps between rounds."""
-        return self.root / "memory"
-
-    @property
-    def flower_home(self) -> Path:
-        """Flower's own folder, instead of one in the user's home."""
-        return self.root / "flower"
 
 
 def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
@@ -168,13 +145,20 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
             _make_client(folder, name)
     write_app(folder.app)
-    write_atomically(root / "README.md", instructions.federation_readme(folder).encode())
-    write_atomically(
-        folder.server / "mpfedcl-server.service", instructions.server_systemd_unit().encode()
+    listed = "\n".join(f"- `clients/{each}/` goes to the machine of {each}" for each in clients)
+    address = {"host": folder.host, "port": folder.port}
+    _write_page(
+        root / "README.md", "federation.md", num_clients=len(clients), clients=listed, **address
     )
-    write_atomically(
-        folder.server / "nginx.conf", instructions.nginx_configuration(folder).encode()
+    _write_page(
+        folder.server / "mpfedcl-server.service",
+        "systemd.service",
+        description="mpfedcl federation, server",
+        command=f"{_COMMAND} server /srv/federation",
     )
+    # It lets clients through to their part, and nobody further.
+    place = folder.server.resolve()
+    _write_page(folder.server / "nginx.conf", "nginx.conf", folder=place, **address)
     # Last: a folder without it is not a federation, and the same command makes it whole.
     values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
     write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())
@@ -215,12 +199,22 @@ def _make_client(folder: ServerFolder, name: str) -> None:
     if not (client.key.is_file() and folder.public_key(name).is_file()):
         make_node_key(client.key, folder.public_key(name))
     write_atomically(client.authority, folder.authority.read_bytes())
-    write_atomically(place / "README.md", instructions.client_readme(client).encode())
-    write_atomically(
-        place / "mpfedcl-client.service", instructions.client_systemd_unit(client).encode()
+    _write_page(place / "README.md", "client.md", name=name, server=client.server)
+    _write_page(
+        place / "mpfedcl-client.service",
+        "systemd.service",
+        description=f"mpfedcl federation, client {name}",
+        command=f"{_COMMAND} client /srv/federation --data /srv/images",
     )
     values = {"format": FORMAT, "name": name, "server": client.server}
     write_atomically(place / "client.toml", tomli_w.dumps(values).encode())
+
+
+def _write_page(path: Path, template: str, **values: object) -> None:
+    """Write what people, nginx or systemd read: a template, filled in."""
+    file = resources.files("mpfedcl.network.setup") / "templates" / template
+    content = Template(file.read_text(encoding="utf-8")).substitute(values)
+    write_atomically(path, content.encode())
 
 
 def _check_client_name(name: str) -> None:
