@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from mpfedcl.convergence import BOUNDS, RoundMeasurement
-from mpfedcl.report.figures import COLOURS, STYLE
+from mpfedcl.report.figures import COLOURS, figure_file
 from mpfedcl.report.tables import TextTable
 
 _STAGES = {
@@ -61,10 +60,10 @@ def draw_convergence(records: Sequence[Mapping[str, Any]], title: str, path: Pat
     """Draw the mean objective around each round's training, and below it which bounds held."""
     told = [record["diagnostics"]["convergence"] for record in records]
     numbers = [record["round"] for record in records]
-    with pyplot.rc_context(STYLE):
-        figure, (upper, lower) = pyplot.subplots(
-            2, 1, figsize=(7.2, 5.6), sharex=True, height_ratios=[3, 1.3]
-        )
+    with figure_file(path, 2, 1, figsize=(7.2, 5.6), sharex=True, height_ratios=[3, 1.3]) as (
+        figure,
+        (upper, lower),
+    ):
         _draw_objective(upper, numbers, [RoundMeasurement.from_json(each).mean for each in told])
         upper.set(ylabel="objective, mean over clients", title=title)
         image = _draw_bounds(lower, numbers, told)
@@ -72,8 +71,6 @@ def draw_convergence(records: Sequence[Mapping[str, Any]], title: str, path: Pat
         lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         figure.colorbar(image, ax=lower, label="holds for", ticks=[0, 1], format="{x:.0%}")
         figure.legend(loc="outside lower center", ncols=3)
-        figure.savefig(path)
-        pyplot.close(figure)
 
 
 def _draw_objective(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) -> None:

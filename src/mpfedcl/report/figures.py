@@ -1,6 +1,7 @@
 """Figures for people who would rather look than read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
 
 
+@contextmanager
+def figure_file(path: Path, *shape: int, lines: bool = True, **layout: Any) -> Iterator[Any]:
+    """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
+    with pyplot.rc_context({**STYLE, "axes.grid": lines}):
+        figure, axes = pyplot.subplots(*shape, **layout)
+        yield figure, axes
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
 def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw the four readings of one run per round, on the clients' own tests."""
     curves = {
@@ -51,8 +62,7 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
 
 def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band."""
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(7.2, 4.8))
+    with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
         for index, (label, several) in enumerate(curves.items()):
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
@@ -68,19 +78,14 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if curves:
             figure.legend(loc="outside lower center", ncols=2)
-        figure.savefig(path)
-        pyplot.close(figure)
 
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
     """Draw who holds how many training images of each class, as bubbles."""
     height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
     width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(width, height))
+    with figure_file(path, figsize=(width, height)) as (_, axes):
         draw_partition_into(axes, partition, title)
-        figure.savefig(path)
-        pyplot.close(figure)
 
 
 def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
@@ -125,13 +130,11 @@ def draw_contact_sheet(
     path: Path,
 ) -> None:
     """Draw an image of each class (columns) in each domain (rows): what feature skew looks like."""
-    with pyplot.rc_context({**STYLE, "axes.grid": False}):
-        figure, axes = pyplot.subplots(
-            len(images),
-            len(classes),
-            figsize=(0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7),
-            squeeze=False,
-        )
+    size = (0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7)
+    with figure_file(path, len(images), len(classes), lines=False, figsize=size, squeeze=False) as (
+        figure,
+        axes,
+    ):
         for row, (domain, examples) in zip(axes, images.items(), strict=True):
             for axis, image in zip(row, examples, strict=True):
                 axis.set(xticks=[], yticks=[])
@@ -142,8 +145,6 @@ def draw_contact_sheet(
         for axis, name in zip(axes[0], classes, strict=True):
             axis.set_title(_escape_math(name).replace("_", "\n"), fontsize=8)
         figure.suptitle(title)
-        figure.savefig(path)
-        pyplot.close(figure)
 
 
 def _escape_math(name: str) -> str:

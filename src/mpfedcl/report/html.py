@@ -35,9 +35,8 @@ def render_page(document: Json) -> str:
         "DOCUMENT": escape_json(document),
         "SCRIPT": script,
     }
-    page = read_page_file("page.html")
     # Split, not replaced one after the other: what is filled in may itself look like a mark.
-    pieces = page.split("@@")
+    pieces = read_page_file("page.html").split("@@")
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
@@ -56,10 +55,8 @@ def read_page_file(name: str) -> str:
 
 def _content_security_policy(style: str, script: str) -> str:
     """Forbid all but this very style and program: no address is ever asked for anything."""
-    allowed = {"script-src": script, "style-src": style}
-    rules = [f"{name} 'sha256-{_digest(content)}'" for name, content in allowed.items()]
+    rules = []
+    for name, content in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        rules.append(f"{name} 'sha256-{digest}'")
     return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _digest(content: str) -> str:
-    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,16 +1,25 @@
 """The model card: what a finished run is, in a page that people and model hubs can read."""
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.wording import describe_data, describe_partition
 from mpfedcl.files import write_atomically
+from mpfedcl.methods import READINGS
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.report.markdown import code_block, escape_markdown, printable_name, yaml_string
-from mpfedcl.report.model_card_sections import CardSubject, data_section, readings_section
-from mpfedcl.report.reproduction import run_command, without_local_paths
-from mpfedcl.report.tables import READING_TITLES, percent
+from mpfedcl.report.markdown import (
+    code_block,
+    enumerate_names,
+    escape_markdown,
+    printable_name,
+    yaml_string,
+)
+from mpfedcl.report.number_formatting import deviation, mean
+from mpfedcl.report.reproduction import compare_command, run_command, without_local_paths
+from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
 
@@ -19,27 +28,59 @@ _KINDS = {
     "pool": "a pool of prototypes",
     "personal": "each client's own model",
 }
-_PYTHON = """\
-from safetensors.torch import load_file
+_MOST_CLIENTS = 20
+_MOST_CLASSES = 4
+_SEEDS = (0, 1, 2)
 
-{lines}"""
+
+@dataclass(frozen=True)
+class CardSubject:
+    """The run that a card describes."""
+
+    experiment: Experiment
+    about: str
+    """The method in one line."""
+    summary: dict[str, Any]
+    partition: dict[str, Any]
+    pool: PrototypePool | None
+    files: list[str]
+    """Files of tensors that the run has left."""
+
+    @property
+    def data(self) -> str:
+        """What the data are called."""
+        return describe_data(self.experiment, self.partition)[0]
+
+    @property
+    def title(self) -> str:
+        """What the models are called."""
+        return f"{self.experiment.method} on {self.data}"
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """The clients that were read, and how well each does on its own test."""
+        readings = self.summary["accuracy_per_client"] or {}
+        return {name: value for name, value in readings.items() if value is not None}
 
 
 def write_card(
     directory: RunDirectory, about: str, pool: PrototypePool | None, warn: Callable[[str], None]
 ) -> None:
     """Write CARD.md into the folder of a finished run; warn where that cannot be done."""
+    path = directory.path
     try:
+        personal = sorted((path / "models").glob("*.safetensors"))[:1]
+        files = [path / "model.safetensors", path / "pool.safetensors", *personal]
         subject = CardSubject(
             directory.read_experiment(),
             about,
             directory.read_summary() or {},
             directory.read_json("partition.json") or {},
             pool,
-            _list_tensor_files(directory.path),
+            [str(each.relative_to(path)) for each in files if each.is_file()],
         )
         # A name that is no Unicode, as file systems allow, has been made readable by now.
-        write_atomically(directory.path / "CARD.md", format_card(subject).encode())
+        write_atomically(path / "CARD.md", format_card(subject).encode())
     # The run is whole without it: whatever is wrong with a card must not cost one.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -51,8 +92,8 @@ def format_card(subject: CardSubject) -> str:
     parts = (
         _front_matter,
         _introduction,
-        data_section,
-        readings_section,
+        _data_section,
+        _readings_section,
         _shared_section,
         _privacy_section,
         _usage_section,
@@ -61,18 +102,8 @@ def format_card(subject: CardSubject) -> str:
     return "\n".join(part(subject) for part in parts)
 
 
-def _list_tensor_files(path: Path) -> list[str]:
-    several = [path / "model.safetensors", path / "pool.safetensors"]
-    personal = sorted((path / "models").glob("*.safetensors"))[:1]
-    return [str(each.relative_to(path)) for each in [*several, *personal] if each.is_file()]
-
-
 def _tensor_kind(file: str) -> str:
     return {"model.safetensors": "averaged", "pool.safetensors": "pool"}.get(file, "personal")
-
-
-def _title(subject: CardSubject) -> str:
-    return f"{subject.experiment.method} on {subject.data}"
 
 
 def _front_matter(subject: CardSubject) -> str:
@@ -94,7 +125,7 @@ def _front_matter(subject: CardSubject) -> str:
     if any(value is not None for value in values.values()):
         lines += [
             "model-index:",
-            f"- name: {yaml_string(_title(subject))}",
+            f"- name: {yaml_string(subject.title)}",
             "  results:",
             "  - task:",
             "      type: image-classification",
@@ -118,7 +149,7 @@ def _introduction(subject: CardSubject) -> str:
     kinds = {_tensor_kind(name): None for name in subject.files}
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
     return (
-        f"# {escape_markdown(_title(subject))}\n\n"
+        f"# {escape_markdown(subject.title)}\n\n"
         f"Image classifiers trained by federated learning with mpfedcl "
         f"{escape_markdown(summary['versions']['mpfedcl'])}: {what}. "
         f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
@@ -130,23 +161,118 @@ def _introduction(subject: CardSubject) -> str:
     )
 
 
+def _data_section(subject: CardSubject) -> str:
+    """Return what the data are, whose, and how they are split among the clients."""
+    experiment, partition = subject.experiment, subject.partition
+    spec, holdings = find_specification(experiment.dataset.name), partition["clients"]
+    sizes = [sum(each["train"]) for each in holdings.values()]
+    classes = [escape_markdown(name) for name in partition["classes"]]
+    accuracies = subject.accuracies
+    # The worst first, where not all fit; who was not read comes last.
+    ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
+    shown = [name for name in holdings if name in set(ranked)]
+    grid = TextTable(
+        "",
+        ["client", "training images", "test images", "classes held (images)", "accuracy %"],
+        [
+            [
+                escape_markdown(name),
+                f"{sum(holdings[name]['train']):,}",
+                f"{holdings[name]['test']:,}",
+                _list_classes(holdings[name]["train"], classes),
+                percent(accuracies.get(name)),
+            ]
+            for name in shown
+        ],
+    )
+    is_shared = experiment.partition.test == "shared"
+    summary = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(spec.summary)}."
+    source, split = _describe_source(experiment), describe_partition(experiment)
+    if partition.get("network"):
+        summary = "Each client's own images, which stayed with it."
+        source = "as each client has them; parts of a public set where it was started with --share."
+        split, is_shared = "as it is among the clients", False
+    left_out = len(holdings) - len(shown)
+    note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
+    return (
+        "## Data\n\n"
+        f"{summary} "
+        f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
+        f"{sum(sizes):,} training images, {min(sizes):,} to {max(sizes):,} per client.\n\n"
+        f"Source and licence: {source}\n\n"
+        f"Skew: {split}; the clients are tested on "
+        f"{'the same images' if is_shared else 'images of their own'}."
+        f"\n\n{grid.markdown()}{note if left_out else ''}"
+    )
+
+
+def _describe_source(experiment: Experiment) -> str:
+    if experiment.dataset.name == "folder":
+        return "images of whoever made this run; their terms hold."
+    source = escape_markdown(find_specification(experiment.dataset.name).source)
+    return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
+
+
+def _list_classes(counts: list[int], classes: list[str]) -> str:
+    """Return a client's classes, the largest first."""
+    held = sorted((-count, place) for place, count in enumerate(counts) if count)
+    return enumerate_names(
+        [f"{classes[place]} ({-count:,})" for count, place in held], _MOST_CLASSES
+    )
+
+
+def _readings_section(subject: CardSubject) -> str:
+    """Return the four readings on both tests, their deviation over clients, the worst case."""
+    summary, values = subject.summary, list(subject.accuracies.values())
+    grid = readings_table("", summary["readings"])
+    for row, reading in zip(grid.rows, READINGS, strict=True):
+        row[0] += " (headline)" if reading == summary["reading"] else ""
+    lines = [
+        "## Readings\n",
+        grid.markdown(),
+        "*own*: each client on its own test images; *union*: on all clients' test images together. "
+        "*personal*: a client's own model after its training; *averaged*: the server's. A dash: "
+        "this method has no such thing.\n",
+    ]
+    if values:
+        lines.append(
+            f"Over the {len(values):,} clients that were read, the headline is "
+            f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
+            f"{_describe_worst_client(subject)}\n"
+        )
+    public = without_local_paths(subject.experiment)
+    command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
+    lines.append(
+        "One run says nothing of the deviation over seeds; that takes several runs:\n\n"
+        f"{code_block(command, 'sh')}"
+        if command
+        else "One run says nothing of the deviation over seeds; that takes several runs with other "
+        "seeds.\n"
+    )
+    return "\n".join(lines)
+
+
+def _describe_worst_client(subject: CardSubject) -> str:
+    accuracies = subject.accuracies
+    if len(set(accuracies.values())) == 1 and len(accuracies) > 1:
+        return "All of them have the same accuracy."
+    worst = min(accuracies, key=lambda name: accuracies[name])
+    return f"Worst case: {escape_markdown(worst)} with {percent(accuracies[worst])} %."
+
+
 def _shared_section(subject: CardSubject) -> str:
     summary = subject.summary
     sent = (summary["parameters_sent"], summary["prototype_floats_sent"])
+    up, down = (f"{summary['bytes'][way] / 1e6:,.1f} MB {way}" for way in ("up", "down"))
     lines = [
         "## What was shared\n",
         f"In the last round a client sent at most {sent[0]:,} parameters and {sent[1]:,} numbers "
-        f"of prototypes. All rounds together took {_megabytes(summary, 'up')} MB up to the server "
-        f"and {_megabytes(summary, 'down')} MB down to the clients."
+        f"of prototypes. All rounds together took {up} to the server and {down} to the clients."
         if any(sent)
         else "Nothing: each client trained alone.",
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
     return "\n".join(lines)
-
-
-def _megabytes(summary: dict[str, Any], way: str) -> str:
-    return f"{summary['bytes'][way] / 1e6:,.1f}"
 
 
 def _privacy_section(subject: CardSubject) -> str:
@@ -179,7 +305,7 @@ def _usage_section(subject: CardSubject) -> str:
     lines = "\n".join(
         f"{_tensor_kind(each)} = load_file({printable_name(each)!r})" for each in subject.files
     )
-    python = code_block(_PYTHON.format(lines=lines), "python")
+    python = code_block(f"from safetensors.torch import load_file\n\n{lines}", "python")
     about_pool = (
         "The pool has `vectors`, `labels`, `counts` and `owners`; an image belongs to the class of "
         "the prototype nearest to its embedding.\n"

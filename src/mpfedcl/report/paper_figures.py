@@ -1,4 +1,4 @@
-"""Figures of the paper's tables: lines over an axis, partitions side by side, embeddings."""
+"""The paper's figures: lines over an axis, both tests, partitions side by side, embeddings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,26 +6,59 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
+from safetensors.torch import load_file
+from sklearn.manifold import TSNE
 
-from mpfedcl.report.figures import COLOURS, MARKERS, STYLE, draw_partition_into
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.reader import open_image_set
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method
+from mpfedcl.report.figures import COLOURS, MARKERS, draw_partition_into, figure_file
+from mpfedcl.studies.paper.item import PaperItem, Picture
+from mpfedcl.studies.paper.paper_runs import PaperRuns
+from mpfedcl.studies.paper.run_store import resolve_with_seed
 
 _CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_CLIENTS_SHOWN = 2
+_IMAGES_SHOWN = 600
 
 
-def draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+def draw_item(runs: PaperRuns, item: PaperItem, result: dict[str, object]) -> list[Path]:
+    """Draw all figures of an item beside its result."""
+    folder = runs.folder / "tables" / item.id
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    figures = result["figures"]
+    if figures:
+        assert isinstance(figures, list)
+        drawn.append(folder / f"{item.id}.png")
+        _draw_lines(figures, item.title, drawn[-1])
+    if item.compares_tests:
+        drawn.append(folder / f"{item.id}.png")
+        _draw_both_tests(result, drawn[-1])
+    for picture in item.pictures:
+        drawn.append(folder / f"{picture.name}.png")
+        if picture.kind == "partitions":
+            _draw_partitions(runs, picture, drawn[-1])
+        else:
+            _draw_embeddings(runs, picture, drawn[-1])
+    return drawn
+
+
+def _draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw the figures of a result side by side: lines with bars for the deviation over seeds."""
     # Two per row, but three stand in one: no hole is left.
     columns = 3 if len(figures) == 3 else min(2, len(figures))
     rows = -(-len(figures) // columns)
     names = list(dict.fromkeys(line["name"] for figure in figures for line in figure["lines"]))
-    with pyplot.rc_context(STYLE):
-        page, grid = pyplot.subplots(
-            rows, columns, figsize=(5.2 * columns, 3.4 * rows + 0.8), squeeze=False
-        )
+    size = (5.2 * columns, 3.4 * rows + 0.8)
+    with figure_file(path, rows, columns, figsize=size, squeeze=False) as (page, grid):
         for axes, figure in zip(grid.flat, figures, strict=False):
             _draw_lines_into(axes, figure, names)
         for axes in list(grid.flat)[len(figures) :]:
@@ -33,8 +66,6 @@ def draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) -> 
         page.suptitle(title)
         handles = [_legend_handle(number, name) for number, name in enumerate(names)]
         page.legend(handles=handles, loc="outside lower center", ncols=min(5, len(names)))
-        page.savefig(path)
-        pyplot.close(page)
 
 
 def _draw_lines_into(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -63,19 +94,15 @@ def _legend_handle(number: int, name: str) -> Line2D:
     return Line2D([], [], color=COLOURS[number % 7], marker=MARKERS[number % 7], ms=4, label=name)
 
 
-def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
+def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
     """Draw each method's own test against its union test: a panel per column, a row per track."""
     titles = {row["key"]: row["title"] for row in result["rows"]}
     tracks = list(dict.fromkeys(cell["track"] for cell in result["cells"]))
-    with pyplot.rc_context(STYLE):
-        page, grid = pyplot.subplots(
-            len(tracks),
-            len(result["columns"]),
-            figsize=(2.9 * len(result["columns"]), 3.0 * len(tracks) + 0.9),
-            squeeze=False,
-        )
+    columns = [column["key"] for column in result["columns"]]
+    size = (2.9 * len(columns), 3.0 * len(tracks) + 0.9)
+    with figure_file(path, len(tracks), len(columns), figsize=size, squeeze=False) as (page, grid):
         for cell in result["cells"]:
-            place = [column["key"] for column in result["columns"]].index(cell["column"])
+            place = columns.index(cell["column"])
             if cell["test"] == "own test" and None not in cell["values"]:
                 union = _find_cell(result, cell, "union test")
                 number = list(titles).index(cell["row"])
@@ -101,8 +128,6 @@ def draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
         page.suptitle(f"{result['title']}: right is better for a client, up is better for all")
         handles = [_legend_handle(number, name) for number, name in enumerate(titles.values())]
         page.legend(handles=handles, loc="outside lower center", ncols=len(titles))
-        page.savefig(path)
-        pyplot.close(page)
 
 
 def _find_cell(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapping[str, Any]:
@@ -115,21 +140,20 @@ def _find_cell(result: Mapping[str, Any], like: Mapping[str, Any], test: str) ->
     return found
 
 
-def draw_partitions(partitions: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
+def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:
     """Draw several partitions side by side."""
-    columns = min(2, len(partitions))
-    rows = -(-len(partitions) // columns)
-    with pyplot.rc_context(STYLE):
-        page, grid = pyplot.subplots(
-            rows, columns, figsize=(7.2 * columns, 4.0 * rows), squeeze=False
-        )
-        for axes, (name, partition) in zip(grid.flat, partitions.items(), strict=False):
-            draw_partition_into(axes, partition, name)
-        for axes in list(grid.flat)[len(partitions) :]:
+    columns = min(2, len(picture.experiments))
+    rows = -(-len(picture.experiments) // columns)
+    size = (7.2 * columns, 4.0 * rows)
+    with figure_file(path, rows, columns, figsize=size, squeeze=False) as (page, grid):
+        for axes, (name, experiment) in zip(grid.flat, picture.experiments.items(), strict=False):
+            complete = resolve_with_seed(experiment.replace(dataset__root=runs.root), runs.seeds[0])
+            image_index = open_image_set(complete.dataset)
+            split = split_among_clients(image_index, complete)
+            draw_partition_into(axes, split.describe(image_index.class_names), name)
+        for axes in list(grid.flat)[len(picture.experiments) :]:
             axes.set_visible(False)
-        page.suptitle(title)
-        page.savefig(path)
-        pyplot.close(page)
+        page.suptitle(f"{picture.title}, seed {runs.seeds[0]}: training images")
 
 
 @dataclass(frozen=True)
@@ -144,32 +168,66 @@ class EmbeddingMap:
     prototype_labels: NDArray[numpy.int64]
 
 
-def draw_embeddings(
-    maps: Sequence[EmbeddingMap], classes: Sequence[str], title: str, path: Path
-) -> None:
+def _draw_embeddings(runs: PaperRuns, picture: Picture, path: Path) -> None:
     """Draw a panel per method (columns) and client (rows); colours are classes."""
+    maps: list[EmbeddingMap] = []
+    classes: tuple[str, ...] = ()
+    for name, experiment in picture.experiments.items():
+        prepared = runs.prepared_experiment(experiment, runs.seeds[0])
+        found, classes = _map_clients(name, prepared, runs.store.folder(prepared))
+        maps += found
     methods = list(dict.fromkeys(each.method for each in maps))
     clients = list(dict.fromkeys(each.client for each in maps))
-    with pyplot.rc_context({**STYLE, "axes.grid": False}):
-        page, grid = pyplot.subplots(
-            len(clients),
-            len(methods),
-            figsize=(3.6 * len(methods), 3.5 * len(clients) + 0.8),
-            squeeze=False,
-        )
+    size = (3.6 * len(methods), 3.5 * len(clients) + 0.8)
+    with figure_file(
+        path, len(clients), len(methods), lines=False, figsize=size, squeeze=False
+    ) as (page, grid):
         for each in maps:
             axes = grid[clients.index(each.client)][methods.index(each.method)]
             _draw_map_into(axes, each)
             axes.set_title(f"{each.method}, {each.client}", fontsize=10)
-        page.suptitle(title)
+        page.suptitle(picture.title)
         handles = [
             Line2D([], [], ls="", marker="o", ms=6, color=_CLASS_COLOURS[k % 10], label=name)
             for k, name in enumerate(classes)
         ]
         star = Line2D([], [], ls="", marker="X", ms=9, color="#444444", label="prototype")
         page.legend(handles=[*handles, star], loc="outside lower center", ncols=11)
-        page.savefig(path)
-        pyplot.close(page)
+
+
+def _map_clients(
+    title: str, experiment: Experiment, folder: Path
+) -> tuple[list[EmbeddingMap], tuple[str, ...]]:
+    """Return the first clients' embeddings of test images, each laid out with its prototypes."""
+    data, model = load_data_and_model(experiment, torch.device("cpu"))
+    found = find_method(experiment.method)
+    method = found(experiment, data.num_classes)
+    # Evenly over the test set, which is ordered by nothing that matters.
+    step = max(1, len(data.test_labels) // _IMAGES_SHOWN)
+    inputs, labels = data.test_inputs[::step], data.test_labels[::step]
+    maps = []
+    for client in data.clients[:_CLIENTS_SHOWN]:
+        params = load_file(folder / "models" / f"{client.name}.safetensors")
+        with torch.no_grad():
+            embeddings = method.project(model.apply(params, inputs)[0])
+            own = method.project(model.apply(params, client.inputs)[0])
+        (rows,) = method.summarize([own], [client.labels], [experiment.seed])
+        together = torch.cat([embeddings, rows.vectors]).double().numpy()
+        # Barnes-Hut t-SNE from a fixed start: the same picture every time.
+        plane = TSNE(
+            init="pca", random_state=0, perplexity=min(30, len(together) / 4)
+        ).fit_transform(together)
+        maps.append(
+            EmbeddingMap(
+                title,
+                client.name,
+                numpy.asarray(plane[: len(embeddings)], dtype=numpy.float64),
+                labels.numpy(),
+                numpy.asarray(plane[len(embeddings) :], dtype=numpy.float64),
+                rows.labels.numpy(),
+            )
+        )
+    return maps, data.class_names
 
 
 def _draw_map_into(axes: Axes, each: EmbeddingMap) -> None:

@@ -28,22 +28,13 @@ def build_tables(result: dict[str, Any]) -> list[TextTable]:
         found.append(_build_table(result, title, cells, format_cell))
         known = [cell for cell in cells if cell["published"]]
         if known and not result.get("quick"):
-            found.append(
-                _build_table(
-                    result,
-                    f"{title}: the paper's, and ours less the paper's",
-                    known,
-                    _format_published,
-                )
-            )
-    chosen = _chosen_settings_table(result)
-    return found if chosen is None else [*found, chosen]
+            title = f"{title}: the paper's, and ours less the paper's"
+            found.append(_build_table(result, title, known, _format_published))
+    return [*found, _chosen_settings_table(result)] if result.get("chosen") else found
 
 
-def _chosen_settings_table(result: dict[str, Any]) -> TextTable | None:
-    """Return the settings of the tuned track, method by method; None where nothing was tuned."""
-    if not result.get("chosen"):
-        return None
+def _chosen_settings_table(result: dict[str, Any]) -> TextTable:
+    """Return the settings of the tuned track, method by method."""
     titles = {row["key"]: row["title"] for row in result["rows"]}
     return TextTable(
         f"{result['title']}: settings chosen on validation data, and accuracy there",
@@ -73,17 +64,11 @@ def _build_table(
     columns = [c for c in result["columns"] if any(key == c["key"] for _, key in by_place)]
     if result["axis"]:
         # Many values, few methods: the long side goes down the page.
-        return TextTable(
-            title,
-            [result["axis"], *(row["title"] for row in rows)],
-            [
-                [c["title"], *(write(by_place.get((r["key"], c["key"]))) for r in rows)]
-                for c in columns
-            ],
-        )
+        rows, columns = columns, rows
+        by_place = {(column, row): cell for (row, column), cell in by_place.items()}
     return TextTable(
         title,
-        ["", *(column["title"] for column in columns)],
+        [result["axis"], *(column["title"] for column in columns)],
         [[r["title"], *(write(by_place.get((r["key"], c["key"]))) for c in columns)] for r in rows],
     )
 

@@ -67,7 +67,8 @@ def run_readings_table(run: RunRecords) -> Json:
     number = run.last_evaluated.round if run.last_evaluated else None
     rows = []
     for reading in READINGS:
-        cells = [_cell(format_accuracy(run.value(test, reading))) for test in TESTS]
+        values = [run.value(test, reading) for test in TESTS]
+        cells = [_cell("-" if value is None else f"{value:.2f}") for value in values]
         is_own = reading == run.reading
         title = _cell(READING_TITLES[reading], note="judged by this" if is_own else None)
         rows.append([{**cell, "strong": is_own} for cell in (title, *cells)])
@@ -133,11 +134,6 @@ def comparison_tables(
     ]
 
 
-def format_accuracy(value: float | None) -> str:
-    """Return an accuracy with two decimals, a dash where there is none."""
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _headline_table(
     groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
 ) -> Json:
@@ -145,9 +141,12 @@ def _headline_table(
     seeds = sorted({seed for group in groups for seed in group["seeds"]})
     columns, notes = [], []
     for test in TESTS:
-        by_seed = {
-            str(place): _accuracy_by_seed(group, runs, test) for place, group in enumerate(groups)
-        }
+        by_seed: dict[str, dict[int, float | None]] = {}
+        for place, group in enumerate(groups):
+            here = [runs[number] for number in group["runs"]]
+            by_seed[str(place)] = {
+                run.experiment.seed: run.value(test, group["reading"]) for run in here
+            }
         aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
         found: dict[str, str | None] = dict(mark_best(aligned)) if is_ranked else {}
         columns.append([
@@ -239,13 +238,6 @@ def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[
 
 def _cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
     return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
-
-
-def _accuracy_by_seed(
-    group: Json, runs: Sequence[RunRecords], test: str
-) -> dict[int, float | None]:
-    here = [runs[place] for place in group["runs"]]
-    return {run.experiment.seed: run.value(test, group["reading"]) for run in here}
 
 
 def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:

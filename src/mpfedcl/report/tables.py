@@ -1,9 +1,7 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpfedcl.methods import READINGS
+from mpfedcl.report.number_formatting import deviation, finite_values, mean
 from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.studies.statistics import interval_half_width
 
@@ -47,7 +46,7 @@ class TextTable:
         # A title of the table's own would be folded to the table's width.
         console.print(self.title, style="bold")
         numeric = self._numeric_columns()
-        for part in self._column_parts(console.width):
+        for part in self._column_parts(console.width + 1):
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for place in part:
                 table.add_column(self.columns[place], justify="right" if numeric[place] else "left")
@@ -64,28 +63,26 @@ class TextTable:
         table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
         return f"{table}\n{self.note}\n" if self.note else table
 
-    def _column_parts(self, width: int) -> list[list[int]]:
-        """Return the columns of each part: all of them, where the longest words fit."""
+    def _column_parts(self, room: int) -> list[list[int]]:
+        """Return the columns of each part: all of them, where the longest words fit.
+
+        Else there are as few parts as there can be, with about equally many columns.
+        """
         texts = zip(self.columns, *self.rows, strict=True)
         words = [[len(word) for cell in column for word in cell.split()] for column in texts]
         widths = [max(each, default=0) + _BETWEEN for each in words]
-        return _split_columns(widths, width + 1)
+        others = range(1, len(widths))
+        for number in others:
+            size = -(-len(others) // number)
+            parts = [[0, *others[start : start + size]] for start in range(0, len(others), size)]
+            if all(sum(widths[place] for place in part) <= room for part in parts):
+                return parts
+        return [[0, place] for place in others] or [[0]]
 
     def _numeric_columns(self) -> list[bool]:
         """Tell for each column whether all its cells are numbers, or marks for none."""
         cells: list[list[str]] = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
-
-
-def _split_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Return which columns stand together: in as few parts as there can be, about equally many."""
-    others = range(1, len(widths))
-    for number in range(1, len(widths)):
-        size = -(-len(others) // number)
-        parts = [[0, *others[start : start + size]] for start in range(0, len(others), size)]
-        if all(sum(widths[place] for place in part) <= room for part in parts):
-            return parts
-    return [[0, place] for place in others] or [[0]]
 
 
 def percent(value: float | None) -> str:
@@ -95,14 +92,11 @@ def percent(value: float | None) -> str:
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
     """Return mean(std) over seeds, std with ddof = 0; a dash where a seed has no number."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = finite_values(values)
     if not known or len(known) < len(values):
         return "-"
-    mean = sum(known) / len(known)
-    if len(known) == 1:
-        return f"{mean:.1f}"
-    deviation = (sum((value - mean) ** 2 for value in known) / len(known)) ** 0.5
-    return f"{mean:.1f}({deviation:.1f})"
+    middle = f"{mean(known):.1f}"
+    return middle if len(known) == 1 else f"{middle}({deviation(known):.1f})"
 
 
 def explain_marks(num_seeds: int) -> str:
@@ -125,9 +119,3 @@ def readings_table(title: str, readings: Mapping[str, Mapping[str, float | None]
         for reading in READINGS
     ]
     return TextTable(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)
-
-
-def clients_table(title: str, summary: Mapping[str, Any]) -> TextTable:
-    """Return one run's headline accuracy by client."""
-    rows = [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()]
-    return TextTable(title, ["client", "accuracy %"], rows)

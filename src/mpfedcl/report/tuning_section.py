@@ -55,7 +55,9 @@ def describe_tuning(files: Sequence[Path]) -> Json:
         "tables": [_overview_table(found, with_setting=len(settings) > 1)],
         "searches": [
             {
-                "title": _title(each, with_setting=len(settings) > 1),
+                "title": each.record.method
+                + (f" on {_describe_setting(each)}" if len(settings) > 1 else "")
+                + ": what was tried",
                 "table": _trials_table(
                     each, rule=_describe_rule(each.record) if len(rules) > 1 else None
                 ),
@@ -97,11 +99,6 @@ def _describe_rule(record: SearchRecord) -> str:
         "error of the best in the last round, those with the fewest changes to the defaults were "
         f"chosen, then the best. {_FLATTERED}"
     )
-
-
-def _title(found: _ReadSearch, *, with_setting: bool) -> str:
-    place = f" on {_describe_setting(found)}" if with_setting else ""
-    return f"{found.record.method}{place}: what was tried"
 
 
 def _overview_table(found: Sequence[_ReadSearch], *, with_setting: bool) -> Json:
@@ -220,15 +217,9 @@ def _flag(name: str) -> str:
 
 def _command(found: Sequence[_ReadSearch]) -> str | None:
     """Return the command that makes all the searches; None where it would take several."""
-    asked = [
-        {
-            "budget": each.record.budget,
-            "seeds": tuple(each.record.seeds),
-            "validation": each.record.validation,
-            "tolerance": each.record.tolerance,
-        }
-        for each in found
-    ]
+    names = {"budget", "seeds", "validation", "tolerance"}
+    asked = [each.record.model_dump(include=names) for each in found]
     if any(each != asked[0] for each in asked):
         return None
-    return tune_command([each.base for each in found], asked[0])
+    seeds = tuple(asked[0]["seeds"])
+    return tune_command([each.base for each in found], asked[0] | {"seeds": seeds})

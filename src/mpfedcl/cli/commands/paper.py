@@ -98,7 +98,7 @@ def paper_run_command(arguments: PaperRun) -> int:
     if not _run_all(runs, jobs):
         stderr_console().print("Stopped. The same command continues where it stopped.")
         return 130
-    from mpfedcl.report.paper_pictures import draw_item
+    from mpfedcl.report.paper_figures import draw_item
 
     for item in items:
         # What another command has run of it is not left out.

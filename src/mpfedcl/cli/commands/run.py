@@ -108,7 +108,7 @@ def _example(history: list[dict[str, Any]]) -> str:
 
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
-    from mpfedcl.report.tables import READING_TITLES, clients_table, percent, readings_table
+    from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 
     summary = result.summary
     assert summary is not None
@@ -117,9 +117,10 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
         readings_table(title, summary["readings"]).show(console)
-    clients_table(
+    TextTable(
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
-        summary,
+        ["client", "accuracy %"],
+        [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()],
     ).show(console)
     console.print(
         f"mean over clients: {percent(summary['accuracy'])} %\n"
