@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.experiment import FORMAT
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.observer import FinalModels
 from mpfedcl.tensors import Tensors
 
@@ -31,56 +32,51 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
 
     Nothing is written for a method without prototypes. It is an observer's `on_models`.
     """
-    meter = _DistanceMeter(models)
+    pool = models.pool
+    reference = models.method.reference(pool) if pool is not None and len(pool) else None
+    if reference is None:
+        yield from models.personal
+        return
     averaged = None
     if models.averaged is not None:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
-        averaged = meter.measure(models.averaged, rows, _MOST_IMAGES)
+        averaged = _measure(models, reference, models.averaged, rows, _MOST_IMAGES)
     fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.own_tests))
     most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
     clients = {}
     for name, params in models.personal:
-        if (found := meter.measure(params, models.own_tests[name], most)) is not None:
+        own = models.own_tests[name]
+        if (found := _measure(models, reference, params, own, most)) is not None:
             clients[name] = found
         yield name, params
-    if meter.has_prototypes:
-        content = {
-            "format": FORMAT,
-            "round": models.round,
-            "measured": "distance to the nearest prototype, of test images",
-            "averaged": averaged,
-            "clients": dict(sorted(clients.items())),
-        }
-        models.directory.write_json("calibration.json", content)
+    content = {
+        "format": FORMAT,
+        "round": models.round,
+        "measured": "distance to the nearest prototype, of test images",
+        "averaged": averaged,
+        "clients": dict(sorted(clients.items())),
+    }
+    models.directory.write_json("calibration.json", content)
 
 
-class _DistanceMeter:
-    """Measures how far test images are from the prototypes, as a model embeds them."""
-
-    def __init__(self, models: FinalModels) -> None:
-        pool = models.pool
-        self._model, self._method, self._inputs = models.model, models.method, models.test_inputs
-        self._reference = models.method.reference(pool) if pool is not None and len(pool) else None
-
-    @property
-    def has_prototypes(self) -> bool:
-        return self._reference is not None
-
-    @torch.no_grad()
-    def measure(self, params: Tensors, rows: Tensor, most: int) -> dict[str, Any] | None:
-        if self._reference is None or not len(rows):
-            return None
-        if len(rows) > most:
-            # Evenly, and so about as many of each client and class.
-            rows = rows[torch.linspace(0, len(rows) - 1, most).round().long().to(rows.device)]
-        distances = []
-        for part in torch.split(rows, _IMAGES_AT_ONCE):
-            embeddings, _ = self._model.apply(params, self._inputs[part])
-            distances.append(self._reference.nearest(self._method.project(embeddings))[1])
-        joined = torch.cat(distances).double()
-        if not bool(joined.isfinite().all()):
-            return None
-        return {"images": len(joined), "thresholds": find_thresholds(joined)}
+@torch.no_grad()
+def _measure(
+    models: FinalModels, reference: PrototypePool, params: Tensors, rows: Tensor, most: int
+) -> dict[str, Any] | None:
+    """Measure how far test images are from the prototypes, as a model embeds them."""
+    if not len(rows):
+        return None
+    if len(rows) > most:
+        # Evenly, and so about as many of each client and class.
+        rows = rows[torch.linspace(0, len(rows) - 1, most).round().long().to(rows.device)]
+    distances = []
+    for part in torch.split(rows, _IMAGES_AT_ONCE):
+        embeddings, _ = models.model.apply(params, models.test_inputs[part])
+        distances.append(reference.nearest(models.method.project(embeddings))[1])
+    joined = torch.cat(distances).double()
+    if not bool(joined.isfinite().all()):
+        return None
+    return {"images": len(joined), "thresholds": find_thresholds(joined)}
 
 
 def find_thresholds(distances: Tensor) -> dict[str, float]:

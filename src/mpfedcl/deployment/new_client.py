@@ -1,9 +1,7 @@
 """A client that was not there while a run was trained: its images, training and accuracy."""
 
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -69,20 +67,6 @@ class NewClient:
         )
         self.client = self.data.clients[0]
 
-    @property
-    def num_classes_held(self) -> int:
-        """Classes that it has training images of."""
-        return int((torch.bincount(self.client.labels) > 0).sum())
-
-    def with_training_images(self, chosen: Tensor) -> Self:
-        """Return the same client with some of its training images, and all its test images."""
-        client = replace(
-            self.client, inputs=self.client.inputs[chosen], labels=self.client.labels[chosen]
-        )
-        limited = copy(self)
-        limited.data, limited.client = replace(self.data, clients=(client,)), client
-        return limited
-
     def train(
         self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
     ) -> TrainingOutcome:
@@ -113,7 +97,12 @@ class NewClient:
 
         `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
         """
-        pools = {"pool": pool, "own": self._gather(own), "both": pool.with_client(self.name, own)}
+        alone = PrototypePool.gather(
+            {self.name: own},
+            num_classes=self.data.num_classes,
+            num_prototypes=self._trained.method.num_prototypes,
+        )
+        pools = {"pool": pool, "own": alone, "both": pool.with_client(self.name, own)}
         found: Accuracies = dict.fromkeys(("classifier", *pools))
         if len(self.data.test_labels):
             for name, each in pools.items():
@@ -121,13 +110,6 @@ class NewClient:
                 found["classifier"] = self._percent(predictions.classifier)
                 found[name] = self._percent(predictions.prototype) if len(each) else None
         return found
-
-    def _gather(self, prototypes: Prototypes) -> PrototypePool:
-        return PrototypePool.gather(
-            {self.name: prototypes},
-            num_classes=self.data.num_classes,
-            num_prototypes=self._trained.method.num_prototypes,
-        )
 
     def _train(
         self, experiment: Experiment, method: Method, broadcast: Broadcast

@@ -55,6 +55,8 @@ class TrainedRun:
     """The size and colour in which the model, or the encoder before it, takes images."""
     encoder: Encoder | None
     """What images pass first; where `experiment.encoder.train`, it is inside the model instead."""
+    input_size: int
+    """How many numbers a head takes of an image."""
     model: Model
     pool: PrototypePool | None
     """All clients' prototypes; None for a method that shares none."""
@@ -138,10 +140,12 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     if weights is not None:
         experiment = experiment.replace(encoder__weights=weights)
     encoder = _find_encoder(experiment, partition)
-    input_format = (
-        _pixel_input_format(path, partition) if encoder is None else _encoder_input_format(encoder)
-    )
-    input_size = encoder.feature_size if encoder else torch.Size(input_format.shape).numel()
+    if encoder is None:
+        input_format = _pixel_input_format(path, partition)
+        input_size = torch.Size(input_format.shape).numel()
+    else:
+        side = encoder.preprocessing.image_size
+        input_format, input_size = InputFormat(side, side, is_colour=True), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
     model = make_model(
         encoder, input_size, len(classes), trains_encoder=bool(experiment.encoder.train)
@@ -155,7 +159,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         )
     names = tuple(str(name) for name in classes)
     return TrainedRun(
-        path, experiment, method, names, partition, input_format, encoder, model, pool
+        path, experiment, method, names, partition, input_format, encoder, input_size, model, pool
     )
 
 
@@ -208,11 +212,6 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
             f"{str(partition.get('encoder'))[:12]})."
         )
     return encoder
-
-
-def _encoder_input_format(encoder: Encoder) -> InputFormat:
-    size = encoder.preprocessing.image_size
-    return InputFormat(size, size, is_colour=True)
 
 
 def _pixel_input_format(path: Path, partition: dict[str, Any]) -> InputFormat:

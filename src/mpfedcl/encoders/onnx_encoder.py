@@ -81,21 +81,13 @@ class OnnxEncoder:
                 f"encoder.name is 'onnx:{self._path}', but onnxruntime is not installed; "
                 "`pip install 'mpfedcl[onnx]'` brings it."
             ) from None
-        options = runtime.SessionOptions()
-        # Beside other runs, threads that wait for each other are slower than one alone.
-        options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
         try:
-            session = runtime.InferenceSession(
-                self.content, options, providers=["CPUExecutionProvider"]
-            )
+            return open_session(runtime, self.content)
         # The runtime has a class of error for each of its states, under no common name.
         except Exception as error:
             raise self._refuse(
-                f"cannot be loaded ({_first_line(error)})", "be one whole ONNX file"
+                f"cannot be loaded ({first_line(error)})", "be one whole ONNX file"
             ) from None
-        return session
 
     @cached_property
     def _input(self) -> Any:
@@ -133,7 +125,7 @@ class OnnxEncoder:
                 None, {self._input.name: pixels.astype(_TYPES[self._input.type])}
             )
         except Exception as error:
-            raise self._refuse(f"fails on an image ({_first_line(error)})", "run here") from None
+            raise self._refuse(f"fails on an image ({first_line(error)})", "run here") from None
         features = numpy.asarray(outputs[0])
         if features.ndim < 2 or len(features) != len(batch) or features.dtype.kind != "f":
             raise self._refuse(
@@ -153,5 +145,16 @@ class OnnxEncoder:
         )
 
 
-def _first_line(error: Exception) -> str:
+def open_session(runtime: Any, content: bytes) -> Any:
+    """Open a model in onnxruntime, on one thread."""
+    options = runtime.SessionOptions()
+    # Beside other runs, threads that wait for each other are slower than one alone.
+    options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, else its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -10,7 +10,6 @@ from torch.nn.functional import embedding
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.encoders.trainable_encoder import make_model
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.prototypes import PrototypePool
@@ -33,7 +32,7 @@ class ExportedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
-        self._head = make_model(trained.encoder, find_input_size(trained), len(trained.class_names))
+        self._head = make_model(trained.encoder, trained.input_size, len(trained.class_names))
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)
         self._params = _TensorBuffers(head)
@@ -52,13 +51,6 @@ class ExportedNetwork(nn.Module):
             return scores.argmax(dim=1), scores
         distances = self._prototypes(self._project(embeddings))
         return distances.argmin(dim=1), distances.amin(dim=1), -distances
-
-
-def find_input_size(trained: TrainedRun) -> int:
-    """Return how many numbers the head takes."""
-    if trained.encoder is not None:
-        return trained.encoder.feature_size
-    return torch.Size(trained.input_format.shape).numel()
 
 
 class _TensorBuffers(nn.Module):
@@ -123,11 +115,8 @@ def _choose_preprocessing(
             spec = find_specification(trained.experiment.dataset.name)
             mean, deviation = spec.pixel_mean, spec.pixel_deviation
         return {}, lambda _, images: (images.float().flatten(1) / 255 - mean) / deviation
-    if not isinstance(encoder, ResNetEncoder):
-        raise InvalidInput(
-            f"encoder is 'include', but the encoder {encoder.name} cannot be exported in this "
-            "format; it must be 'exclude'."
-        )
+    # Others are refused, or joined to the head as graphs.
+    assert isinstance(encoder, ResNetEncoder)
     own = {n.removeprefix(_PREFIX): v for n, v in params.items() if n.startswith(_PREFIX)}
     preprocessing, network = encoder.preprocessing, ResNet18()
 

@@ -10,16 +10,9 @@ from typing import Any, Literal
 import torch
 
 from mpfedcl.deployment.export import onnx_graph
-from mpfedcl.deployment.export.exported_network import (
-    ExportedNetwork,
-    PredictionRule,
-    find_input_size,
-)
+from mpfedcl.deployment.export.exported_network import ExportedNetwork, PredictionRule
 from mpfedcl.deployment.export.onnx_encoder import prepend_encoder
 from mpfedcl.deployment.export.verification import (
-    Agreement,
-    CheckImages,
-    ExportedFunction,
     compare_with_pytorch,
     load_check_images,
     refuse_disagreement,
@@ -126,58 +119,34 @@ def _pack_program(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
             f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
         )
-    example = torch.zeros(2, find_input_size(trained))
+    example = torch.zeros(2, trained.input_size)
     if not from_features:
         example = torch.zeros(2, *trained.input_format.shape, dtype=torch.uint8)
     program = onnx_graph.trace(network, example)
+    graph: Any = None
     if wanted.format == "torch-export":
-        found = _verify(predictor, wanted, rule, real, _run_program(program))
-        note["checked"] = _describe_check(found, real)
-        return _pack_torch(program, note)
-    graph = onnx_graph.make_graph(program, "features" if is_joined else name, list(note["outputs"]))
-    if is_joined:
-        assert isinstance(encoder, OnnxEncoder)
-        graph = prepend_encoder(graph, encoder, name)
-    if wanted.quantized:
-        assert real.training is not None
-        seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
-        graph = onnx_graph.quantize(graph, name, seen)
-    found = _verify(predictor, wanted, rule, real, onnx_graph.open_graph(graph, name))
-    note["checked"] = _describe_check(found, real)
-    return onnx_graph.pack_graph(graph, note)
+        module = program.module()
 
-
-def _verify(
-    predictor: Predictor,
-    wanted: ExportSettings,
-    rule: PredictionRule,
-    real: CheckImages,
-    answer: ExportedFunction,
-) -> Agreement:
+        @torch.no_grad()
+        def answer(images: Any) -> list[Any]:
+            return [each.numpy() for each in module(torch.from_numpy(images))]
+    else:
+        source = "features" if is_joined else name
+        graph = onnx_graph.make_graph(program, source, list(note["outputs"]))
+        if is_joined:
+            assert isinstance(encoder, OnnxEncoder)
+            graph = prepend_encoder(graph, encoder, name)
+        if wanted.quantized:
+            assert real.training is not None
+            seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
+            graph = onnx_graph.quantize(graph, name, seen)
+        answer = onnx_graph.open_graph(graph, name)
     found = compare_with_pytorch(
-        predictor.trained,
-        predictor.params,
-        rule,
-        real,
-        answer,
-        from_features=not wanted.with_encoder,
+        trained, predictor.params, rule, real, answer, from_features=not wanted.with_encoder
     )
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
-    return found
-
-
-def _describe_check(found: Agreement, real: CheckImages) -> dict[str, Any]:
-    return {"images": len(real.images), "from": real.origin, **asdict(found)}
-
-
-def _run_program(program: torch.export.ExportedProgram) -> ExportedFunction:
-    module = program.module()
-
-    @torch.no_grad()
-    def answer(images: Any) -> list[Any]:
-        return [each.numpy() for each in module(torch.from_numpy(images))]
-
-    return answer
+    note["checked"] = {"images": len(real.images), "from": real.origin, **asdict(found)}
+    return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
 
 
 def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from mpfedcl.encoders.onnx_encoder import OnnxEncoder
+from mpfedcl.encoders.onnx_encoder import OnnxEncoder, first_line
 from mpfedcl.errors import InvalidInput
 
 _PREFIX = "encoder/"
@@ -43,10 +43,9 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
         raise
     # The converter and the checker raise anything for a graph that they do not know.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidInput(
-            f"encoder is 'include', but {encoder.name} cannot be joined to the model ({reason}); "
-            "it must be 'exclude'."
+            f"encoder is 'include', but {encoder.name} cannot be joined to the model "
+            f"({first_line(error)}); it must be 'exclude'."
         ) from None
     return joined
 

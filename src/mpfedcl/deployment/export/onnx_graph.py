@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from mpfedcl.deployment.export.exported_network import ExportedNetwork
 from mpfedcl.deployment.export.verification import ExportedFunction
+from mpfedcl.encoders.onnx_encoder import first_line, open_session
 from mpfedcl.encoders.preprocessing import NOTE
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
@@ -113,14 +113,7 @@ def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
 def open_graph(model: Any, name: str) -> ExportedFunction:
     """Return a function that runs the model, on one thread."""
     require_packages("onnxruntime")
-    runtime = import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(import_module("onnxruntime"), model.SerializeToString())
 
     def answer(images: NDArray[Any]) -> list[NDArray[Any]]:
         found: list[NDArray[Any]] = session.run(None, {name: images})
@@ -174,9 +167,9 @@ def _in_one_sentence(fault: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise InvalidInput(
-            f"RUN has a model that cannot be exported: {fault} ({type(error).__name__}: {reason})."
+            f"RUN has a model that cannot be exported: {fault} ({reason})."
         ) from None
 
 
