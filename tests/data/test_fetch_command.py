@@ -13,7 +13,7 @@ from original_files import write_mnist, write_mnist_m, write_office, write_svhn,
 
 from download_server import BrokenServer, free_port, send, serve
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
-from mpfedcl.cli.commands.data_sets import fetch_command, prepare_command
+from mpfedcl.cli.commands.data_sets import data_fetch_command, data_prepare_command
 from mpfedcl.data.fetch.download import RetryPolicy
 from mpfedcl.data.fetch.public_sources import FETCH_PLANS, FetchPlan, PublicFile, PublicSource
 from mpfedcl.data.prepare import preparable_domains
@@ -22,6 +22,16 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
 QUICK = RetryPolicy(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
+
+
+def fetch_command(
+    name: str, root: Path, replace: bool = False, retries: RetryPolicy | None = None
+) -> int:
+    return data_fetch_command(DataFetch(name, root, replace), retries)
+
+
+def prepare_command(name: str, source: Path, root: Path | None, replace: bool = False) -> int:
+    return data_prepare_command(DataPrepare(name, source, root, replace))
 
 
 @pytest.fixture(autouse=True)

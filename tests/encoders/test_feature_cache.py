@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from mpfedcl.cli.arguments.experiments import DataCache
-from mpfedcl.cli.commands.feature_cache import data_cache_command
+from mpfedcl.cli.commands.listings import data_cache_command
 from mpfedcl.encoders.encoder import Features, OnProgress
 from mpfedcl.encoders.feature_cache import FeatureCache, cache_limit, cache_path
 from mpfedcl.encoders.preprocessing import Preprocessing

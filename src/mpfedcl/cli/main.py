@@ -59,7 +59,7 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "data show": (experiments.DataShow, "listings"),
     "data fetch": (experiments.DataFetch, "data_sets"),
     "data prepare": (experiments.DataPrepare, "data_sets"),
-    "data cache": (experiments.DataCache, "feature_cache"),
+    "data cache": (experiments.DataCache, "listings"),
     "pretrain": (experiments.Pretrain, "pretrain"),
     "federation init": (federation.FederationInit, "federation"),
     "federation server": (federation.FederationServer, "federation"),

@@ -1,7 +1,7 @@
 """Progress for people at a terminal; silence for files and pipes."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -17,11 +17,9 @@ def stderr_console() -> Console:
 
 def stdout_console() -> Console:
     """Return a console on standard output; 100 columns where it is no terminal."""
+    width = None if Console().is_terminal else 100
     # Names of files and classes are not markup, and a path that is folded cannot be copied.
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, soft_wrap=True, width=100)
-    return console
+    return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -37,30 +35,23 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-class StopSignal:
-    """True once the user has pressed Ctrl-C; a second press ends the program at once."""
-
-    def __init__(self) -> None:
-        self.given = False
-
-    def __call__(self) -> bool:
-        """Tell whether to stop after the round under way."""
-        return self.given
-
-
 @contextmanager
-def stop_after_round(console: Console) -> Iterator[StopSignal]:
-    """Let the first Ctrl-C ask for a stop after the round under way."""
-    stop = StopSignal()
+def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C ask for a stop after the round under way, the second end at once.
+
+    What is given tells whether a stop was asked for.
+    """
+    is_asked = False
 
     def ask(_number: int, _frame: FrameType | None) -> None:
-        if stop.given:
+        nonlocal is_asked
+        if is_asked:
             raise KeyboardInterrupt
-        stop.given = True
+        is_asked = True
         console.print("Stopping after the round under way; Ctrl-C again stops at once.")
 
     before: Any = signal.signal(signal.SIGINT, ask)
     try:
-        yield stop
+        yield lambda: is_asked
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,6 +1,5 @@
 """Several methods over several seeds: the same experiment, run by run, in one folder."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import READINGS, find_method
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.rounds.evaluation import TESTS
@@ -70,7 +68,7 @@ class Comparison:
             summary = planned.summary()
             assert summary is not None
             entry = methods.setdefault(
-                planned.method,
+                planned.experiment.method,
                 {
                     "reading": summary["reading"],
                     "accuracy": [],
@@ -101,8 +99,7 @@ class Comparison:
 
     def write(self, content: dict[str, Any]) -> None:
         """Write the collected readings beside the runs."""
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        write_atomically(self.path / "comparison.json", text.encode())
+        RunDirectory(self.path).write_json("comparison.json", content)
 
 
 def _compare(methods: dict[str, Any], test: str) -> dict[str, Any]:

@@ -51,11 +51,6 @@ class PlannedRun:
     experiment: Experiment
     path: Path
 
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.experiment.method
-
     def rounds_done(self) -> int:
         """Return how many rounds are on record."""
         return len(RunDirectory(self.path).read_records())

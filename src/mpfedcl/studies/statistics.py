@@ -7,7 +7,7 @@ seeds, and a method is called better only where the interval says so.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -31,7 +31,6 @@ class PairedDifference:
     low: float | None
     high: float | None
     """The interval's ends; None with fewer than two pairs."""
-    level: float
 
     @property
     def verdict(self) -> Verdict:
@@ -44,14 +43,7 @@ class PairedDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as plain values."""
-        return {
-            "pairs": self.pairs,
-            "mean": self.mean,
-            "deviation": self.deviation,
-            "low": self.low,
-            "high": self.high,
-            "verdict": self.verdict,
-        }
+        return {**asdict(self), "verdict": self.verdict}
 
 
 def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDifference | None:
@@ -73,12 +65,12 @@ def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDiffe
     if abs(mean) <= rounding:
         mean = 0.0
     if count < 2:
-        return PairedDifference(count, mean, None, None, None, level)
+        return PairedDifference(count, mean, None, None, None)
     deviation = stdev(differences)
     if deviation <= rounding:
         deviation = 0.0
     reach = interval_half_width(count, level) * deviation
-    return PairedDifference(count, mean, deviation, mean - reach, mean + reach, level)
+    return PairedDifference(count, mean, deviation, mean - reach, mean + reach)
 
 
 def interval_half_width(count: int, level: float = LEVEL) -> float:

@@ -166,7 +166,7 @@ def _draw(comparison: Comparison) -> None:
             for record in directory.read_records()
             if record["accuracy"]
         ]
-        curves.setdefault(f"{each.method} ({READING_TITLES[reading]})", []).append(curve)
+        curves.setdefault(f"{each.experiment.method} ({READING_TITLES[reading]})", []).append(curve)
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
     draw_curves(

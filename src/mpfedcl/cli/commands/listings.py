@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
-from mpfedcl.cli.arguments.experiments import DataList, DataShow, Methods
+from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_set import ImageIndex
 from mpfedcl.data.reader import is_available, open_image_set
+from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.wording import describe_partition
@@ -50,6 +51,31 @@ def _is_here(name: str, arguments: DataList) -> str:
     if name == "folder":
         return "--dataset.root"
     return "yes" if is_available(name, arguments.root) else "no"
+
+
+def data_cache_command(arguments: DataCache) -> int:
+    """Show the cache, after emptying it if so asked."""
+    cache = FeatureCache()
+    if arguments.clear:
+        cache.clear()
+    content = cache.describe()
+    cache.close()
+    if arguments.json:
+        shown = {
+            "path": str(cache.path),
+            "rows": content.rows,
+            "bytes": content.bytes,
+            "limit": cache.limit,
+            "encoders": content.encoders,
+        }
+        print(json.dumps(shown, indent=2))
+        return 0
+    title = (
+        f"{cache.path}: {content.bytes / 1024**2:,.1f} MiB of at most {cache.limit / 1024**2:,.0f}"
+    )
+    rows = [[name, f"{count:,}"] for name, count in content.encoders.items()]
+    TextTable(title, ["encoder", "images"], rows or [["none", "0"]]).show(stdout_console())
+    return 0
 
 
 def data_show_command(arguments: DataShow) -> int:

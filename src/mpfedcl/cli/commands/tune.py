@@ -12,7 +12,7 @@ from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, s
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.files import unused_folder, write_atomically
+from mpfedcl.files import unused_folder
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions
@@ -93,8 +93,7 @@ def _write(path: Path, found: Sequence[TuningResult], earlier: dict[str, Any]) -
         each.write_best(path)
     methods = earlier | {each.method: each.to_json() for each in found}
     content = {"format": FORMAT, "methods": methods}
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomically(path / FILE, text.encode())
+    RunDirectory(path).write_json(FILE, content)
     return content
 
 

@@ -94,26 +94,11 @@ def feature_skew_table(datasets: PaperDatasets) -> PaperItem:
                 known: Mapping[str, published.MeanAndDeviation] = {}
                 if name == "digit5" and track == "paper":
                     known = published.FEATURE_SKEW_DIGITS.get(method, {})
-                for domain in domains:
-                    measure = measures.accuracy_of_client(domain)
-                    paper = find_published(known, domain)
-                    cells.append(
-                        Cell(method, domain, base, measure, datasets.title(dataset), paper, track)
-                    )
-                for column, measure in (
-                    ("average", measures.OWN_TEST),
-                    ("union", measures.UNION_TEST_COLUMN),
-                ):
-                    shown = Cell(
-                        method,
-                        column,
-                        base,
-                        measure,
-                        datasets.title(dataset),
-                        find_published(known, column),
-                        track,
-                    )
-                    cells.append(shown)
+                shown = {domain: measures.accuracy_of_client(domain) for domain in domains}
+                shown |= {"average": measures.OWN_TEST, "union": measures.UNION_TEST_COLUMN}
+                for column, measure in shown.items():
+                    paper, panel = find_published(known, column), datasets.title(dataset)
+                    cells.append(Cell(method, column, base, measure, panel, paper, track))
     return PaperItem(
         "feature",
         "Feature skew, one domain per client",

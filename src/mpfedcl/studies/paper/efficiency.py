@@ -16,6 +16,7 @@ from mpfedcl.studies.paper.protocol import (
     paper_experiment,
 )
 
+_COMPARED = ("fedavg", "fedproto", "dp-fedcl", "sp-fedcl", "mp-fedcl")
 _AT_ROUNDS = (5, 10, 20, 30, 60)
 _LEVELS = {"digit5": (30, 40, 50, 60), "office10": (40, 50, 60, 70)}
 _SKEWS = {"label": "label skew, Dir(0.5)", "feature": "feature skew"}
@@ -33,7 +34,7 @@ def _skewed(dataset: str, method: str, skew: str) -> Experiment:
 
 def final_accuracy_table(datasets: PaperDatasets) -> PaperItem:
     """Return accuracy after the rounds that each method gets."""
-    rows = ("local", "fedavg", "fedproto", "dp-fedcl", "sp-fedcl", "mp-fedcl")
+    rows = ("local", *_COMPARED)
     cells = []
     for dataset in datasets.select("digit5", "office10"):
         for method in rows:
@@ -56,7 +57,6 @@ def final_accuracy_table(datasets: PaperDatasets) -> PaperItem:
 
 def accuracy_at_rounds_figure(datasets: PaperDatasets) -> PaperItem:
     """Return accuracy on the way there."""
-    rows = ("fedavg", "fedproto", "dp-fedcl", "sp-fedcl", "mp-fedcl")
     cells = [
         Cell(
             method,
@@ -67,14 +67,14 @@ def accuracy_at_rounds_figure(datasets: PaperDatasets) -> PaperItem:
         )
         for dataset in datasets.select("digit5", "office10")
         for skew, title in _SKEWS.items()
-        for method in rows
+        for method in _COMPARED
         for count in _AT_ROUNDS
     ]
     return PaperItem(
         "rounds",
         "Communication efficiency: accuracy at given rounds",
         "The same runs after different numbers of rounds.",
-        method_titles(rows),
+        method_titles(_COMPARED),
         {str(count): str(count) for count in _AT_ROUNDS},
         tuple(cells),
         axis="rounds",
@@ -83,7 +83,6 @@ def accuracy_at_rounds_figure(datasets: PaperDatasets) -> PaperItem:
 
 def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
     """Return when an accuracy is reached, and what it took."""
-    rows = ("fedavg", "fedproto", "dp-fedcl", "sp-fedcl", "mp-fedcl")
     cells = [
         Cell(
             method,
@@ -95,7 +94,7 @@ def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
         for dataset in datasets.select("digit5", "office10")
         for skew, title in _SKEWS.items()
         for make in (measures.rounds_to_accuracy, measures.megabytes_to_accuracy)
-        for method in rows
+        for method in _COMPARED
         for level in _LEVELS[dataset]
     ]
     levels = sorted(
@@ -106,7 +105,7 @@ def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
         "Communication efficiency: rounds and megabytes to reach an accuracy",
         "The same runs: when an accuracy on the clients' own tests is first read, and what all "
         "clients together have sent and received by then.",
-        method_titles(rows),
+        method_titles(_COMPARED),
         {f"{level}": f"{level} %" for level in levels},
         tuple(cells),
         notes=(_STEPS, "A dash says that the run of some seed never got there."),
@@ -115,10 +114,9 @@ def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
 
 def equal_time_table(datasets: PaperDatasets) -> PaperItem:
     """Return accuracy at the same training time."""
-    rows = ("fedavg", "fedproto", "dp-fedcl", "sp-fedcl", "mp-fedcl")
     cells = []
     for dataset in datasets.select("digit5", "office10"):
-        for method in rows:
+        for method in _COMPARED:
             for skew in _SKEWS:
                 known = published.EQUAL_TIME[dataset].get(method, {})
                 cells.append(
@@ -137,7 +135,7 @@ def equal_time_table(datasets: PaperDatasets) -> PaperItem:
         "Communication efficiency: the same training time",
         "Every method is evaluated when it has trained as long as MP-FedCL takes for its 60 "
         "rounds with the same seed, evaluation and checkpoints left out.",
-        method_titles(rows),
+        method_titles(_COMPARED),
         _SKEWS,
         tuple(cells),
         notes=(

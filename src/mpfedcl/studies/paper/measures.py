@@ -20,12 +20,12 @@ UNION_TEST_COLUMN = replace(UNION_TEST, name=OWN_TEST.name)
 
 def accuracy_of_client(name: str) -> Measure:
     """Return the measure of one client's accuracy on its own test."""
-
-    def compute(run: FinishedRun, _: FinishedRun | None) -> float | None:
-        value: float | None = run.records[-1]["accuracy_per_client"].get(name)
-        return value
-
-    return Measure("own test", "%", compute, better="higher")
+    return Measure(
+        "own test",
+        "%",
+        lambda run, _: run.records[-1]["accuracy_per_client"].get(name),
+        better="higher",
+    )
 
 
 def accuracy_after(rounds: int) -> Measure:

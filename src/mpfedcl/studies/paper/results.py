@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.studies.paper.item import Cell, Curves, FinishedRun, PaperItem, Published, Track
+from mpfedcl.studies.paper.item import Cell, Curves, FinishedRun, PaperItem, Track
 from mpfedcl.studies.statistics import mark_best, paired_difference
 
 Lookup = Callable[[Track, Experiment, int], FinishedRun]
@@ -42,7 +42,7 @@ def collect_result(
 
 
 def _read_cell(cell: Cell, seeds: Sequence[int], lookup: Lookup) -> dict[str, Any]:
-    values = []
+    values, paper = [], cell.published
     first = lookup(cell.track, cell.experiment, seeds[0])
     for seed in seeds:
         run = lookup(cell.track, cell.experiment, seed)
@@ -59,13 +59,9 @@ def _read_cell(cell: Cell, seeds: Sequence[int], lookup: Lookup) -> dict[str, An
         "reading": first.reading,
         "rounds": len(first.records),
         "values": [None if value is None else round(value, 4) for value in values],
-        "published": _published_json(cell.published),
+        "published": paper and {"mean": paper.mean, "std": paper.deviation},
         "mark": None,
     }
-
-
-def _published_json(published: Published | None) -> dict[str, float | None] | None:
-    return None if published is None else {"mean": published.mean, "std": published.deviation}
 
 
 def _mark_best_cells(item: PaperItem, cells: list[dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.methods import find_method
@@ -35,7 +34,9 @@ class RunStore:
     def folder(self, experiment: Experiment) -> Path:
         """Return where the run of a resolved experiment is, or will be."""
         plain = experiment.replace(**NEUTRAL_FOR_SHARED_ROUNDS)
-        text = json.dumps(_differences(plain), sort_keys=True)
+        # What is not the default: a setting added later changes no name.
+        changed = plain.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(changed, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         named = f"{plain.method}-{plain.dataset.name}-{plain.partition.kind}-seed{plain.seed}"
         return self.path / f"{named}-{digest}"
@@ -68,19 +69,3 @@ class RunStore:
 def resolve_with_seed(experiment: Experiment, seed: int) -> Experiment:
     """Return an experiment with its seed and with what was left open filled in."""
     return experiment.replace(seed=seed).resolved(find_method(experiment.method).defaults)
-
-
-def _differences(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that are not the defaults; a setting added later changes no name."""
-    ours = json.loads(experiment.model_dump_json())
-    defaults = json.loads(Experiment().model_dump_json())
-    found: dict[str, Any] = {}
-    for name, value in ours.items():
-        if isinstance(value, dict):
-            usual = defaults[name]
-            changed = {key: each for key, each in value.items() if each != usual.get(key)}
-            if changed:
-                found[name] = changed
-        elif value != defaults[name]:
-            found[name] = value
-    return found

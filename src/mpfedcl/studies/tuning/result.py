@@ -8,6 +8,7 @@ from typing import Any, Self
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
 from mpfedcl.files import write_atomically
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.tuning.grid import Knobs, KnobValues
 from mpfedcl.studies.tuning.halving import Rung
 
@@ -102,8 +103,7 @@ class TuningResult:
 
     def write(self, folder: Path) -> None:
         """Write tuning.json, and the chosen settings as a file that `mpfedcl run` takes."""
-        text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
-        write_atomically(folder / FILE, text.encode())
+        RunDirectory(folder).write_json(FILE, self.to_json())
         self.write_best(folder)
 
     def write_best(self, folder: Path) -> None:

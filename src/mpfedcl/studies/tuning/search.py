@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.rng import numpy_generator
 from mpfedcl.runs.directory import RunDirectory
@@ -176,8 +175,7 @@ class Search:
     def write_description(self) -> None:
         """Write down what is searched, so that the folder is not taken for another search."""
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self._description(), indent=2, allow_nan=False) + "\n"
-        write_atomically(self.path / "search.json", text.encode())
+        RunDirectory(self.path).write_json("search.json", self._description())
 
     def write_result(self) -> TuningResult:
         """Write and return what a complete search found; weights are not kept."""
