@@ -19,7 +19,16 @@ _File = Annotated[
     tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
 ]
 _Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+_Root = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="DIR",
+        help_behavior_hint="",
+        help="Data folder [default: $MPFEDCL_DATA, else the user's cache folder].",
+    ),
+]
 _Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+_Json = Annotated[_Flag, tyro.conf.arg(help="Print JSON.")]
 _Jobs = Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 
 
@@ -80,10 +89,8 @@ class PaperList:
 
     out: _Paper = Path("runs/paper")
     """Folder of the results."""
-    root: _Folder = None
-    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: _Flag = False
-    """Print JSON."""
+    root: _Root = None
+    json: _Json = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,7 @@ class PaperShow:
     """Table or figure; `mpfedcl paper list` names them."""
     out: _Paper = Path("runs/paper")
     """Folder of the results."""
-    root: _Folder = None
-    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    root: _Root = None
     json: _Flag = False
     """Print the result as JSON and nothing else."""
 
@@ -121,8 +127,7 @@ class PaperRun:
     """paper: its settings; tuned: each method's own knobs chosen on validation data."""
     out: _Paper = Path("runs/paper")
     """Folder for runs and results."""
-    root: _Folder = None
-    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    root: _Root = None
     jobs: _Jobs = 0
     """Runs at the same time [default: 0, as many as there are cores]."""
     json: _Flag = False
@@ -199,8 +204,7 @@ class Report:
 class Methods:
     """List the methods, one line each."""
 
-    json: _Flag = False
-    """Print JSON."""
+    json: _Json = False
 
 
 @dataclass(frozen=True)
@@ -209,8 +213,7 @@ class DataList:
 
     root: _Folder = None
     """Data folder to look in [default: $MPFEDCL_DATA, else the user's cache folder]."""
-    json: _Flag = False
-    """Print JSON."""
+    json: _Json = False
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,7 @@ class DataShow:
     """Data set."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
     """Where the picture is written."""
-    json: _Flag = False
-    """Print JSON."""
+    json: _Json = False
     settings: _Settings = field(default_factory=Experiment)
 
 
@@ -242,8 +244,7 @@ class DataFetch:
 
     name: _Name
     """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
-    root: _Folder = None
-    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    root: _Root = None
     replace: _Flag = False
     """Prepare domains again that are there already."""
 
@@ -259,8 +260,7 @@ class DataPrepare:
     """Data set: mnist, digit5, office10 or domainnet."""
     source: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Folder with the originals, as their publishers offer them."""
-    root: _Folder = None
-    """Data folder [default: $MPFEDCL_DATA, else the user's cache folder]."""
+    root: _Root = None
     replace: _Flag = False
     """Prepare domains again that are there already."""
 
@@ -271,8 +271,7 @@ class DataCache:
 
     clear: _Flag = False
     """Drop everything; features are computed again when next needed."""
-    json: _Flag = False
-    """Print JSON."""
+    json: _Json = False
 
 
 @dataclass(frozen=True)
@@ -286,8 +285,7 @@ class Pretrain:
     """Where the encoder is written; a checkpoint after each epoch is kept beside it."""
     resume: _Flag = False
     """Resume after the last whole epoch."""
-    json: _Flag = False
-    """Print JSON."""
+    json: _Json = False
     settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
         default_factory=PretrainSettings
     )

@@ -32,14 +32,13 @@ def pretrain_command(arguments: Pretrain) -> int:
             last = f"epoch {epoch.epoch}: held out {percent(epoch.accuracy)} %"
             bar.update(task, note=f"loss {epoch.loss:.3f}  {last}")
 
-        observer = PretrainObserver(on_start, on_step, on_epoch)
         try:
             result = pretrain(
                 arguments.settings,
                 load_pretraining_data,
                 arguments.out,
                 resume=arguments.resume,
-                observer=observer,
+                observer=PretrainObserver(on_start, on_step, on_epoch),
             )
         except KeyboardInterrupt:
             console.print(
@@ -54,8 +53,6 @@ def pretrain_command(arguments: Pretrain) -> int:
     stdout_console().print(
         f"encoder: {result.path}   loss {final.loss:.3f}, held-out accuracy "
         f"{percent(final.accuracy)} %\n"
-        f"use it with: mpfedcl run --encoder.name resnet18 --encoder.weights {result.path}",
-        # A path that is folded at the screen's edge cannot be copied.
-        soft_wrap=True,
+        f"use it with: mpfedcl run --encoder.name resnet18 --encoder.weights {result.path}"
     )
     return 0
