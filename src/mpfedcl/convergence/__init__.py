@@ -1,8 +1,14 @@
 """The paper's convergence section, checked on a run: what is measured, and which bounds hold."""
 
-from mpfedcl.convergence.bounds import BOUNDS, Bounds, Constants, find_bounds, judge
+from mpfedcl.convergence.bounds import (
+    BOUNDS,
+    Bounds,
+    Constants,
+    RoundMeasurement,
+    find_bounds,
+    judge,
+)
 from mpfedcl.convergence.diagnostics import ConvergenceDiagnostics, summarize_convergence
-from mpfedcl.convergence.round_measurement import RoundMeasurement
 from mpfedcl.rounds.measurement import Inspection, Measurement
 
 __all__ = [

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from mpfedcl.convergence.bounds import BOUNDS, Constants, find_bounds, judge
-from mpfedcl.convergence.round_measurement import RoundMeasurement
+from mpfedcl.convergence.bounds import BOUNDS, Constants, RoundMeasurement, find_bounds, judge
 from mpfedcl.experiment import FORMAT, Experiment
 from mpfedcl.rounds.measurement import Inspection, Measurement, finite_or_none, ratio
 

@@ -20,8 +20,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder, write_atomically
 from mpfedcl.report.markdown import printable_name
+from mpfedcl.report.prototype_map import embed_test_images
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Record, RunResult
-from mpfedcl.tracking.embedding_projector import list_projector_points
 from mpfedcl.tracking.scalars import client_scalars, round_scalars
 from mpfedcl.tracking.tracker import Tracker, read_notes, write_notes
 
@@ -40,12 +41,14 @@ class TensorBoardTracker(Tracker):
         # TensorBoard reads files in the order of their names.
         self._file = self._folder / f"events.out.tfevents.{time.time_ns():020d}.mpfedcl"
         now = time.time()
+        # TensorBoard shows texts as Markdown, and this as code in it.
+        as_code = "".join(f"    {line}\n" for line in experiment.to_toml().splitlines())
         events = [
             Event(wall_time=now, file_version="brain.Event:2"),
             # TensorBoard drops what earlier files say of this step and later ones. They stay: one
             # that is looking on would not get over the loss of the file it is reading.
             Event(wall_time=now, step=1, session_log=SessionLog(status=SessionLog.START)),
-            Event(wall_time=now, summary=text_pb("experiment", _as_code(experiment.to_toml()))),
+            Event(wall_time=now, summary=text_pb("experiment", as_code)),
         ]
         # Records do not say when they were made, but how long what came after them took.
         moment = now - sum(sum(record["seconds"].values()) for record in done)
@@ -63,7 +66,7 @@ class TensorBoardTracker(Tracker):
         """Lay out the pool, and test images beside it, for the projector."""
         if result.summary is None or result.pool is None or not len(result.pool):
             return
-        vectors, rows = list_projector_points(result)
+        vectors, rows = _list_projector_points(result)
         config = ProjectorConfig()
         config.embeddings.add(
             tensor_name="prototypes",
@@ -104,14 +107,31 @@ def _describe_round(record: Record, moment: float) -> Any:
     return Event(wall_time=moment, step=record["round"], summary=Summary(value=values))
 
 
+def _list_projector_points(result: RunResult) -> tuple[list[Sequence[float]], list[list[str]]]:
+    """Return vectors, and the rows of a table about them under a row of titles."""
+    pool, partition = result.pool, RunDirectory(result.path).read_json("partition.json")
+    assert pool is not None
+    assert partition is not None
+    pool, classes = pool.to("cpu"), [printable_name(name) for name in partition["classes"]]
+    columns = zip(pool.labels.tolist(), pool.owners.tolist(), pool.counts.tolist(), strict=True)
+    rows = [
+        ["prototype", classes[label], printable_name(pool.names[owner]), str(count)]
+        for label, owner, count in columns
+    ]
+    vectors: list[Sequence[float]] = pool.vectors.tolist()
+    samples, _ = embed_test_images(result.path, result.experiment, partition)
+    if samples is not None:
+        vectors += samples.vectors.tolist()
+        rows += [
+            ["test image", classes[label], printable_name(owner or "several"), "1"]
+            for label, owner in zip(samples.labels, samples.owners, strict=True)
+        ]
+    return vectors, [["kind", "class", "client", "count"], *rows]
+
+
 def _pack(events: Iterable[Any]) -> bytes:
     packed = io.BytesIO()
     writer = RecordWriter(packed)
     for event in events:
         writer.write(event.SerializeToString())
     return packed.getvalue()
-
-
-def _as_code(text: str) -> str:
-    """Return a text as code in Markdown, which is what TensorBoard shows texts as."""
-    return "".join(f"    {line}\n" for line in text.splitlines())

@@ -120,11 +120,13 @@ class RunPage:
             }
         return line.model_copy(update=changes)
 
+    def _client_names(self) -> list[str]:
+        partition = self._files.get("partition.json", (None, None))[1]
+        return sorted(partition.clients if partition else self._lines[-1].accuracy_per_client or {})
+
     def _choose_clients(self) -> list[str]:
         """Return the clients that have a line each: the same in every round."""
-        partition = self._files.get("partition.json", (None, None))[1]
-        values = partition.clients if partition else self._lines[-1].accuracy_per_client or {}
-        names = sorted(values)
+        names = self._client_names()
         return [names[place] for place in choose_evenly(len(names), _MOST_LINES)]
 
     def _read(self, name: str, parse: Any) -> Any:
@@ -186,11 +188,9 @@ class RunPage:
         if not self._lines:
             return {"lines": [], "left_out": 0}
         chosen = self._choose_clients()
-        everybody = self._files.get("partition.json", (None, None))[1]
-        count = len(everybody.clients if everybody else self._lines[-1].accuracy_per_client or {})
         return {
             "names": chosen,
-            "left_out": max(0, count - len(chosen)),
+            "left_out": len(self._client_names()) - len(chosen),
             "accuracy": _curves(self._lines, "accuracy_per_client", chosen),
             "loss": _curves(self._lines, "loss_per_client", chosen),
         }

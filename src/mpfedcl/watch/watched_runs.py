@@ -10,9 +10,8 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.report.document import compare_runs
 from mpfedcl.report.file_schemas import Json
 from mpfedcl.report.run_description import describe_run
-from mpfedcl.watch.run_discovery import MOST_FOLDERS, find_runs
+from mpfedcl.watch.run_discovery import MOST_FOLDERS, find_locked_inodes, find_runs
 from mpfedcl.watch.run_list import RunListEntry
-from mpfedcl.watch.run_locks import find_locked_inodes
 from mpfedcl.watch.run_page import RunPage, encode
 
 _SECONDS_BETWEEN_SEARCHES = 1.0

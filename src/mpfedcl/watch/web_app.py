@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 
@@ -63,7 +63,7 @@ def make_app(runs: WatchedRuns, events: EventStream) -> Starlette:
 
     return Starlette(
         routes=[
-            *(Route(address, answer) for address, answer in _static_pages().items()),
+            *(Route(address, page) for address, page in _static_pages().items()),
             Route("/events", listen),
             Route("/run", show_run),
             Route("/map", show_map),
@@ -131,23 +131,16 @@ def _json(content: bytes | None) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _static_pages() -> dict[str, Callable[[Request], Awaitable[Response]]]:
+def _static_pages() -> dict[str, Response]:
     """Return the parts of the page by address, read once: no request leads to a file."""
     script = "\n".join([*map(read_page_file, SCRIPTS), *map(_read_own, _OWN_SCRIPTS)])
     style = "\n".join([*map(read_page_file, STYLES), _read_own("watch.css")])
     return {
-        "/": _constant(_read_own("watch.html"), "text/html"),
-        "/watch.js": _constant(script, "text/javascript"),
-        "/watch.css": _constant(style, "text/css"),
-        "/icon.svg": _constant(_read_own("icon.svg"), "image/svg+xml"),
+        "/": Response(_read_own("watch.html"), media_type="text/html"),
+        "/watch.js": Response(script, media_type="text/javascript"),
+        "/watch.css": Response(style, media_type="text/css"),
+        "/icon.svg": Response(_read_own("icon.svg"), media_type="image/svg+xml"),
     }
-
-
-def _constant(text: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(_: Request) -> Response:
-        return Response(text, media_type=kind)
-
-    return answer
 
 
 def _read_own(name: str) -> str:
