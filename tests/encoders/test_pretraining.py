@@ -17,10 +17,10 @@ from mpfedcl.encoders.pretraining import (
     Epoch,
     PretrainObserver,
     PretrainResult,
+    augment,
     checkpoint_path,
 )
 from mpfedcl.encoders.pretraining import pretrain as pretrain_on
-from mpfedcl.encoders.pretraining_data import augment
 from mpfedcl.encoders.weights import load_weights, read_safetensors_file
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings

@@ -7,7 +7,7 @@ from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.train_test_split import Indices, split_by_class
 from mpfedcl.encoders.preprocessing import Preprocessing
-from mpfedcl.encoders.pretraining_data import PretrainingData
+from mpfedcl.encoders.pretraining import PretrainingData
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings
 from mpfedcl.images import Images

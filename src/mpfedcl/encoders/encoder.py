@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -87,8 +87,7 @@ class ResNetEncoder:
             inputs = self.preprocessing.standardize(pixels, torch.float32)
             return self._network.apply(params, inputs)[: len(batch)].cpu().numpy()
 
-        batches = prepare_batches(images, self.preprocessing, IMAGES_AT_ONCE)
-        return encode_in_batches(encode_batch, batches, len(images), self, on_progress)
+        return encode_in_batches(encode_batch, images, self, on_progress)
 
 
 def find_encoder(
@@ -103,9 +102,9 @@ def find_encoder(
     """
     kind, _, rest = name.partition(":")
     if kind == "resnet18" and not rest:
-        found = load_weights(find_weights(weights, *data_folders))
-        shown = f"resnet18 {found.path.name}"
-        return ResNetEncoder(shown, found.tensors, found.preprocessing, device)
+        path = find_weights(weights, *data_folders)
+        found = load_weights(path)
+        return ResNetEncoder(f"resnet18 {path.name}", found.tensors, found.preprocessing, device)
     if kind == "torchvision" and rest:
         from mpfedcl.encoders.torchvision_encoder import load_torchvision_encoder
 
@@ -139,26 +138,22 @@ def fingerprint_header(kind: str, preprocessing: Preprocessing) -> bytes:
     return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
 
 
-def prepare_batches(images: Images, preprocessing: Preprocessing, size: int) -> Iterator[Images]:
-    """Yield the images as bytes [batch, 3, size, size], so that few are in memory at once."""
-    for first in range(0, len(images), size):
-        yield preprocessing.to_input_bytes(images[first : first + size])
-
-
 def encode_in_batches(
     encode_batch: Callable[[Images], Features],
-    batches: Iterator[Images],
-    total: int,
+    images: Images,
     encoder: Encoder,
     on_progress: OnProgress | None,
+    batch_size: int = IMAGES_AT_ONCE,
 ) -> Features:
-    """Encode batch by batch, with a bar where the caller shows none; refuse broken numbers."""
-    features = numpy.empty((total, encoder.feature_size), dtype=numpy.float32)
-    done = 0
-    with WaitingBar("Encoding images", total) as bar:
-        for batch in batches:
-            features[done : done + len(batch)] = encode_batch(batch)
-            done += len(batch)
+    """Encode bytes [batch, 3, size, size] batch by batch, so that few are in memory at once.
+
+    A bar shows where the caller shows none; broken numbers are refused.
+    """
+    features = numpy.empty((len(images), encoder.feature_size), dtype=numpy.float32)
+    with WaitingBar("Encoding images", len(images)) as bar:
+        for first in range(0, len(images), batch_size):
+            batch = encoder.preprocessing.to_input_bytes(images[first : first + batch_size])
+            features[first : first + len(batch)] = encode_batch(batch)
             (on_progress or bar.advance)(len(batch))
     if not numpy.isfinite(features).all():
         raise InvalidInput(

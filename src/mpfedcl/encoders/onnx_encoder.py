@@ -15,7 +15,6 @@ from mpfedcl.encoders.encoder import (
     OnProgress,
     encode_in_batches,
     fingerprint_header,
-    prepare_batches,
 )
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
@@ -69,8 +68,8 @@ class OnnxEncoder:
 
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, feature_size]."""
-        batches = prepare_batches(images, self.preprocessing, self._batch_size or IMAGES_AT_ONCE)
-        return encode_in_batches(self._encode_batch, batches, len(images), self, on_progress)
+        size = self._batch_size or IMAGES_AT_ONCE
+        return encode_in_batches(self._encode_batch, images, self, on_progress, size)
 
     @cached_property
     def _session(self) -> Any:

@@ -1,8 +1,9 @@
 """Central training of a ResNet-18 on any image set, so that users can make their own encoder."""
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from mpfedcl.encoders.preprocessing import NOTE, Preprocessing
-from mpfedcl.encoders.pretraining_data import PretrainingData, augment
 from mpfedcl.encoders.weights import read_safetensors_file
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings
@@ -30,6 +30,26 @@ _LONGEST_GRADIENT = 1.0
 _STATISTICS_MOMENTUM = 0.1
 _IMAGES_AT_ONCE = 256
 _FORMAT = 1
+_MARGIN = 8
+"""Images are shifted by at most this part of their side."""
+
+
+@dataclass(frozen=True)
+class PretrainingData:
+    """Bytes [images, 3, size, size] and labels, for training and for measuring."""
+
+    class_names: tuple[str, ...]
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the images and labels that train."""
+        sha = hashlib.sha256(self.images.numpy().data)
+        sha.update(self.labels.numpy().data)
+        return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -121,12 +141,7 @@ class _Training:
             {"params": decayed, "weight_decay": _WEIGHT_DECAY},
             {"params": others},
         ]
-        self._optimizer = torch.optim.SGD(
-            groups,
-            lr=settings.lr,
-            momentum=_MOMENTUM,
-            nesterov=True,
-        )
+        self._optimizer = torch.optim.SGD(groups, lr=settings.lr, momentum=_MOMENTUM, nesterov=True)
 
     def run(self, checkpoint: Path, observer: PretrainObserver) -> None:
         """Train the epochs that are left."""
@@ -266,7 +281,9 @@ class _Training:
             return None
         params = {**self._params, **self._statistics}
         correct = 0
-        for pixels, labels in self._test_batches():
+        data = self._data
+        parts = (each.split(_IMAGES_AT_ONCE) for each in (data.test_images, data.test_labels))
+        for pixels, labels in zip(*parts, strict=True):
             inputs = self._preprocessing.standardize(
                 pixels.to(self._settings.device), torch.float32
             )
@@ -274,10 +291,22 @@ class _Training:
             correct += int((predicted.cpu() == labels).sum())
         return 100 * correct / count
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for first in range(0, len(self._data.test_labels), _IMAGES_AT_ONCE):
-            some = slice(first, first + _IMAGES_AT_ONCE)
-            yield self._data.test_images[some], self._data.test_labels[some]
+
+def augment(pixels: Tensor, key: torch.Generator, *, flip: bool) -> Tensor:
+    """Shift each image at random, repeating its edge, and mirror half of them if `flip`."""
+    count, size = len(pixels), pixels.shape[-1]
+    margin = size // _MARGIN
+    places = torch.arange(size)
+    rows, columns = (
+        (places + torch.randint(-margin, margin + 1, (count, 1), generator=key)).clamp(0, size - 1)
+        for _ in range(2)
+    )
+    if flip:
+        mirrored = torch.rand((count, 1), generator=key) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    which = torch.arange(count)[:, None, None, None]
+    channels = torch.arange(pixels.shape[1])[None, :, None, None]
+    return pixels[which, channels, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def _schedule(progress: float) -> float:

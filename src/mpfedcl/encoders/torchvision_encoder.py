@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from mpfedcl.encoders.encoder import (
-    IMAGES_AT_ONCE,
     Features,
     OnProgress,
     encode_in_batches,
     fingerprint_weights,
-    prepare_batches,
 )
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.weights import read_torch_file
@@ -51,8 +49,7 @@ class TorchvisionEncoder:
             features: Features = self._run(pixels).cpu().numpy()
             return features
 
-        batches = prepare_batches(images, self.preprocessing, IMAGES_AT_ONCE)
-        return encode_in_batches(encode_batch, batches, len(images), self, on_progress)
+        return encode_in_batches(encode_batch, images, self, on_progress)
 
     def _run(self, inputs: torch.Tensor) -> Any:
         return self._module(inputs.to(self._device)).flatten(start_dim=1)

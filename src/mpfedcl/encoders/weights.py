@@ -32,7 +32,6 @@ class EncoderWeights:
 
     tensors: Tensors
     preprocessing: Preprocessing
-    path: Path
 
 
 def find_weights(asked: Path | None, *data_folders: Path) -> Path:
@@ -77,11 +76,8 @@ def load_weights(path: Path) -> EncoderWeights:
             f"{path} cannot be read ({error.strerror or error}); encoder.weights must name a "
             f"file of ResNet-18 weights ({_RANDOM})."
         ) from None
-    return EncoderWeights(
-        _check_shapes(_strip_prefixes(found), path),
-        Preprocessing.from_metadata(metadata, Preprocessing()),
-        path,
-    )
+    tensors = _check_shapes(_strip_prefixes(found), path)
+    return EncoderWeights(tensors, Preprocessing.from_metadata(metadata, Preprocessing()))
 
 
 def _choose_file(path: Path, origin: str) -> Path:

@@ -26,6 +26,7 @@ _FAULTS = (
     EOFError,
     NotImplementedError,
     RuntimeError,
+    gzip.BadGzipFile,
 )
 """What the readers of archives raise on broken, encrypted or unknown ones."""
 
@@ -120,7 +121,7 @@ def _open_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 def _explain_faults(archive: Path) -> Iterator[None]:
     try:
         yield
-    except (*_FAULTS, gzip.BadGzipFile) as error:
+    except _FAULTS as error:
         # tarfile adds a line for each compression that it tried in vain.
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
         raise InvalidInput(

@@ -27,7 +27,7 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages 
     """Read the ten classes of a domain; None without its images and its split."""
     folder = source.find_folder([domain], _holds_classes)
     archive = source.find_file(f"{domain}.zip")
-    splits = find_train_and_test(source, [f"{domain}_train.txt"], [f"{domain}_test.txt"])
+    splits = find_train_and_test(source, [f"{domain}_train.txt", f"{domain}_test.txt"])
     if splits is None:
         if folder is None and archive is None:
             return None
@@ -37,24 +37,24 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages 
         )
     if folder is None and archive is not None:
         # Three files in a hundred are wanted, so that no more is written.
-        folder = source.unpack_archive(archive, _is_wanted).find_folder([domain], _holds_classes)
+        content = source.unpack_archive(archive, lambda path: path.parent.name in CLASSES)
+        folder = content.find_folder([domain], _holds_classes)
     if folder is None:
         raise InvalidInput(
             f"{source.root} has {splits[0].name} but lacks {domain}.zip, or a folder {domain}, "
             "with images of the ten classes; they must be there."
         )
     train, test = (_read_split(path, domain, folder) for path in splits)
-    images = _read_images([*train, *test])
+    # Each file is decoded once, should a list have it twice.
+    positions = {path: number for number, path in enumerate(dict.fromkeys([*train, *test]))}
+    decoded = resize_images(read_image_files(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
+    images: Images = decoded[[positions[path] for path in (*train, *test)]]
     ends = len(train)
     return DomainImages(domain, images[:ends], _number(train), images[ends:], _number(test))
 
 
 def _holds_classes(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in CLASSES)
-
-
-def _is_wanted(path: PurePosixPath) -> bool:
-    return path.parent.name in CLASSES
 
 
 def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
@@ -86,14 +86,6 @@ def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
             f"({enumerate_names(missing, 3)}); all of them must be."
         )
     return paths
-
-
-def _read_images(paths: list[Path]) -> Images:
-    # Each file is decoded once, should a list have it twice.
-    positions = {path: position for position, path in enumerate(dict.fromkeys(paths))}
-    images = resize_images(read_image_files(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
-    chosen: Images = images[[positions[path] for path in paths]]
-    return chosen
 
 
 def _number(paths: list[Path]) -> Indices:

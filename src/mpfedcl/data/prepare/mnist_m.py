@@ -4,11 +4,11 @@ from pathlib import Path, PurePosixPath
 
 from mpfedcl.data.image_files import read_image_files
 from mpfedcl.data.image_set import DomainImages
-from mpfedcl.data.prepare.labels import check_labels
 from mpfedcl.data.prepare.originals_folder import (
     OriginalsFolder,
+    check_labels,
     enumerate_names,
-    find_train_and_test,
+    find_or_unpack,
 )
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
@@ -22,13 +22,7 @@ _LONGEST_LABEL_FILE = 2**26
 
 def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
     """Read MNIST-M from its folder or its archive; None without them."""
-    paths = find_train_and_test(source, LABEL_FILES[:1], LABEL_FILES[1:])
-    archive = source.find_file(*ARCHIVES)
-    if paths is None and archive is not None:
-        content = source.unpack_archive(archive, _is_part)
-        paths = find_train_and_test(content, LABEL_FILES[:1], LABEL_FILES[1:])
-        if paths is None:
-            raise InvalidInput(f"{archive} must hold {' and '.join(LABEL_FILES)}.")
+    paths = find_or_unpack(source, LABEL_FILES, ARCHIVES, _is_part)
     if paths is None:
         return None
     return DomainImages("mnist_m", *_read_part(paths[0]), *_read_part(paths[1]))

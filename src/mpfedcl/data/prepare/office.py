@@ -1,7 +1,7 @@
 """Office-Caltech: the ten classes that Office-31 and Caltech-256 share, as folders of images."""
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from mpfedcl.data.image_files import is_image_file, read_image_files
 from mpfedcl.data.prepare.destination import ImageFolders
@@ -78,7 +78,10 @@ def _find_domain(source: OriginalsFolder, domain: str) -> Path | None:
     if folder is None and domain == "caltech":
         archive = source.find_file(CALTECH_ARCHIVE)
         if archive is not None:
-            folder = source.unpack_archive(archive, _is_shared).find_folder(names, _holds_classes)
+            content = source.unpack_archive(
+                archive, lambda path: name_class(path.parent.name) is not None
+            )
+            folder = content.find_folder(names, _holds_classes)
             if folder is None:
                 raise InvalidInput(f"{archive} must hold class folders such as 003.backpack.")
     return None if folder is None else _class_folders_of(folder)
@@ -93,7 +96,3 @@ def _holds_classes(folder: Path) -> bool:
     return any(
         name_class(inner.name) is not None for inner in list_folders(_class_folders_of(folder))
     )
-
-
-def _is_shared(path: PurePosixPath) -> bool:
-    return name_class(path.parent.name) is not None

@@ -1,11 +1,15 @@
-"""The folder with the originals: where a file of a known name lies in it."""
+"""The folder with the originals: where a file of a known name lies in it, and its labels."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy
 
 from mpfedcl.data.prepare.archives import MemberFilter, unpack_archive
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 
 DEPTH = 2
@@ -70,18 +74,27 @@ def list_folders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if not name.startswith(".")]
 
 
-def find_train_and_test(
-    source: OriginalsFolder, train: Sequence[str], test: Sequence[str]
-) -> list[Path] | None:
+def find_train_and_test(source: OriginalsFolder, names: Sequence[str]) -> list[Path] | None:
     """Return the training and the test file, None if neither is there; one is not enough."""
-    files = [source.find_file(*train), source.find_file(*test)]
-    there = [path for path in files if path is not None]
-    if len(there) == 1:
-        lacking = (train if files[0] is None else test)[0]
+    found = {name: path for name in names if (path := source.find_file(name)) is not None}
+    if len(found) == 1:
+        (lacking,) = [name for name in names if name not in found]
         raise InvalidInput(
-            f"{source.root} has {there[0].name} but lacks {lacking}; both must be there."
+            f"{source.root} has {next(iter(found))} but lacks {lacking}; both must be there."
         )
-    return there or None
+    return list(found.values()) or None
+
+
+def find_or_unpack(
+    source: OriginalsFolder, names: Sequence[str], archives: Sequence[str], wanted: MemberFilter
+) -> list[Path] | None:
+    """Return the training and the test file, taken from an archive where they are not there."""
+    paths, archive = find_train_and_test(source, names), source.find_file(*archives)
+    if paths is None and archive is not None:
+        paths = find_train_and_test(source.unpack_archive(archive, wanted), names)
+        if paths is None:
+            raise InvalidInput(f"{archive} must hold {' and '.join(names)}.")
+    return paths
 
 
 def enumerate_names(names: Iterable[str], most: int = 5) -> str:
@@ -89,3 +102,27 @@ def enumerate_names(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def check_labels(
+    labels: Any, allowed: range, path: Path, num_images: int, images: Path | None = None
+) -> Indices:
+    """Return labels as integers; there must be one an image, and each in the allowed range."""
+    numbers = numpy.asarray(labels).reshape(-1)
+    whole = numbers.astype(numpy.int64) if numbers.dtype.kind in "iuf" else None
+    if whole is None or not numpy.array_equal(whole, numbers):
+        raise InvalidInput(
+            f"{path} has labels of type {numbers.dtype}; they must be whole numbers."
+        )
+    wrong = whole[(whole < allowed.start) | (whole >= allowed.stop)]
+    if len(wrong):
+        raise InvalidInput(
+            f"{path} has the label {wrong[0]}; labels in it must be {allowed.start} to "
+            f"{allowed.stop - 1}."
+        )
+    if len(whole) != num_images:
+        raise InvalidInput(
+            f"{images or path} has {num_images:,} images and {path.name} {len(whole):,} labels; "
+            "they must be equally many."
+        )
+    return whole

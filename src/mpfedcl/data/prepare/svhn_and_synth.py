@@ -1,11 +1,15 @@
 """Digits in MATLAB files, X [32, 32, 3, images] and y: SVHN and SynthDigits."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mpfedcl.data.image_set import DomainImages
-from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.originals_folder import OriginalsFolder, find_train_and_test
+from mpfedcl.data.prepare.originals_folder import (
+    OriginalsFolder,
+    check_labels,
+    find_or_unpack,
+    find_train_and_test,
+)
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
@@ -17,7 +21,7 @@ SYNTH_ARCHIVE = "SynthDigits.zip"
 
 def read_svhn(source: OriginalsFolder) -> DomainImages | None:
     """Read the cropped digits of SVHN, where label 10 means 0; None without the files."""
-    paths = find_train_and_test(source, SVHN_FILES[:1], SVHN_FILES[1:])
+    paths = find_train_and_test(source, SVHN_FILES)
     if paths is None:
         return None
     parts = [_read_part(path, range(1, 11)) for path in paths]
@@ -27,21 +31,13 @@ def read_svhn(source: OriginalsFolder) -> DomainImages | None:
 
 def read_synth(source: OriginalsFolder) -> DomainImages | None:
     """Read SynthDigits from its files or its zip archive; None without them."""
-    paths = find_train_and_test(source, SYNTH_FILES[:1], SYNTH_FILES[1:])
-    archive = source.find_file(SYNTH_ARCHIVE)
-    if paths is None and archive is not None:
-        content = source.unpack_archive(archive, _is_synth)
-        paths = find_train_and_test(content, SYNTH_FILES[:1], SYNTH_FILES[1:])
-        if paths is None:
-            raise InvalidInput(f"{archive} must hold {' and '.join(SYNTH_FILES)}.")
+    paths = find_or_unpack(
+        source, SYNTH_FILES, [SYNTH_ARCHIVE], lambda path: path.name in SYNTH_FILES
+    )
     if paths is None:
         return None
     parts = [_read_part(path, range(10)) for path in paths]
     return DomainImages("synth", *parts[0], *parts[1])
-
-
-def _is_synth(path: PurePosixPath) -> bool:
-    return path.name in SYNTH_FILES
 
 
 def _read_part(path: Path, allowed_labels: range) -> tuple[Images, Indices]:

@@ -8,8 +8,11 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.data.image_set import DomainImages
-from mpfedcl.data.prepare.labels import check_labels
-from mpfedcl.data.prepare.originals_folder import OriginalsFolder, find_train_and_test
+from mpfedcl.data.prepare.originals_folder import (
+    OriginalsFolder,
+    check_labels,
+    find_train_and_test,
+)
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
@@ -24,7 +27,7 @@ _SLACK = 1e-6
 
 def read_usps(source: OriginalsFolder) -> DomainImages | None:
     """Read USPS from whichever files are there, the text files first; None without any."""
-    paths = find_train_and_test(source, LIBSVM_FILES[:1], LIBSVM_FILES[1:])
+    paths = find_train_and_test(source, LIBSVM_FILES)
     if paths is not None:
         return DomainImages("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
     path = source.find_file(HDF5_FILE)
