@@ -59,7 +59,8 @@ def main(out: Path) -> None:
             continue
         found: dict[str, list[Mapping[str, Any]]] = {method: [] for method in METHODS}
         for each in comparison.planned_runs:
-            found[each.method].append(json.loads((each.path / "convergence.json").read_text()))
+            convergence = (each.path / "convergence.json").read_text()
+            found[each.experiment.method].append(json.loads(convergence))
         print(f"### {title}\n")
         print(tabulate_bounds(found).markdown())
         print(tabulate_numbers(found).markdown())

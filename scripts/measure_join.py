@@ -8,7 +8,8 @@ from the start. What is there is not run again. Needs the data folder (MPFEDCL_D
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,18 @@ def impoverish(new_client: NewClient) -> dict[str, NewClient]:
         place[labels == label] = torch.arange(int((labels == label).sum()))
     kept = {f"{count} a class": place < count for count in SHOTS}
     return {
-        name: new_client.with_training_images(chosen)
+        name: choose_training_images(new_client, chosen)
         for name, chosen in {**kept, "every other class": labels % 2 == 0}.items()
     }
+
+
+def choose_training_images(new_client: NewClient, chosen: torch.Tensor) -> NewClient:
+    """Return the same client with some of its training images, and all its test images."""
+    whole = new_client.client
+    client = replace(whole, inputs=whole.inputs[chosen], labels=whole.labels[chosen])
+    limited = copy(new_client)
+    limited.data, limited.client = replace(new_client.data, clients=(client,)), client
+    return limited
 
 
 def read_member(new_client: NewClient, trained: TrainedRun) -> dict[str, Accuracies]:

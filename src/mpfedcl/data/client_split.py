@@ -96,14 +96,12 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
         generator = numpy_generator(experiment.seed, "partition", "validation", name)
         kept, held_out = split_by_class(subset.labels, fraction, generator)
         training[name], tests[name] = subset.select(kept), subset.select(held_out)
-    test, own_test = _join_tests(tests)
+    test, own_test = _join_tests(tests, experiment)
     if len(test.labels) == 0:
         raise InvalidInput(
             f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
             "clients must have more training images of a class."
         )
-    if experiment.partition.test == "shared":
-        own_test = dict.fromkeys(tests, numpy.arange(len(test.labels)))
     return ClientSplit(training, test, own_test)
 
 
@@ -131,10 +129,7 @@ def _split_by_domain(image_index: ImageIndex, experiment: Experiment) -> ClientS
                 f"partition.min_size is {wanted:,}, but the domain {domain.name} has {found:,} "
                 f"training images; it must be at most that under partition.kind feature."
             )
-    test, own_test = _join_tests(tests)
-    if experiment.partition.test == "shared":
-        own_test = dict.fromkeys(tests, numpy.arange(len(test.labels)))
-    return ClientSplit(training, test, own_test)
+    return ClientSplit(training, *_join_tests(tests, experiment))
 
 
 def _split_pool(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
@@ -155,7 +150,7 @@ def _split_pool(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
         generator = numpy_generator(experiment.seed, "partition", "matched", name)
         train, held_out = split_by_class(pool.labels[own], fraction, generator)
         training[name], tests[name] = pool.select(own[train]), pool.select(own[held_out])
-    return ClientSplit(training, *_join_tests(tests))
+    return ClientSplit(training, *_join_tests(tests, experiment))
 
 
 def _assign_images(
@@ -258,11 +253,15 @@ def _draw_training(subset: Subset, name: str, experiment: Experiment) -> Subset:
     return subset.select(numpy.sort(generator.choice(available, size, replace=False)))
 
 
-def _join_tests(tests: dict[str, Subset]) -> tuple[Subset, dict[str, Indices]]:
+def _join_tests(
+    tests: dict[str, Subset], experiment: Experiment
+) -> tuple[Subset, dict[str, Indices]]:
     """Return the union of the clients' test images and each client's indices into it."""
     names = sorted(tests)
     ends = numpy.cumsum([len(tests[name].labels) for name in names])
     union = Subset.join([tests[name] for name in names])
+    if experiment.partition.test == "shared":
+        return union, dict.fromkeys(tests, numpy.arange(len(union.labels)))
     ranges = numpy.split(numpy.arange(len(union.labels)), ends[:-1])
     return union, dict(zip(names, ranges, strict=True))
 

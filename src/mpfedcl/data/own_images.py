@@ -38,9 +38,8 @@ def open_own_images(path: Path, class_names: Sequence[str] | None) -> ImageIndex
         return image_index
     if isinstance(image_index.store, ImageFileStore):
         return _relabel(image_index, class_names, path)
-    largest = max(
-        int(subset.labels.max()) for subset in _subsets(image_index) if len(subset.labels)
-    )
+    subsets = [subset for each in image_index.domains for subset in (each.train, each.test)]
+    largest = max(int(each.labels.max()) for each in subsets if each and len(each.labels))
     if largest >= len(class_names):
         raise InvalidInput(
             f"data is {str(path)!r}, which has the label {largest}; the run has "
@@ -89,8 +88,3 @@ def _relabel(image_index: ImageIndex, class_names: Sequence[str], path: Path) ->
         for each in image_index.domains
     )
     return replace(image_index, class_names=tuple(class_names), domains=domains)
-
-
-def _subsets(image_index: ImageIndex) -> list[Subset]:
-    both = [subset for domain in image_index.domains for subset in (domain.train, domain.test)]
-    return [subset for subset in both if subset is not None]

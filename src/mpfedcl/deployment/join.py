@@ -108,7 +108,7 @@ def join(
             lr=lr or opened.experiment.train.lr,
             train_images=len(new_client.client.labels),
             test_images=len(new_client.data.test_labels),
-            classes_held=len(new_client.client.labels.unique()),
+            classes_held=len(set(new_client.client.labels.tolist())),
             before=new_client.evaluate(untrained.params, untrained.prototypes, pool),
             after=new_client.evaluate(trained.params, trained.prototypes, pool),
             outcome=trained,

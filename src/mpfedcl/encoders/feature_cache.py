@@ -128,7 +128,11 @@ class FeatureCache:
         """Look each image up and encode what is missing, chunk by chunk."""
         size = encoder.feature_size
         features = numpy.empty((len(images), size), dtype=numpy.float32)
-        self._check_room(features.nbytes)
+        if self._usable and features.nbytes > self.limit:
+            self._warn(
+                f"These features need {features.nbytes / 1024**2:,.0f} MiB, and the feature cache "
+                f"holds {self.limit / 1024**2:,.0f}; ${SIZE_VARIABLE} lets it hold more."
+            )
         with WaitingBar(f"Encoding images, {encoder.name}", len(images)) as bar:
             for first in range(0, len(images), _IMAGES_AT_ONCE):
                 chunk = keys[first : first + _IMAGES_AT_ONCE]
@@ -142,17 +146,15 @@ class FeatureCache:
                 if places:
                     missing = images[list(places.values())]
                     encoded = encoder.encode(missing, on_progress=bar.advance)
-                    vectors |= self._write_vectors(encoder, list(places), encoded)
+                    rows = [vector.astype("<f4").tobytes() for vector in encoded]
+                    new = dict(zip(places, rows, strict=True))
+                    self._write(encoder, new)
+                    vectors |= new
                 features[first : first + len(chunk)] = _stack_vectors(chunk, vectors)
         return features
 
-    def _write_vectors(
-        self, encoder: Encoder, keys: list[Key], encoded: Features
-    ) -> dict[Key, bytes]:
-        """Write new vectors into the store; return them as they are there."""
-        new = {k: vector.astype("<f4").tobytes() for k, vector in zip(keys, encoded, strict=True)}
-        self._with_store(lambda store: store.write(encoder.fingerprint, encoder.name, new))
-        return new
+    def _write(self, encoder: Encoder, vectors: dict[Key, bytes]) -> None:
+        self._with_store(lambda store: store.write(encoder.fingerprint, encoder.name, vectors))
 
     def _read(self, keys: list[Key], listing: Key = b"") -> dict[Key, bytes]:
         """Return the vectors that are here; note that they were used."""
@@ -201,13 +203,6 @@ class FeatureCache:
             f"The feature cache {self.path} cannot be used ({reason}); features are computed and "
             f"not kept. ${FOLDER_VARIABLE} names another folder for it."
         )
-
-    def _check_room(self, needed: int) -> None:
-        if self._usable and needed > self.limit:
-            self._warn(
-                f"These features need {needed / 1024**2:,.0f} MiB, and the feature cache holds "
-                f"{self.limit / 1024**2:,.0f}; ${SIZE_VARIABLE} lets it hold more."
-            )
 
 
 def _image_keys(images: Images, encoder: Encoder) -> list[Key]:

@@ -282,7 +282,8 @@ class _Training:
         params = {**self._params, **self._statistics}
         correct = 0
         data = self._data
-        parts = (each.split(_IMAGES_AT_ONCE) for each in (data.test_images, data.test_labels))
+        tested = (data.test_images, data.test_labels)
+        parts = (torch.split(each, _IMAGES_AT_ONCE) for each in tested)
         for pixels, labels in zip(*parts, strict=True):
             inputs = self._preprocessing.standardize(
                 pixels.to(self._settings.device), torch.float32

@@ -161,7 +161,10 @@ class _DocumentBuilder:
             experiment, copy = self.records[place].experiment, 0
             settings = _without_seed(experiment)
             # The same seed twice is the same run twice, and no second measurement.
-            while experiment.seed in self._seeds(alike.get((settings, copy), ())):
+            while any(
+                self.records[other].experiment.seed == experiment.seed
+                for other in alike.get((settings, copy), ())
+            ):
                 copy += 1
             alike.setdefault((settings, copy), []).append(place)
         names = _name_groups([self.records[each[0]] for each in alike.values()])
@@ -172,9 +175,6 @@ class _DocumentBuilder:
                 self._members.append(entry)
             found.append(self._members.index(entry))
         return found
-
-    def _seeds(self, places: Sequence[int]) -> set[int]:
-        return {self.records[place].experiment.seed for place in places}
 
     def _add_tables(self, section: Json) -> None:
         """Add the tables, for which the groups must be complete."""

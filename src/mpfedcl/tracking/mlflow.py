@@ -53,8 +53,10 @@ class MlflowTracker(Tracker):
         with lock_folder(store, wait=True):
             # Several runs may find the store empty at the same time.
             self._client = self._connect(tracking_uri=store.as_uri())
-            group = _find_mlflow_experiment(self._client)
-        self._run = self._reopen_run(store, path) or self._create_run(group, store, path)
+            # An experiment in MLflow's sense: all runs of a store belong to one.
+            found = self._client.get_experiment_by_name("mpfedcl")
+            group = found.experiment_id if found else self._client.create_experiment("mpfedcl")
+        self._run = self._reopen_run(store, path) or self._create_run(str(group), store, path)
         kept = self._client.get_run(self._run).data.params
         settings = dict(_name_settings(experiment))
         parameters = [
@@ -122,12 +124,6 @@ class MlflowTracker(Tracker):
 
     def _has_metric(self, name: str, number: int) -> bool:
         return any(each.step == number for each in self._client.get_metric_history(self._run, name))
-
-
-def _find_mlflow_experiment(client: Any) -> str:
-    """Return the id of the experiment, in MLflow's sense, that all runs of a store belong to."""
-    found = client.get_experiment_by_name("mpfedcl")
-    return str(found.experiment_id if found else client.create_experiment("mpfedcl"))
 
 
 def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:

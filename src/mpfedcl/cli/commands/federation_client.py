@@ -78,11 +78,10 @@ class _ClientSupervisor:
 
     def supervise(self) -> None:
         """Start both programs, and start them again whenever they end, until interrupted."""
-        begin = {_SERVICE: self._start_service, _NODE: self._start_node}
         running: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            for what in begin:
-                running[what] = begin[what]()
+            for what in (_SERVICE, _NODE):
+                running[what] = self._start(what)
             self._console.print(
                 f"{self._client.name} takes part at {self._server}; log: {self._log}. "
                 "Ctrl-C ends it."
@@ -95,7 +94,7 @@ class _ClientSupervisor:
                         end(running.pop(what))
                         self._explain(what, process.returncode)
                         time.sleep(_RESTART_SECONDS)
-                        running[what] = begin[what]()
+                        running[what] = self._start(what)
         finally:
             for process in running.values():
                 end(process)
@@ -134,17 +133,14 @@ class _ClientSupervisor:
             self._refused_since = None
         return log
 
-    def _start_service(self) -> subprocess.Popen[bytes]:
-        return self._start(service_command(self._config, self._socket))
-
-    def _start_node(self) -> subprocess.Popen[bytes]:
-        self._log_before = self._log.stat().st_size if self._log.is_file() else 0
-        command = supernode_command(
-            self._client, self._config, self._server, is_insecure=self._is_insecure
-        )
-        return self._start(command)
-
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, what: str) -> subprocess.Popen[bytes]:
+        if what == _SERVICE:
+            command = service_command(self._config, self._socket)
+        else:
+            self._log_before = self._log.stat().st_size if self._log.is_file() else 0
+            command = supernode_command(
+                self._client, self._config, self._server, is_insecure=self._is_insecure
+            )
         variables = environment(self._client.flower_home, looks_often=True)
         return start(command, variables, self._log)
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 from mpfedcl.cli.arguments.deployment import Join
 from mpfedcl.cli.progress import stderr_console, stdout_console
@@ -103,12 +102,7 @@ def _list(arguments: Join) -> int:
         stdout_console().print(f"Nobody has joined {arguments.run} since it was trained.")
     else:
         columns = ["client", "joined", "images", "epochs", "prototypes"]
-        TextTable(f"joined {arguments.run}", columns, [_row(each) for each in found]).show(
-            stdout_console()
-        )
+        names = ("client", "time", "train_images", "epochs", "prototypes")
+        rows = [[str(record.get(name, "-")) for name in names] for record in found]
+        TextTable(f"joined {arguments.run}", columns, rows).show(stdout_console())
     return 0
-
-
-def _row(record: dict[str, Any]) -> list[str]:
-    names = ("client", "time", "train_images", "epochs", "prototypes")
-    return [str(record.get(name, "-")) for name in names]

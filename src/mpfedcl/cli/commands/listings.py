@@ -35,22 +35,18 @@ def methods_command(arguments: Methods) -> int:
 
 def data_list_command(arguments: DataList) -> int:
     """List the data sets."""
-    sets = {
-        name: {"summary": spec.summary, "source": spec.source, "here": _is_here(name, arguments)}
-        for name, spec in SPECIFICATIONS.items()
-    }
+    sets = {}
+    for name, spec in SPECIFICATIONS.items():
+        here = "--dataset.root"
+        if name != "folder":
+            here = "yes" if is_available(name, arguments.root) else "no"
+        sets[name] = {"summary": spec.summary, "source": spec.source, "here": here}
     if arguments.json:
         print(json.dumps(sets, indent=2))
         return 0
-    rows = [[name, str(each["summary"]), str(each["here"])] for name, each in sets.items()]
+    rows = [[name, each["summary"], each["here"]] for name, each in sets.items()]
     TextTable("data sets", ["name", "what it is", "here"], rows).show(stdout_console())
     return 0
-
-
-def _is_here(name: str, arguments: DataList) -> str:
-    if name == "folder":
-        return "--dataset.root"
-    return "yes" if is_available(name, arguments.root) else "no"
 
 
 def data_cache_command(arguments: DataCache) -> int:

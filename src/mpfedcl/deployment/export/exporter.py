@@ -13,6 +13,7 @@ from mpfedcl.deployment.export import onnx_graph
 from mpfedcl.deployment.export.exported_network import ExportedNetwork, PredictionRule
 from mpfedcl.deployment.export.onnx_encoder import prepend_encoder
 from mpfedcl.deployment.export.verification import (
+    ExportedFunction,
     compare_with_pytorch,
     load_check_images,
     refuse_disagreement,
@@ -125,11 +126,7 @@ def _pack_program(
     program = onnx_graph.trace(network, example)
     graph: Any = None
     if wanted.format == "torch-export":
-        module = program.module()
-
-        @torch.no_grad()
-        def answer(images: Any) -> list[Any]:
-            return [each.numpy() for each in module(torch.from_numpy(images))]
+        answer = _run_program(program)
     else:
         source = "features" if is_joined else name
         graph = onnx_graph.make_graph(program, source, list(note["outputs"]))
@@ -147,6 +144,16 @@ def _pack_program(
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
     note["checked"] = {"images": len(real.images), "from": real.origin, **asdict(found)}
     return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
+
+
+def _run_program(program: torch.export.ExportedProgram) -> ExportedFunction:
+    module = program.module()
+
+    @torch.no_grad()
+    def answer(images: Any) -> list[Any]:
+        return [each.numpy() for each in module(torch.from_numpy(images))]
+
+    return answer
 
 
 def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> bytes:

@@ -31,17 +31,14 @@ class PaperDatasets:
     @cached_property
     def chosen(self) -> Mapping[str, str]:
         """The paper's data sets that can be run, and the set that each is run on."""
-        chosen = {}
+        chosen: dict[str, str] = {}
         for name in _PAPER:
-            options = [name, *([_STAND_INS[name]] if name in _STAND_INS else [])]
-            found = [each for each in options if self._is_whole(each)]
-            if found:
-                chosen[name] = found[0]
+            for each in dict.fromkeys((name, _STAND_INS.get(name, name))):
+                # With all its domains: the paper's averages are over all.
+                wanted = _DOMAINS.get(each, 1)
+                if is_available(each, self.root) and len(self.domains(each)) >= wanted:
+                    chosen.setdefault(name, each)
         return chosen
-
-    def _is_whole(self, name: str) -> bool:
-        """Tell whether a set is here with all its domains; the paper's averages are over all."""
-        return is_available(name, self.root) and len(self.domains(name)) >= _DOMAINS.get(name, 1)
 
     @property
     def missing(self) -> list[str]:

@@ -103,7 +103,9 @@ class PaperItem:
         for curves in self.curves:
             wanted += [("paper", each) for each in curves.experiments.values()]
         for picture in self.pictures:
-            wanted += [("paper", each) for each in picture.experiments.values() if picture.trains]
+            # Partitions are drawn without any run.
+            needed = picture.experiments if picture.kind == "embeddings" else {}
+            wanted += [("paper", each) for each in needed.values()]
         return list({(track, each.to_toml()): (track, each) for track, each in wanted}.values())
 
 
@@ -115,8 +117,3 @@ class Picture:
     kind: Literal["partitions", "embeddings"]
     title: str
     experiments: Mapping[str, Experiment]
-
-    @property
-    def trains(self) -> bool:
-        """Whether it needs trained models."""
-        return self.kind == "embeddings"

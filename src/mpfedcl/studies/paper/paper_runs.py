@@ -17,16 +17,15 @@ from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.paper.item import FinishedRun, PaperItem, Track
 from mpfedcl.studies.paper.results import collect_result
 from mpfedcl.studies.paper.run_store import NEUTRAL_FOR_SHARED_ROUNDS, RunStore, resolve_with_seed
-from mpfedcl.studies.tuning import Search, load_tuning, run_searches
+from mpfedcl.studies.tuning import BUDGET, Search, load_tuning, run_searches
 
 _QUICK_ROUNDS = 3
-_BUDGET, _QUICK_BUDGET = 12, 2
+_QUICK_BUDGET = 2
 TUNING_SEEDS = (100, 101, 102)
 """Other draws of the data than those that are reported.
 
 One draw of a small set holds out a hundred images, too few to tell settings apart.
 """
-_VALIDATION = 0.2
 _TUNED = ("label", "feature")
 """Items that have both tracks."""
 
@@ -71,11 +70,8 @@ class PaperRuns:
 
     def tuning_folder(self, base: Experiment) -> Path:
         """Return where the search for one experiment is."""
-        return (
-            self.folder
-            / "tuning"
-            / self.store.folder(resolve_with_seed(self._shorten_if_quick(base), 0)).name
-        )
+        run = self.store.folder(resolve_with_seed(self._shorten_if_quick(base), 0))
+        return self.folder / "tuning" / run.name
 
     def searches(self) -> list[Search]:
         """Return the searches that are not complete, one an experiment to be tuned."""
@@ -103,9 +99,8 @@ class PaperRuns:
             base.replace(dataset__root=self.root),
             base.method,
             self.tuning_folder(base),
-            _QUICK_BUDGET if self.quick else _BUDGET,
+            _QUICK_BUDGET if self.quick else BUDGET,
             TUNING_SEEDS[:1] if self.quick else TUNING_SEEDS,
-            validation=_VALIDATION,
         )
 
     def run(self, planned: Sequence[PlannedRun], options: JobOptions) -> bool:

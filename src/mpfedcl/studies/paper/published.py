@@ -7,11 +7,6 @@ from typing import Any
 MeanAndDeviation = tuple[float, float]
 
 
-def _read() -> dict[str, Any]:
-    document = resources.files("mpfedcl.studies.paper") / "published.toml"
-    return tomllib.loads(document.read_text(encoding="utf-8"))
-
-
 def _with_pairs(values: Any) -> Any:
     """Return nested tables with their lists, mean and deviation, as pairs."""
     if isinstance(values, dict):
@@ -19,7 +14,8 @@ def _with_pairs(values: Any) -> Any:
     return tuple(values)
 
 
-_NUMBERS = _with_pairs(_read())
+_FILE = resources.files("mpfedcl.studies.paper") / "published.toml"
+_NUMBERS = _with_pairs(tomllib.loads(_FILE.read_text(encoding="utf-8")))
 LABEL_SKEW: dict[str, dict[str, MeanAndDeviation]] = _NUMBERS["label_skew"]
 FEATURE_SKEW_DIGITS: dict[str, dict[str, MeanAndDeviation]] = _NUMBERS["feature_skew_digits"]
 EFFICIENCY: dict[str, dict[str, dict[str, MeanAndDeviation]]] = _NUMBERS["efficiency"]

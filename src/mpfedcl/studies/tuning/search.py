@@ -131,7 +131,11 @@ class Search:
         """Return what a complete search found."""
         scores, stopped, _ = self._evaluate_rungs()
         last = self.rungs[-1].rounds
-        changes = [self._changes(number) for number in range(len(self.settings))]
+        defaults = self.settings[0]
+        changes = [
+            {name: value for name, value in values.items() if value != defaults[name]}
+            for values in self.settings
+        ]
         final = {number: each[last] for number, each in enumerate(scores) if last in each}
         known = [score for score in final.values() if score is not None]
         error = self._standard_error(max(known)) if known else None
@@ -238,11 +242,6 @@ class Search:
             assert content is not None
             sizes.append([client["test"] for client in content["clients"].values()])
         return standard_error(score, sizes, shared=experiment.partition.test == "shared")
-
-    def _changes(self, number: int) -> KnobValues:
-        defaults = self.settings[0]
-        values = self.settings[number]
-        return {name: value for name, value in values.items() if value != defaults[name]}
 
     def _run_folder(self, number: int, seed: int) -> str:
         width = len(str(len(self.settings) - 1))
