@@ -1,6 +1,6 @@
 """The split: which client trains and is tested on which images, before any image is opened."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -202,32 +202,26 @@ def _split_domain(domain: DomainIndex, experiment: Experiment) -> tuple[Subset, 
         train, test = _split_pooled(domain, experiment)
     generator = numpy_generator(experiment.seed, "partition", "domain", domain.name)
     if test is None:
-        train, test = _split_in_half(train, most or len(train.labels), generator)
+        most = most or len(train.labels)
+        drawn = _draw_by_class(train.labels, lambda count: min(most, count // 2), generator)
+        rest = numpy.setdiff1d(numpy.arange(len(train.labels)), drawn)
+        train, test = train.select(drawn), train.select(rest)
     elif most is not None:
-        train = train.select(_draw_by_class(train.labels, most, generator))
+        train = train.select(_draw_by_class(train.labels, lambda _: most, generator))
     if most_tested is not None:
-        test = test.select(_draw_by_class(test.labels, most_tested, generator))
+        test = test.select(_draw_by_class(test.labels, lambda _: most_tested, generator))
     return train, test
 
 
-def _split_in_half(
-    subset: Subset, most: int, generator: numpy.random.Generator
-) -> tuple[Subset, Subset]:
-    """Draw min(most, n // 2) images of each class; return them and the rest."""
-    drawn = numpy.zeros(len(subset.labels), dtype=bool)
-    for label in numpy.unique(subset.labels):
-        members = generator.permutation(numpy.flatnonzero(subset.labels == label))
-        drawn[members[: min(most, len(members) // 2)]] = True
-    return subset.select(drawn), subset.select(~drawn)
-
-
-def _draw_by_class(labels: Indices, most: int, generator: numpy.random.Generator) -> Indices:
-    """Draw at most `most` images of each class; return their positions in order."""
-    drawn = [
-        generator.permutation(numpy.flatnonzero(labels == label))[:most]
-        for label in numpy.unique(labels)
-    ]
-    return numpy.sort(numpy.concatenate(drawn)) if drawn else numpy.empty(0, dtype=numpy.int64)
+def _draw_by_class(
+    labels: Indices, most: Callable[[int], int], generator: numpy.random.Generator
+) -> Indices:
+    """Draw images of each class, as many as `most` says of its number; return their positions."""
+    drawn = [numpy.empty(0, dtype=numpy.int64)]
+    for label in numpy.unique(labels):
+        members = generator.permutation(numpy.flatnonzero(labels == label))
+        drawn.append(members[: most(len(members))])
+    return numpy.sort(numpy.concatenate(drawn))
 
 
 def _draw_pool(subsets: Sequence[Subset], name: str, experiment: Experiment) -> Subset:
@@ -235,7 +229,7 @@ def _draw_pool(subsets: Sequence[Subset], name: str, experiment: Experiment) -> 
     pool, most = Subset.join(subsets), experiment.dataset.per_class
     if most is not None:
         generator = numpy_generator(experiment.seed, "partition", "per class", name)
-        pool = pool.select(_draw_by_class(pool.labels, most, generator))
+        pool = pool.select(_draw_by_class(pool.labels, lambda _: most, generator))
     return _draw_training(pool, name, experiment)
 
 

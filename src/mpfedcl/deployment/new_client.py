@@ -19,7 +19,7 @@ from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.evaluation import Evaluator, Predictions, as_stack, percent_correct
+from mpfedcl.rounds.evaluation import Evaluator, as_stack, percent_correct
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors
@@ -97,18 +97,26 @@ class NewClient:
 
         `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
         """
+        method, truth = self._trained.method, self.data.test_labels
         alone = PrototypePool.gather(
             {self.name: own},
             num_classes=self.data.num_classes,
-            num_prototypes=self._trained.method.num_prototypes,
+            num_prototypes=method.num_prototypes,
         )
         pools = {"pool": pool, "own": alone, "both": pool.with_client(self.name, own)}
         found: Accuracies = dict.fromkeys(("classifier", *pools))
-        if len(self.data.test_labels):
+        if len(truth):
             for name, each in pools.items():
-                predictions = self._predict(params, each)
-                found["classifier"] = self._percent(predictions.classifier)
-                found[name] = self._percent(predictions.prototype) if len(each) else None
+                evaluator = Evaluator(
+                    self.data.test_inputs, truth, method.project, method.reference(each)
+                )
+                (predictions,) = evaluator.predict(
+                    lambda inputs: as_stack(self._trained.model.apply(params, inputs))
+                )
+                classified, nearest = predictions.classifier, predictions.prototype
+                found["classifier"] = percent_correct(classified == truth)
+                if len(each) and nearest is not None:
+                    found[name] = percent_correct(nearest == truth)
         return found
 
     def _train(
@@ -131,17 +139,6 @@ class NewClient:
         averaged = method.template(broadcast.params)
         update = Update(self.name, len(self.client.labels), averaged, prototypes, 0.0)
         return broadcast.params, update
-
-    def _predict(self, params: Tensors, pool: PrototypePool) -> Predictions:
-        method, model = self._trained.method, self._trained.model
-        evaluator = Evaluator(
-            self.data.test_inputs, self.data.test_labels, method.project, method.reference(pool)
-        )
-        (predictions,) = evaluator.predict(lambda inputs: as_stack(model.apply(params, inputs)))
-        return predictions
-
-    def _percent(self, predicted: Tensor | None) -> float | None:
-        return percent_correct(None if predicted is None else predicted == self.data.test_labels)
 
     def _make_inputs(
         self, image_index: ImageIndex, rows: Indices, experiment: Experiment

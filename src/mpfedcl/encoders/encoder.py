@@ -143,16 +143,17 @@ def encode_in_batches(
     images: Images,
     encoder: Encoder,
     on_progress: OnProgress | None,
-    batch_size: int = IMAGES_AT_ONCE,
+    batch_size: int | None = None,
 ) -> Features:
     """Encode bytes [batch, 3, size, size] batch by batch, so that few are in memory at once.
 
     A bar shows where the caller shows none; broken numbers are refused.
     """
+    size = batch_size or IMAGES_AT_ONCE
     features = numpy.empty((len(images), encoder.feature_size), dtype=numpy.float32)
     with WaitingBar("Encoding images", len(images)) as bar:
-        for first in range(0, len(images), batch_size):
-            batch = encoder.preprocessing.to_input_bytes(images[first : first + batch_size])
+        for first in range(0, len(images), size):
+            batch = encoder.preprocessing.to_input_bytes(images[first : first + size])
             features[first : first + len(batch)] = encode_batch(batch)
             (on_progress or bar.advance)(len(batch))
     if not numpy.isfinite(features).all():

@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 
 from mpfedcl.encoders.encoder import (
-    IMAGES_AT_ONCE,
     Features,
     OnProgress,
     encode_in_batches,
@@ -68,8 +67,7 @@ class OnnxEncoder:
 
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, feature_size]."""
-        size = self._batch_size or IMAGES_AT_ONCE
-        return encode_in_batches(self._encode_batch, images, self, on_progress, size)
+        return encode_in_batches(self._encode_batch, images, self, on_progress, self._batch_size)
 
     @cached_property
     def _session(self) -> Any:

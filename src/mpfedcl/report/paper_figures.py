@@ -99,12 +99,17 @@ def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
     titles = {row["key"]: row["title"] for row in result["rows"]}
     tracks = list(dict.fromkeys(cell["track"] for cell in result["cells"]))
     columns = [column["key"] for column in result["columns"]]
+    unions = {
+        (cell["track"], cell["panel"], cell["row"], cell["column"]): cell
+        for cell in result["cells"]
+        if cell["test"] == "union test"
+    }
     size = (2.9 * len(columns), 3.0 * len(tracks) + 0.9)
     with figure_file(path, len(tracks), len(columns), figsize=size, squeeze=False) as (page, grid):
         for cell in result["cells"]:
             place = columns.index(cell["column"])
             if cell["test"] == "own test" and None not in cell["values"]:
-                union = _find_cell(result, cell, "union test")
+                union = unions[cell["track"], cell["panel"], cell["row"], cell["column"]]
                 number = list(titles).index(cell["row"])
                 grid[tracks.index(cell["track"])][place].errorbar(
                     numpy.mean(cell["values"]),
@@ -128,16 +133,6 @@ def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
         page.suptitle(f"{result['title']}: right is better for a client, up is better for all")
         handles = [_legend_handle(number, name) for number, name in enumerate(titles.values())]
         page.legend(handles=handles, loc="outside lower center", ncols=len(titles))
-
-
-def _find_cell(result: Mapping[str, Any], like: Mapping[str, Any], test: str) -> Mapping[str, Any]:
-    same = ("track", "panel", "row", "column")
-    found: Mapping[str, Any] = next(
-        cell
-        for cell in result["cells"]
-        if cell["test"] == test and all(cell[name] == like[name] for name in same)
-    )
-    return found
 
 
 def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:

@@ -8,7 +8,6 @@ from mpfedcl.report.file_schemas import (
     Json,
     PaperCell,
     PaperResultFile,
-    PublishedValue,
     read_json_file,
 )
 from mpfedcl.report.number_formatting import (
@@ -152,17 +151,13 @@ def _mean(cell: PaperCell) -> float | None:
 def _compare_with_paper(cell: PaperCell) -> str:
     """Return what the paper prints, and how far ours is from it."""
     assert cell.published is not None
-    ours, is_exact = _mean(cell), cell.unit == "numbers"
-    text = f"paper {_format_published(cell.published, is_exact=is_exact)}"
+    ours, paper, is_exact = _mean(cell), cell.published, cell.unit == "numbers"
+    deviation = "" if paper.std is None else f"({paper.std:g})"
+    text = f"paper {paper.mean:,.0f}" if is_exact else f"paper {paper.mean:g}{deviation}"
     if ours is None:
         return text
-    difference = ours - cell.published.mean
+    difference = ours - paper.mean
     return f"{text}, {difference:+,.0f}" if is_exact else f"{text}, {difference:+.1f}"
-
-
-def _format_published(published: PublishedValue, *, is_exact: bool) -> str:
-    deviation = "" if published.std is None else f"({published.std:g})"
-    return f"{published.mean:,.0f}" if is_exact else f"{published.mean:g}{deviation}"
 
 
 def _legend(places: dict[tuple[str, str], list[PaperCell]]) -> str:

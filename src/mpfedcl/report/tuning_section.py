@@ -185,7 +185,13 @@ def _figure(found: _ReadSearch) -> Json | None:
         "table." + (f" The {len(kept)} best are shown." if len(kept) < len(drawn) else ""),
         "lines": [
             {
-                "name": _line_name(trial, record),
+                "name": ", ".join(
+                    [
+                        str(trial.number),
+                        *(["the defaults"] if trial.number == 0 else []),
+                        *(["chosen"] if trial.number == record.chosen else []),
+                    ]
+                ),
                 "x": list(_known_scores(trial)),
                 "mean": [rounded(score) for score in _known_scores(trial).values()],
             }
@@ -197,12 +203,6 @@ def _figure(found: _ReadSearch) -> Json | None:
 def _known_scores(trial: SearchTrial) -> dict[int, float]:
     """Return the scores that there are, by round."""
     return {each: score for each, score in sorted(trial.scores.items()) if score is not None}
-
-
-def _line_name(trial: SearchTrial, record: SearchRecord) -> str:
-    roles = ["the defaults"] if trial.number == 0 else []
-    roles += ["chosen"] if trial.number == record.chosen else []
-    return ", ".join([str(trial.number), *roles])
 
 
 def format_settings(values: dict[str, Any]) -> str:

@@ -90,12 +90,14 @@ class PrototypeHistoryMap:
                 "count": frame.counts,
             })  # fmt: skip
             start = end
+        unread = len(self._rounds) - len(frames)
+        rounds = "1 round is" if unread == 1 else f"{unread} rounds are"
         return {
             "classes": class_names,
             "clients": sorted(owners),
             "shares": [rounded(share, 3) for share in self._shares],
             "frames": described,
-            "notes": self._notes(frames),
+            "notes": [f"{rounds} left out: the file is damaged or empty."] if unread else [],
         }
 
     def _comparable_rounds(self, num_classes: int) -> dict[int, RoundPrototypes]:
@@ -107,11 +109,6 @@ class PrototypeHistoryMap:
         }
         size = next((each.vectors.shape[1] for each in reversed(sound.values())), 0)
         return {n: each for n, each in sound.items() if each.vectors.shape[1] == size}
-
-    def _notes(self, frames: dict[int, RoundPrototypes]) -> list[str]:
-        unread = len(self._rounds) - len(frames)
-        rounds = "1 round is" if unread == 1 else f"{unread} rounds are"
-        return [f"{rounds} left out: the file is damaged or empty."] if unread else []
 
     def _fit(self, frames: dict[int, RoundPrototypes]) -> None:
         size = next(iter(frames.values())).vectors.shape[1]

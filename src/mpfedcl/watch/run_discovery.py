@@ -2,9 +2,10 @@
 
 import hashlib
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from mpfedcl.watch.regular_files import file_signature
 
 _MOST_LEVELS = 6
 MOST_FOLDERS = 20_000
@@ -38,19 +39,12 @@ def find_runs(root: Path) -> tuple[list[RunLocation], bool]:
             seen += 1
             if seen > MOST_FOLDERS:
                 return found, True
-            if _holds_run(place.path):
+            if file_signature(place.path / "experiment.toml") is not None:
                 found.append(place)
             else:
                 below += _folders_in(place)
         level = below
     return found, False
-
-
-def _holds_run(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path / "experiment.toml").st_mode)
-    except OSError:
-        return False
 
 
 def _folders_in(place: RunLocation) -> list[RunLocation]:

@@ -33,7 +33,13 @@ def settings_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
     return StructConstructorSpec(
         instantiate=info.type,
         fields=tuple(
-            StructFieldSpec(name, _flag_type(field), getattr(values, name), _help_text(field))
+            StructFieldSpec(
+                name,
+                _flag_type(field),
+                getattr(values, name),
+                # In one line; None lets a section speak for itself.
+                " ".join((field.description or "").split()) or None,
+            )
             for name, field in info.type.model_fields.items()
         ),
     )
@@ -50,8 +56,3 @@ def _flag_type(field: FieldInfo) -> Any:
     choices = ",".join(map(str, get_args(kind)))
     metavar = f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS[kind]
     return Annotated[field.annotation, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
-
-
-def _help_text(field: FieldInfo) -> str | None:
-    """Return a setting's docstring in one line; None lets a section speak for itself."""
-    return " ".join(field.description.split()) if field.description else None

@@ -13,6 +13,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.report.paper_tables import build_tables, table_notes
 from mpfedcl.report.tables import TextTable
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions
 from mpfedcl.studies.paper import ITEM_IDS, PaperItem, find_items
 from mpfedcl.studies.paper.datasets import PaperDatasets
@@ -110,7 +111,9 @@ def paper_run_command(arguments: PaperRun) -> int:
         result = runs.write_result(select_tracks(whole[item.id], tracks))
         drawn = draw_item(runs, item, result)
         place = folder / "tables" / item.id
-        write_atomically(place / "table.md", _markdown(result).encode())
+        parts = [f"{table.title}\n\n{table.markdown()}" for table in build_tables(result)]
+        text = "\n".join([*parts, *table_notes(result)]) + "\n"
+        write_atomically(place / "table.md", text.encode())
         if not arguments.json:
             _show(result)
             written = [each.name for each in drawn]
@@ -162,11 +165,6 @@ def _show(result: dict[str, Any]) -> None:
         console.print(note)
 
 
-def _markdown(result: dict[str, Any]) -> str:
-    parts = [f"{table.title}\n\n{table.markdown()}" for table in build_tables(result)]
-    return "\n".join([*parts, *table_notes(result)]) + "\n"
-
-
 def _published_table(item: PaperItem) -> TextTable:
     """Return the numbers that the paper prints for an item."""
     rows = [
@@ -183,15 +181,14 @@ def _published_table(item: PaperItem) -> TextTable:
 
 
 def _read_result(folder: Path, item: PaperItem) -> dict[str, Any] | None:
-    path = folder / "tables" / item.id / "result.json"
-    if not path.is_file():
-        return None
-    try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(result, dict) or result.get("format") != 1 or "cells" not in result:
-        raise InvalidInput(f"{path} is no result of format 1; it must be removed, or made anew.")
+    directory = RunDirectory(folder / "tables" / item.id)
+    result = directory.read_json("result.json")
+    is_sound = isinstance(result, dict) and result.get("format") == 1 and "cells" in result
+    if (directory.path / "result.json").exists() and not is_sound:
+        raise InvalidInput(
+            f"{directory.path / 'result.json'} is no result of format 1; it must be removed, or "
+            "made anew."
+        )
     return result
 
 

@@ -101,12 +101,6 @@ def describe_round(record: Any) -> str:
     return accuracy + loss + rejected
 
 
-def _example(history: list[dict[str, Any]]) -> str:
-    record = next(record for record in history if record["clients"]["rejected"])
-    client, reason = next(iter(record["clients"]["rejected"].items()))
-    return f"the first in round {record['round']}, {client}: {reason}"
-
-
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 
@@ -133,7 +127,12 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         convergence_table("does the paper's convergence section hold?", found).show(console)
         console.print(describe_constants(found))
     if summary["rejected"]:
-        console.print(f"{summary['rejected']} updates were rejected, {_example(result.history)}")
+        first = next(record for record in result.history if record["clients"]["rejected"])
+        client, reason = next(iter(first["clients"]["rejected"].items()))
+        console.print(
+            f"{summary['rejected']} updates were rejected, the first in round {first['round']}, "
+            f"{client}: {reason}"
+        )
     console.print(f"run: {result.path}")
     files = ["CARD.md", "summary.json", *(["convergence.json"] if experiment.diagnostics else [])]
     console.print(f"in it: {', '.join(files)}, {', '.join(each.name for each in figures)}")

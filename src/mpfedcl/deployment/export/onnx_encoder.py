@@ -24,7 +24,9 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
             model = converter.convert_version(model, opset)
         model = compose.add_prefix(model, _PREFIX)
         model.ir_version = head.ir_version
-        source = _only_input(model)
+        # The input that is no weight: old files list those among the inputs too.
+        weights = {each.name for each in model.graph.initializer}
+        (source,) = [each for each in model.graph.input if each.name not in weights]
         target = model.graph.output[0].name
         front = _make_preprocessing(onnx, encoder, name, source, head)
         back = _make_pooling(onnx, model.graph.output[0], head)
@@ -106,10 +108,3 @@ def _wrap(onnx: Any, nodes: Any, source: Any, target: Any, constants: Any, head:
 def _opset(model: Any) -> int:
     versions = [int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx")]
     return versions[0] if versions else 0
-
-
-def _only_input(model: Any) -> Any:
-    """Return the input that is no weight: old files list those among the inputs too."""
-    weights = {each.name for each in model.graph.initializer}
-    (found,) = [each for each in model.graph.input if each.name not in weights]
-    return found
