@@ -32,14 +32,9 @@ class RoundMeasurement:
     inspection: Inspection
 
     @property
-    def gradient_norm(self) -> float:
-        """|∇L(ω_t)|"""
-        return self.inspection.gradient_norm
-
-    @property
     def dissimilarity(self) -> float:
         """E_i |∇L_i(ω_t)|² / |∇L(ω_t)|², clients weighted by samples: δ² is at least this."""
-        relative = ratio(self.mean.gradient_norm, self.gradient_norm)
+        relative = ratio(self.mean.gradient_norm, self.inspection.gradient_norm)
         return relative * relative
 
     @property
@@ -63,7 +58,7 @@ class RoundMeasurement:
         return {
             "learning_rate": self.learning_rate,
             "pool_factor": finite_or_none(self.pool_factor),
-            "gradient_norm": finite_or_none(self.gradient_norm),
+            "gradient_norm": finite_or_none(self.inspection.gradient_norm),
             "dissimilarity": finite_or_none(self.dissimilarity),
             "clients": {name: each.to_json() for name, each in self.inspection.clients.items()},
         }
@@ -139,7 +134,8 @@ def find_bounds(measured: RoundMeasurement, client: Measurement, constants: Cons
     rate = measured.learning_rate
     factor = rate - constants.smoothness * rate * rate / 2
     # Products, not powers: of a huge float they are infinite, where a power is an error.
-    global_square = constants.dissimilarity * measured.gradient_norm * measured.gradient_norm
+    norm = measured.inspection.gradient_norm
+    global_square = constants.dissimilarity * norm * norm
     # The paper adds a vector v to a scalar; its length is meant.
     reach = (
         measured.pool_factor

@@ -3,7 +3,6 @@
 import numpy
 import torch
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.train_test_split import Indices, split_by_class
 from mpfedcl.encoders.preprocessing import Preprocessing
@@ -24,12 +23,26 @@ def load_pretraining_data(settings: PretrainSettings) -> PretrainingData:
     training: list[tuple[Images, Indices]] = []
     testing: list[tuple[Images, Indices]] = []
     for domain in image_set.domains:
-        kept, held_out = _split(domain, settings)
-        training.append(kept)
-        testing.append(held_out)
+        images, labels = domain.train_images, domain.train_labels
+        if domain.test_images is not None and domain.test_labels is not None:
+            training.append((images, labels))
+            testing.append((domain.test_images, domain.test_labels))
+        else:
+            key = numpy_generator(settings.seed, "pretrain", "split", domain.name)
+            kept, held_out = split_by_class(labels, settings.held_out, key)
+            training.append((images[kept], labels[kept]))
+            testing.append((images[held_out], labels[held_out]))
     images, labels = _join(training, settings)
-    if dataset.train_size is not None:
-        images, labels = _draw(images, labels, settings)
+    size = dataset.train_size
+    if size is not None:
+        if size > len(labels):
+            raise InvalidInput(
+                f"dataset.train_size is {size:,}; it must be at most {len(labels):,}, the number "
+                "of training images."
+            )
+        key = numpy_generator(settings.seed, "pretrain", "draw")
+        chosen = numpy.sort(key.choice(len(labels), size, replace=False))
+        images, labels = images[chosen], labels[chosen]
     if len(numpy.unique(labels)) < _FEWEST_CLASSES:
         raise InvalidInput(
             f"dataset.name is {dataset.name!r} with {len(labels)} training images of "
@@ -45,17 +58,6 @@ def load_pretraining_data(settings: PretrainSettings) -> PretrainingData:
     )
 
 
-def _split(
-    domain: DomainImages, settings: PretrainSettings
-) -> tuple[tuple[Images, Indices], tuple[Images, Indices]]:
-    images, labels = domain.train_images, domain.train_labels
-    if domain.test_images is not None and domain.test_labels is not None:
-        return (images, labels), (domain.test_images, domain.test_labels)
-    key = numpy_generator(settings.seed, "pretrain", "split", domain.name)
-    kept, held_out = split_by_class(labels, settings.held_out, key)
-    return (images[kept], labels[kept]), (images[held_out], labels[held_out])
-
-
 def _join(
     parts: list[tuple[Images, Indices]], settings: PretrainSettings
 ) -> tuple[Images, Indices]:
@@ -64,16 +66,3 @@ def _join(
         numpy.concatenate([preprocessing.to_input_bytes(images) for images, _ in parts]),
         numpy.concatenate([labels for _, labels in parts]),
     )
-
-
-def _draw(images: Images, labels: Indices, settings: PretrainSettings) -> tuple[Images, Indices]:
-    size = settings.dataset.train_size
-    assert size is not None
-    if size > len(labels):
-        raise InvalidInput(
-            f"dataset.train_size is {size:,}; it must be at most {len(labels):,}, the number of "
-            "training images."
-        )
-    key = numpy_generator(settings.seed, "pretrain", "draw")
-    chosen = numpy.sort(key.choice(len(labels), size, replace=False))
-    return images[chosen], labels[chosen]

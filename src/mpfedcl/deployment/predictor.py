@@ -180,29 +180,21 @@ class Predictor:
         others = pool.distances_by_class(embeddings)
         others.scatter_(1, pool.labels[rows].unsqueeze(1), torch.inf)
         margins = (others.min(dim=1).values - distances).clamp(min=0)
-        return [
-            self._predict_one(*values)
-            for values in zip(
-                rows.tolist(), distances.tolist(), margins.tolist(), classifier, strict=True
+        found = []
+        measured = zip(rows.tolist(), distances.tolist(), margins.tolist(), strict=True)
+        for (row, distance, margin), said in zip(measured, classifier, strict=True):
+            label, owner = self.class_names[int(pool.labels[row])], pool.names[pool.owners[row]]
+            prediction = Prediction(
+                label=label,
+                distance=distance,
+                # Where all prototypes are of one class there is no other.
+                margin=margin if margin < float("inf") else None,
+                unknown=None if self.threshold is None else distance > self.threshold.distance,
+                nearest=NearestPrototype(owner, label, int(pool.counts[row])),
+                classifier=said,
             )
-        ]
-
-    def _predict_one(
-        self, row: int, distance: float, margin: float, classifier: ClassifierReading
-    ) -> Prediction:
-        assert self._reference is not None
-        pool, limit = self._reference, self.threshold
-        label = self.class_names[int(pool.labels[row])]
-        nearest = NearestPrototype(pool.names[int(pool.owners[row])], label, int(pool.counts[row]))
-        return Prediction(
-            label=label,
-            distance=distance,
-            # Where all prototypes are of one class there is no other.
-            margin=margin if margin < float("inf") else None,
-            unknown=None if limit is None else distance > limit.distance,
-            nearest=nearest,
-            classifier=classifier,
-        )
+            found.append(prediction)
+        return found
 
 
 def _find_threshold(

@@ -41,12 +41,8 @@ def describe_paper(path: Path) -> Json:
         "tables": [_table(result, *kind) for kind in kinds]
         + ([_chosen_settings_table(result)] if result.chosen else []),
         "figures": [
-            {
-                "title": figure.title,
-                "x": figure.x,
-                "y": figure.y,
-                "lines": [_describe_line(line) for line in figure.lines],
-            }
+            figure.model_dump(include={"title", "x", "y"})
+            | {"lines": [_describe_line(line) for line in figure.lines]}
             for figure in result.figures
         ],
         "notes": [*_name_pictures(path, result), *result.notes, *result.verdicts],

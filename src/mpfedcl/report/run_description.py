@@ -250,24 +250,16 @@ def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
 
 def _describe_absences(records: RunRecords) -> Json:
     """Return who was rejected and why, and who did not answer, each with the rounds."""
-    rejected: dict[tuple[str, str], list[int]] = {}
-    missing: dict[str, list[int]] = {}
+    absences: dict[tuple[str, str, str], list[int]] = {}
     for line in records.rounds:
         for name, reason in line.clients.rejected.items():
-            rejected.setdefault((name, reason), []).append(line.round)
+            absences.setdefault((name, "rejected", reason), []).append(line.round)
         for name in line.clients.missing:
-            missing.setdefault(name, []).append(line.round)
+            absences.setdefault((name, "did not answer", ""), []).append(line.round)
     rows: list[Json] = [
-        {"client": name, "what": "rejected", "why": reason, **_count_rounds(rounds)}
-        for (name, reason), rounds in rejected.items()
+        {"client": name, "what": what, "why": why}
+        | {"times": len(rounds), "first": rounds[0], "last": rounds[-1]}
+        for (name, what, why), rounds in absences.items()
     ]
-    rows += [
-        {"client": name, "what": "did not answer", "why": "", **_count_rounds(rounds)}
-        for name, rounds in missing.items()
-    ]
-    rows.sort(key=lambda row: -row["times"])
+    rows.sort(key=lambda row: (-row["times"], row["what"] != "rejected"))
     return {"rows": rows[:_MOST_ABSENCES], "left_out": max(0, len(rows) - _MOST_ABSENCES)}
-
-
-def _count_rounds(rounds: list[int]) -> Json:
-    return {"times": len(rounds), "first": rounds[0], "last": rounds[-1]}

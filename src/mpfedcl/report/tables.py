@@ -1,7 +1,8 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -26,16 +27,14 @@ _BETWEEN = 3
 _NUMBER = re.compile(r"[-·]|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
+@dataclass
 class TextTable:
     """A table as rows of text, shown either way, with a note below it."""
 
-    def __init__(
-        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = ""
-    ) -> None:
-        self.title = title
-        self.note = note
-        self.columns = list(columns)
-        self.rows = [list(row) for row in rows]
+    title: str
+    columns: Sequence[str]
+    rows: list[list[str]]
+    note: str = ""
 
     def show(self, console: Console) -> None:
         """Print to a terminal or a file, numbers to the right.

@@ -69,7 +69,14 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
 
 def _make_tracker(name: str) -> Tracker:
     if ":" in name:
-        return _make_users_tracker(name)
+        users = import_class("track", name, Tracker)
+        try:
+            return users()
+        except Exception as error:
+            raise InvalidInput(
+                f"track is {name!r}; it must be a class that can be made without arguments "
+                f"({type(error).__name__}: {error})."
+            ) from None
     if name not in _BUILT_IN:
         raise InvalidInput(
             f"track is {name!r}; it must be one of {', '.join(_BUILT_IN)}, or "
@@ -83,14 +90,3 @@ def _make_tracker(name: str) -> Tracker:
             f"track is {name!r}, which is not installed ({error}): pip install 'mpfedcl[{name}]'."
         ) from None
     return tracker
-
-
-def _make_users_tracker(name: str) -> Tracker:
-    found = import_class("track", name, Tracker)
-    try:
-        return found()
-    except Exception as error:
-        raise InvalidInput(
-            f"track is {name!r}; it must be a class that can be made without arguments "
-            f"({type(error).__name__}: {error})."
-        ) from None

@@ -11,7 +11,6 @@ import torch
 
 from mpfedcl.deployment.export import onnx_graph
 from mpfedcl.deployment.export.exported_network import ExportedNetwork, PredictionRule
-from mpfedcl.deployment.export.onnx_encoder import prepend_encoder
 from mpfedcl.deployment.export.verification import (
     ExportedFunction,
     compare_with_pytorch,
@@ -61,7 +60,12 @@ def export_run(
     predictor: Predictor, wanted: ExportSettings, out: Path | None = None
 ) -> ExportedFile:
     """Write a run's model as one file [default: into `exported` in the run's folder]."""
-    rule = _choose_rule(predictor, wanted.rule)
+    if wanted.rule == "prototype" and not predictor.has_prototypes:
+        raise InvalidInput(
+            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
+            "prototypes; it must be 'classifier'."
+        )
+    rule = wanted.rule or ("prototype" if predictor.has_prototypes else "classifier")
     _refuse_unsupported(predictor.trained, wanted)
     note = _describe(predictor, wanted, rule)
     if wanted.format == "safetensors":
@@ -74,15 +78,6 @@ def export_run(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
     return ExportedFile(path, len(content), note)
-
-
-def _choose_rule(predictor: Predictor, asked: PredictionRule | None) -> PredictionRule:
-    if asked == "prototype" and not predictor.has_prototypes:
-        raise InvalidInput(
-            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
-            "prototypes; it must be 'classifier'."
-        )
-    return asked or ("prototype" if predictor.has_prototypes else "classifier")
 
 
 def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
@@ -132,7 +127,7 @@ def _pack_program(
         graph = onnx_graph.make_graph(program, source, list(note["outputs"]))
         if is_joined:
             assert isinstance(encoder, OnnxEncoder)
-            graph = prepend_encoder(graph, encoder, name)
+            graph = onnx_graph.prepend_encoder(graph, encoder, name)
         if wanted.quantized:
             assert real.training is not None
             seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
