@@ -17,7 +17,7 @@ from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking import make_trackers
 from mpfedcl.tracking.mlflow import metric_key
-from mpfedcl.tracking.scalars import client_scalars, round_scalars
+from mpfedcl.tracking.tracker import client_scalars, round_scalars
 from small_experiments import Warnings, read_records, save_images, small
 
 pytestmark = pytest.mark.whole

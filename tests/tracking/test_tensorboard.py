@@ -13,7 +13,7 @@ from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.runs.observer import Observer
-from mpfedcl.tracking.scalars import client_scalars, round_scalars
+from mpfedcl.tracking.tracker import client_scalars, round_scalars
 from small_experiments import Warnings, read_records, save_pictures, small
 
 HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")

@@ -14,8 +14,13 @@ from typing import Any
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.files import lock_folder
 from mpfedcl.runs.observer import Record, RunResult
-from mpfedcl.tracking.scalars import client_scalars, round_scalars
-from mpfedcl.tracking.tracker import Tracker, read_notes, write_notes
+from mpfedcl.tracking.tracker import (
+    Tracker,
+    client_scalars,
+    read_notes,
+    round_scalars,
+    write_notes,
+)
 
 _FILES = ("experiment.toml", "partition.json", "rounds.jsonl")
 _RESULTS = ("summary.json", "CARD.md", "model.safetensors", "pool.safetensors")

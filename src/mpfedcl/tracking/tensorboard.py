@@ -23,8 +23,13 @@ from mpfedcl.report.markdown import printable_name
 from mpfedcl.report.prototype_map import embed_test_images
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Record, RunResult
-from mpfedcl.tracking.scalars import client_scalars, round_scalars
-from mpfedcl.tracking.tracker import Tracker, read_notes, write_notes
+from mpfedcl.tracking.tracker import (
+    Tracker,
+    client_scalars,
+    read_notes,
+    round_scalars,
+    write_notes,
+)
 
 
 class TensorBoardTracker(Tracker):

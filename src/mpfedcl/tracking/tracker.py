@@ -1,4 +1,4 @@
-"""The base class of trackers, and the notes that they keep in a run directory."""
+"""The base class of trackers, what they draw, and the notes they keep in a run directory."""
 
 import contextlib
 import json
@@ -56,6 +56,31 @@ class Tracker:
         Args:
             result: What `run` returns; its `summary` is None where the run was stopped early.
         """
+
+
+def round_scalars(record: Record) -> dict[str, float]:
+    """Return a round's numbers; what was not measured in it is left out."""
+    clients = record["clients"]
+    found = {
+        "loss": record["loss"],
+        **{
+            f"accuracy/{test}/{reading}": value
+            for test, table in (record["accuracy"] or {}).items()
+            for reading, value in table.items()
+        },
+        **{f"bytes/{way}": value for way, value in record["bytes"].items()},
+        **{f"seconds/{phase}": value for phase, value in record["seconds"].items()},
+        "attendance/answered": len(clients["answered"]),
+        "attendance/missing": len(clients["missing"]),
+        "attendance/rejected": len(clients["rejected"]),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def client_scalars(record: Record) -> dict[str, float]:
+    """Return each client's accuracy on its own test, by the reading the method is judged by."""
+    readings = record["accuracy_per_client"] or {}
+    return {name: float(value) for name, value in readings.items() if value is not None}
 
 
 def read_notes(path: Path, tracker: str) -> dict[str, str]:

@@ -67,10 +67,6 @@ def _choose_path(arguments: FederationStart) -> Path:
             raise InvalidInput(
                 "resume allows only --rounds beside it; a file or --out must not be given."
             )
-        if not RunDirectory(arguments.resume).holds_run():
-            raise InvalidInput(
-                f"resume is {str(arguments.resume)!r}; it must be a folder holding a run."
-            )
         return arguments.resume
     method = arguments.settings.method.rpartition(":")[2]
     path = arguments.out or unused_folder(Path("runs") / f"{method}-{arguments.directory.name}")

@@ -74,7 +74,9 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     cells = [_cells(each) for _, each in predicted]
     widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
     room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
-    rows = [[_shorten(name, room), *row] for (name, _), row in zip(predicted, cells, strict=True)]
+    # The end of a long name tells images apart.
+    names = [name if len(name) <= room else f"…{name[1 - room :]}" for name, _ in predicted]
+    rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
     return TextTable(title, ["image", *columns], rows, note)
 
 
@@ -108,8 +110,3 @@ def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
             f"of {limit.images:,} held-out images are"
         )
     return "\n".join(lines)
-
-
-def _shorten(name: str, room: int) -> str:
-    """Return the end of a long name, which tells images apart."""
-    return name if len(name) <= room else f"…{name[1 - room :]}"

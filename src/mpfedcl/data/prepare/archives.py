@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from mpfedcl.errors import InvalidInput
 
@@ -83,38 +83,27 @@ def _copy(source: IO[bytes], file: IO[bytes], size: int, archive: Path, name: st
         )
 
 
-_Members = Iterator[tuple[str, int, Callable[[], IO[bytes]]]]
-"""Name, declared size and a way to open each regular file."""
-
-
 @contextmanager
-def _open_members(archive: Path) -> Iterator[_Members]:
+def _open_members(archive: Path) -> Iterator[Iterator[tuple[str, int, Callable[[], Any]]]]:
+    """Give name, declared size and a way to open each regular file.
+
+    Links could point anywhere, and no original has them.
+    """
     if archive.suffix.lower() == ".zip":
         with zipfile.ZipFile(archive) as opened:
-            yield _list_zip(opened)
+            yield (
+                (member.filename, member.file_size, partial(opened.open, member))
+                for member in opened.infolist()
+                if not member.is_dir()
+                and stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
+            )
     else:
         with tarfile.open(archive, "r:*") as tar:
-            yield _list_tar(tar)
-
-
-def _list_zip(archive: zipfile.ZipFile) -> _Members:
-    for member in archive.infolist():
-        mode = member.external_attr >> 16
-        # Links could point anywhere, and no original has them.
-        if not member.is_dir() and (stat.S_IFMT(mode) in (0, stat.S_IFREG)):
-            yield member.filename, member.file_size, partial(archive.open, member)
-
-
-def _list_tar(archive: tarfile.TarFile) -> _Members:
-    for member in archive:
-        if member.isfile() and not member.issparse():
-            yield member.name, member.size, partial(_open_tar, archive, member)
-
-
-def _open_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    content = archive.extractfile(member)
-    assert content is not None  # only regular files are asked for
-    return content
+            yield (
+                (member.name, member.size, partial(tar.extractfile, member))
+                for member in tar
+                if member.isfile() and not member.issparse()
+            )
 
 
 @contextmanager

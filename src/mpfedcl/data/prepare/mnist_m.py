@@ -1,6 +1,6 @@
 """MNIST-M as published: folders of images and text files that name the label of each."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from mpfedcl.data.image_files import read_image_files
 from mpfedcl.data.image_set import DomainImages
@@ -22,14 +22,15 @@ _LONGEST_LABEL_FILE = 2**26
 
 def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
     """Read MNIST-M from its folder or its archive; None without them."""
-    paths = find_or_unpack(source, LABEL_FILES, ARCHIVES, _is_part)
+    paths = find_or_unpack(
+        source,
+        LABEL_FILES,
+        ARCHIVES,
+        lambda path: path.name in LABEL_FILES or path.suffix.lower() == ".png",
+    )
     if paths is None:
         return None
     return DomainImages("mnist_m", *_read_part(paths[0]), *_read_part(paths[1]))
-
-
-def _is_part(path: PurePosixPath) -> bool:
-    return path.name in LABEL_FILES or path.suffix.lower() == ".png"
 
 
 def _read_part(label_file: Path) -> tuple[Images, Indices]:

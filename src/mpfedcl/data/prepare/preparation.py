@@ -104,23 +104,19 @@ def prepare_set(
                 outcome.kept.append(domain)
                 continue
             recipe = _RECIPES[name][domain]
-            read = _read(recipe, source, scratch)
+            try:
+                read = recipe.read(OriginalsFolder.open(source, scratch))
+            except OSError as error:
+                raise InvalidInput(
+                    f"{error.filename or source} cannot be used ({error.strerror or error}); the "
+                    "originals must be readable, and the data folder must have room."
+                ) from None
             if read is None:
                 outcome.missing[domain] = recipe.looked_for
                 continue
             write_domain(folder, scratch, read)
             outcome.prepared[domain] = _describe(read)
     return outcome
-
-
-def _read(recipe: _Recipe, source: Path, scratch: Path) -> DomainImages | ImageFolders | None:
-    try:
-        return recipe.read(OriginalsFolder.open(source, scratch))
-    except OSError as error:
-        raise InvalidInput(
-            f"{error.filename or source} cannot be used ({error.strerror or error}); the originals "
-            "must be readable, and the data folder must have room."
-        ) from None
 
 
 def _describe(domain: DomainImages | ImageFolders) -> str:

@@ -76,8 +76,14 @@ class PaperRuns:
     def searches(self) -> list[Search]:
         """Return the searches that are not complete, one an experiment to be tuned."""
         found = []
-        for base in self.tuned_experiments():
-            search = self._search(base)
+        for base in map(self._shorten_if_quick, self.tuned_experiments()):
+            search = Search.prepare(
+                base.replace(dataset__root=self.root),
+                base.method,
+                self.tuning_folder(base),
+                _QUICK_BUDGET if self.quick else BUDGET,
+                TUNING_SEEDS[:1] if self.quick else TUNING_SEEDS,
+            )
             if load_tuning(search.path) is None:
                 found.append(search)
             else:
@@ -92,16 +98,6 @@ class PaperRuns:
         for search in searches:
             search.write_result()
         return True
-
-    def _search(self, base: Experiment) -> Search:
-        base = self._shorten_if_quick(base)
-        return Search.prepare(
-            base.replace(dataset__root=self.root),
-            base.method,
-            self.tuning_folder(base),
-            _QUICK_BUDGET if self.quick else BUDGET,
-            TUNING_SEEDS[:1] if self.quick else TUNING_SEEDS,
-        )
 
     def run(self, planned: Sequence[PlannedRun], options: JobOptions) -> bool:
         """Run what is missing; tell whether everything is there now."""
