@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.studies.paper.run_store import RunStore, resolve_with_seed
+from mpfedcl.studies.paper.paper_runs import RunStore, resolve_with_seed
 from small_experiments import small
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
@@ -166,47 +165,33 @@ def parse(argv: list[str]) -> Any:
     name, rest = _find_command(argv)
     command, program = _COMMANDS[name][0], f"mpfedcl {name}"
     parsed = _parse(command, rest, program)
-    if isinstance(parsed, experiments.Run) and parsed.resume is not None:
-        return _parse_resume(parsed, rest, program)
-    kept: Experiment | None = None
-    if isinstance(parsed, federation.FederationStart) and parsed.resume is not None:
-        kept = _read_resumed_experiment(parsed.resume)
+    is_run, is_start = (
+        isinstance(parsed, each) for each in (experiments.Run, federation.FederationStart)
+    )
+    is_resumed = (is_run or is_start) and parsed.resume is not None
+    if is_resumed:
+        if is_run and (parsed.file is not None or parsed.out is not None):
+            raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
+        path = parsed.resume / "experiment.toml"
+        if not path.is_file():
+            raise InvalidInput(
+                f"resume is {str(parsed.resume)!r}; it must be a folder holding a run."
+            )
+        kept = Experiment.from_toml(path, complete=True)
     elif isinstance(parsed, _WITH_FILE) and parsed.file is not None:
         kept = Experiment.from_toml(parsed.file)
-    if kept is None:
+    else:
         return parsed
     # Flags must win over the file, and only a parse tells which flags there are: parse anew with
     # the file's settings as the defaults.
-    given = (
-        {"directory": parsed.directory} if isinstance(parsed, federation.FederationStart) else {}
-    )
+    given = {"directory": parsed.directory} if is_start else {}
     anew = _parse(command, rest, program, command(**given, settings=kept))
-    if isinstance(anew, federation.FederationStart) and anew.resume is not None:
-        _refuse_changes(anew.settings, kept, ("rounds",), "resume allows only --rounds beside it")
+    if is_resumed:
+        free = ("rounds", *RESULT_NEUTRAL_SETTINGS) if is_run else ("rounds",)
+        rule = _RESUME_ALLOWS if is_run else "resume allows only --rounds beside it"
+        if anew.settings.replace(**{name: kept.setting(name) for name in free}) != kept:
+            raise InvalidInput(f"{rule}; other settings stay as they were.")
     return anew
-
-
-def _parse_resume(first: experiments.Run, argv: list[str], program: str) -> experiments.Run:
-    if first.file is not None or first.out is not None:
-        raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
-    assert first.resume is not None
-    kept = _read_resumed_experiment(first.resume)
-    parsed: experiments.Run = _parse(experiments.Run, argv, program, experiments.Run(settings=kept))
-    _refuse_changes(parsed.settings, kept, ("rounds", *RESULT_NEUTRAL_SETTINGS), _RESUME_ALLOWS)
-    return parsed
-
-
-def _read_resumed_experiment(folder: Path) -> Experiment:
-    """Return the experiment of the run to resume."""
-    path = folder / "experiment.toml"
-    if not path.is_file():
-        raise InvalidInput(f"resume is {str(folder)!r}; it must be a folder holding a run.")
-    return Experiment.from_toml(path, complete=True)
-
-
-def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], rule: str) -> None:
-    if asked.replace(**{name: kept.setting(name) for name in free}) != kept:
-        raise InvalidInput(f"{rule}; other settings stay as they were.")
 
 
 def _parse(command: type[Any], argv: list[str], program: str, default: Any = None) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mpfedcl.data.inputs import scale_pixels
 from mpfedcl.data.loading import find_experiment_encoder
-from mpfedcl.deployment.input_format import InputFormat
+from mpfedcl.deployment.input_images import InputFormat
 from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.trainable_encoder import make_model

@@ -46,9 +46,8 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
         for place in (folder, (folder / "..").resolve())
     ]
     for place in places:
-        found = _list_weights(place)
-        if found:
-            return _single_file(found, place)
+        if found := _find_in_folder(place):
+            return found
     raise InvalidInput(
         f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
         f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
@@ -89,31 +88,27 @@ def _choose_file(path: Path, origin: str) -> Path:
         )
     if not path.is_dir():
         return path
-    found = _list_weights(path)
-    if not found:
+    found = _find_in_folder(path)
+    if found is None:
         raise InvalidInput(
             f"{origin} is the folder {path}, which has no file resnet18*.safetensors or "
             "resnet18*.pth; it must have one, or name a file."
         )
-    return _single_file(found, path)
+    return found
 
 
-def _list_weights(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, or the .pth files where it has none."""
+def _find_in_folder(folder: Path) -> Path | None:
+    """Return the safetensors file of a folder, or its .pth file where it has none."""
     for suffixes in (_SAFETENSORS, _TORCH):
         found = sorted(path for suffix in suffixes for path in folder.glob(f"resnet18*{suffix}"))
+        if len(found) > 1:
+            raise InvalidInput(
+                f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must say "
+                "which of them."
+            )
         if found:
-            return found
-    return []
-
-
-def _single_file(found: list[Path], folder: Path) -> Path:
-    if len(found) > 1:
-        raise InvalidInput(
-            f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must say "
-            "which of them."
-        )
-    return found[0]
+            return found[0]
+    return None
 
 
 def read_safetensors_file(path: Path) -> tuple[Tensors, Mapping[str, str]]:

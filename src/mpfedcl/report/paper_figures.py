@@ -21,8 +21,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.figures import COLOURS, MARKERS, draw_partition_into, figure_file
 from mpfedcl.studies.paper.item import PaperItem, Picture
-from mpfedcl.studies.paper.paper_runs import PaperRuns
-from mpfedcl.studies.paper.run_store import resolve_with_seed
+from mpfedcl.studies.paper.paper_runs import PaperRuns, resolve_with_seed
 
 _CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
 _CLIENTS_SHOWN = 2

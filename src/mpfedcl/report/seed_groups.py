@@ -1,6 +1,6 @@
 """What a report says of runs that differ in their seed alone: tables, curves and costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpfedcl.experiment import Experiment
@@ -55,10 +55,8 @@ def describe_seed_group(
                 [{line.round: line.loss for line in run.rounds} for run in runs], most
             ),
         },
-        "seconds": _mean_by_name(
-            [_sum_by_name(line.seconds for line in run.rounds) for run in runs]
-        ),
-        "bytes": _mean_by_name([_sum_by_name(line.bytes for line in run.rounds) for run in runs]),
+        "seconds": _mean_cost([[line.seconds for line in run.rounds] for run in runs]),
+        "bytes": _mean_cost([[line.bytes for line in run.rounds] for run in runs]),
     }
 
 
@@ -263,16 +261,14 @@ def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json |
     return curve
 
 
-def _sum_by_name(parts: Any) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
-
-
-def _mean_by_name(totals: Sequence[dict[str, float]]) -> Json:
-    names = dict.fromkeys(name for each in totals for name in each)
+def _mean_cost(runs: Sequence[Sequence[Mapping[str, float]]]) -> Json:
+    """Return what all rounds of a run took together, part by part, as the mean over runs."""
+    totals: list[dict[str, float]] = [{} for _ in runs]
+    for total, rounds in zip(totals, runs, strict=True):
+        for part, cost in (each for costs in rounds for each in costs.items()):
+            total[part] = total.get(part, 0) + cost
+    parts = dict.fromkeys(part for total in totals for part in total)
     return {
-        name: rounded(sum(each.get(name, 0) for each in totals) / len(totals), 3) for name in names
+        part: rounded(sum(total.get(part, 0) for total in totals) / len(totals), 3)
+        for part in parts
     }
