@@ -74,15 +74,6 @@ class NamedImage:
     load: Callable[[InputFormat], Images]
 
 
-@dataclass(frozen=True)
-class ImageBatch:
-    """Images that could be read, and what is wrong with the others, by place in the batch."""
-
-    names: list[str]
-    images: Images
-    faults: dict[int, str]
-
-
 def list_images(words: Sequence[str], stdin: TextIO) -> list[NamedImage]:
     """Return what the words name, in their order; `-` stands for a path a line on stdin."""
     found: list[NamedImage] = []
@@ -96,8 +87,13 @@ def list_images(words: Sequence[str], stdin: TextIO) -> list[NamedImage]:
     return found
 
 
-def read_batches(images: Sequence[NamedImage], input_format: InputFormat) -> Iterator[ImageBatch]:
-    """Yield the images batch by batch, decoded in parallel; none is lost for another's fault."""
+def read_batches(
+    images: Sequence[NamedImage], input_format: InputFormat
+) -> Iterator[tuple[list[str], Images, dict[int, str]]]:
+    """Yield the images batch by batch, decoded in parallel; none is lost for another's fault.
+
+    A batch is all names, the images that could be read, and what is wrong with the others by place.
+    """
 
     def attempt(image: NamedImage) -> Images | str:
         try:
@@ -113,7 +109,7 @@ def read_batches(images: Sequence[NamedImage], input_format: InputFormat) -> Ite
             faults = {n: each for n, each in enumerate(loaded) if isinstance(each, str)}
             empty = numpy.empty((0, *input_format.shape), dtype=numpy.uint8)
             stacked = numpy.stack(sound) if sound else empty
-            yield ImageBatch([image.name for image in part], stacked, faults)
+            yield [image.name for image in part], stacked, faults
 
 
 def _list_path(word: str) -> list[NamedImage]:

@@ -41,10 +41,8 @@ _Result = TypeVar("_Result")
 
 def cache_path() -> Path:
     """Return $MPFEDCL_CACHE/features.sqlite, else the same in the user's cache folder."""
-    if os.environ.get(FOLDER_VARIABLE):
-        folder = Path(os.environ[FOLDER_VARIABLE])
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mpfedcl"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mpfedcl"
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or usual)
     return folder.expanduser() / "features.sqlite"
 
 

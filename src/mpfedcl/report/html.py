@@ -48,9 +48,9 @@ def escape_json(document: Json) -> str:
     return text
 
 
-def read_page_file(name: str) -> str:
+def read_page_file(name: str, package: str = "mpfedcl.report") -> str:
     """Return a file that pages are made of."""
-    return (files("mpfedcl.report") / "page" / name).read_text(encoding="utf-8")
+    return (files(package) / "page" / name).read_text(encoding="utf-8")
 
 
 def _content_security_policy(style: str, script: str) -> str:

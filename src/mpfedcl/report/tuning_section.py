@@ -29,13 +29,9 @@ class _ReadSearch:
     record: SearchRecord
     base: Experiment
 
-    @property
-    def last(self) -> int:
-        return self.record.rungs[-1].rounds
-
     def score(self, number: int) -> float | None:
         """Return the score of one of the settings in the last round."""
-        return self.record.trials[number].scores.get(self.last)
+        return self.record.trials[number].scores.get(self.record.rungs[-1].rounds)
 
 
 def describe_tuning(files: Sequence[Path]) -> Json:

@@ -149,8 +149,7 @@ class JobPool:
 
     def _submit(self, planned: PlannedRun) -> Future[str | None]:
         if self._pool is None:
-            self._start_processes()
-        assert self._pool is not None
+            self._pool = self._start_processes()
         # The first call starts the processes, and they begin with what is held back here: an
         # interrupt of the whole group must not meet them while they are still importing.
         with _blocked(signal.SIGINT):
@@ -161,13 +160,13 @@ class JobPool:
                 str(planned.path),
             )
 
-    def _start_processes(self) -> None:
+    def _start_processes(self) -> ProcessPoolExecutor:
         # Not an Event: a process that is killed while it looks at one leaves it locked.
         self._stop = self._context.RawValue("b", 0)
         child_end, self._parent_end = self._context.Pipe(duplex=False)
         # It lets signals through again once it has started, so not while they are held back.
         resource_tracker.ensure_running()
-        self._pool = ProcessPoolExecutor(
+        return ProcessPoolExecutor(
             self._options.jobs,
             mp_context=self._context,
             initializer=_prepare_process,

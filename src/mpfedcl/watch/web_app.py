@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -215,15 +215,12 @@ def _json(content: bytes | None) -> Response:
 
 def _static_pages() -> dict[str, Response]:
     """Return the parts of the page by address, read once: no request leads to a file."""
-    script = "\n".join([*map(read_page_file, SCRIPTS), *map(_read_own, _OWN_SCRIPTS)])
-    style = "\n".join([*map(read_page_file, STYLES), _read_own("watch.css")])
+    read_own = partial(read_page_file, package="mpfedcl.watch")
+    script = "\n".join([*map(read_page_file, SCRIPTS), *map(read_own, _OWN_SCRIPTS)])
+    style = "\n".join([*map(read_page_file, STYLES), read_own("watch.css")])
     return {
-        "/": Response(_read_own("watch.html"), media_type="text/html"),
+        "/": Response(read_own("watch.html"), media_type="text/html"),
         "/watch.js": Response(script, media_type="text/javascript"),
         "/watch.css": Response(style, media_type="text/css"),
-        "/icon.svg": Response(_read_own("icon.svg"), media_type="image/svg+xml"),
+        "/icon.svg": Response(read_own("icon.svg"), media_type="image/svg+xml"),
     }
-
-
-def _read_own(name: str) -> str:
-    return (files("mpfedcl.watch") / "page" / name).read_text(encoding="utf-8")

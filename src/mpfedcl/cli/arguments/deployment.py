@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mpfedcl.cli.arguments.experiments import Flag
+
 _TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
-_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Predict:
     """Flag as unknown what is farther away than all but this share of held-out images."""
     weights: _File = None
     """The encoder's weights, where they have moved since the run."""
-    json: _Flag = False
+    json: Flag = False
     """Print a JSON object per image, one per line; those that cannot be read have an `error`."""
 
 
@@ -78,7 +79,7 @@ class Export:
     """The encoder's weights, where they have moved since the run."""
     out: _File = None
     """Where the file is written [default: below exported/ in the run's folder]."""
-    json: _Flag = False
+    json: Flag = False
     """Print the file's metadata as JSON and nothing else."""
 
 
@@ -108,13 +109,13 @@ class Join:
     test_fraction: _Number = None
     """Share of the images of each class to hold out, where the data bring no test images of their
     own [default: as the run split its images]."""
-    add: _Flag = False
+    add: Flag = False
     """Put the client's prototypes into the run's pool, if the guard lets them pass."""
-    replace: _Flag = False
+    replace: Flag = False
     """For a client that has joined already: leave its old prototypes out; --add replaces them."""
     leave: _Client = None
     """Take a client that has joined out of the pool again; goes with nothing else."""
     weights: _File = None
     """The encoder's weights, where they have moved since the run."""
-    json: _Flag = False
+    json: Flag = False
     """Print JSON."""

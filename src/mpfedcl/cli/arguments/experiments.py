@@ -12,8 +12,8 @@ import tyro
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.pretraining import PretrainSettings
 
-_Settings = Annotated[Experiment, tyro.conf.arg(name="")]
-_File = Annotated[
+ExperimentSettings = Annotated[Experiment, tyro.conf.arg(name="")]
+ExperimentFile = Annotated[
     Path | None,
     tyro.conf.Positional,
     tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
@@ -27,8 +27,8 @@ _Root = Annotated[
         help="Data folder [default: $MPFEDCL_DATA, else the user's cache folder].",
     ),
 ]
-_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-_Json = Annotated[_Flag, tyro.conf.arg(help="Print JSON.")]
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+_Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.")]
 _Jobs = Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 
 
@@ -41,7 +41,7 @@ class Run:
     `mpfedcl run --resume runs/mine --rounds 120`.
     """
 
-    file: _File = None
+    file: ExperimentFile = None
     """A TOML file of settings, such as the experiment.toml of another run."""
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
@@ -50,9 +50,9 @@ class Run:
     and --track-to may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
-    json: _Flag = False
+    json: Flag = False
     """Print the summary as JSON and nothing else."""
-    settings: _Settings = field(default_factory=Experiment)
+    settings: ExperimentSettings = field(default_factory=Experiment)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Compare:
     Example: `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
     """
 
-    file: _File = None
+    file: ExperimentFile = None
     """A TOML file of settings that all runs have in common."""
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
     """The methods, by name."""
@@ -75,9 +75,9 @@ class Compare:
     """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
     readings: Literal["headline", "all"] = "headline"
     """all: every method by all four readings on both tests."""
-    json: _Flag = False
+    json: Flag = False
     """Print the comparison as JSON and nothing else."""
-    settings: _Settings = field(default_factory=Experiment)
+    settings: ExperimentSettings = field(default_factory=Experiment)
 
 
 _Paper = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -105,7 +105,7 @@ class PaperShow:
     out: _Paper = Path("runs/paper")
     """Folder of the results."""
     root: _Root = None
-    json: _Flag = False
+    json: Flag = False
     """Print the result as JSON and nothing else."""
 
 
@@ -119,7 +119,7 @@ class PaperRun:
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
     """Tables and figures, or all; `mpfedcl paper list` names them."""
-    quick: _Flag = False
+    quick: Flag = False
     """A few rounds and one seed: a test that everything runs; the numbers mean nothing."""
     seeds: tuple[int, ...] = ()
     """The seeds [default: 0 1 2; with --quick 0]."""
@@ -130,7 +130,7 @@ class PaperRun:
     root: _Root = None
     jobs: _Jobs = 0
     """Runs at the same time [default: 0, as many as there are cores]."""
-    json: _Flag = False
+    json: Flag = False
     """Print the results as JSON and nothing else."""
 
 
@@ -145,7 +145,7 @@ class Tune:
     `mpfedcl run runs/tuning/best-fedavg.toml`.
     """
 
-    file: _File = None
+    file: ExperimentFile = None
     """A TOML file of settings that all runs have in common; its knobs' values are the defaults."""
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
     """The methods, by name."""
@@ -162,9 +162,9 @@ class Tune:
     """Folder for the search [default: a new one below runs/]."""
     jobs: _Jobs = 0
     """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
-    json: _Flag = False
+    json: Flag = False
     """Print the search as JSON and nothing else."""
-    settings: _Settings = field(default_factory=Experiment)
+    settings: ExperimentSettings = field(default_factory=Experiment)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class DataShow:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
     """Where the picture is written."""
     json: _Json = False
-    settings: _Settings = field(default_factory=Experiment)
+    settings: ExperimentSettings = field(default_factory=Experiment)
 
 
 _Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -245,7 +245,7 @@ class DataFetch:
     name: _Name
     """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
     root: _Root = None
-    replace: _Flag = False
+    replace: Flag = False
     """Prepare domains again that are there already."""
 
 
@@ -261,7 +261,7 @@ class DataPrepare:
     source: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Folder with the originals, as their publishers offer them."""
     root: _Root = None
-    replace: _Flag = False
+    replace: Flag = False
     """Prepare domains again that are there already."""
 
 
@@ -269,7 +269,7 @@ class DataPrepare:
 class DataCache:
     """Show what the cache of encoded images holds, or empty it."""
 
-    clear: _Flag = False
+    clear: Flag = False
     """Drop everything; features are computed again when next needed."""
     json: _Json = False
 
@@ -283,7 +283,7 @@ class Pretrain:
 
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
     """Where the encoder is written; a checkpoint after each epoch is kept beside it."""
-    resume: _Flag = False
+    resume: Flag = False
     """Resume after the last whole epoch."""
     json: _Json = False
     settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mpfedcl.cli.arguments.experiments import ExperimentFile, ExperimentSettings, Flag
 from mpfedcl.experiment import Experiment
 
 _Dir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 _OpenText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 _OpenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 _OpenPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FederationServer:
     """The federation's folder."""
     bind: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all, behind something that guards it."""
-    insecure: _Flag = False
+    insecure: Flag = False
     """No TLS and no keys, for trying things out on this machine."""
 
 
@@ -81,7 +81,7 @@ class FederationClient:
     """Methods package.module:Class that the server may ask for; they must be installed here."""
     server: _OpenText = None
     """host:port of the server [default: as the folder says]."""
-    insecure: _Flag = False
+    insecure: Flag = False
     """No TLS and no keys, for trying things out on one machine."""
 
 
@@ -98,11 +98,7 @@ class FederationStart:
 
     directory: _Dir
     """The federation's folder."""
-    file: Annotated[
-        Path | None,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[EXPERIMENT.TOML]", help_behavior_hint=""),
-    ] = None
+    file: ExperimentFile = None
     """A TOML file of settings."""
     out: _OpenPath = None
     """Folder for the run [default: a new one below runs/]."""
@@ -110,6 +106,6 @@ class FederationStart:
     """Resume the run in this folder; only --rounds may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype."""
-    json: _Flag = False
+    json: Flag = False
     """Print the summary as JSON and nothing else."""
-    settings: Annotated[Experiment, tyro.conf.arg(name="")] = field(default_factory=Experiment)
+    settings: ExperimentSettings = field(default_factory=Experiment)

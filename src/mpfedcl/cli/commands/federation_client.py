@@ -100,7 +100,12 @@ class _ClientSupervisor:
                 end(process)
 
     def _explain(self, what: str, code: int) -> None:
-        log = self._new_log()
+        # What the SuperNode has logged since it was last started.
+        with self._log.open("rb") as file:
+            file.seek(self._log_before)
+            log = file.read().decode(errors="replace")
+        if _ACCEPTED in log:
+            self._refused_since = None
         if what == _NODE and _REFUSAL in log and _ACCEPTED not in log:
             self._wait_out_refusal()
             return
@@ -123,15 +128,6 @@ class _ClientSupervisor:
                 "process with this key takes part, or the key is not among those of "
                 "mpfedcl federation init on the server."
             )
-
-    def _new_log(self) -> str:
-        """Return what the SuperNode has logged since it was last started."""
-        with self._log.open("rb") as file:
-            file.seek(self._log_before)
-            log = file.read().decode(errors="replace")
-        if _ACCEPTED in log:
-            self._refused_since = None
-        return log
 
     def _start(self, what: str) -> subprocess.Popen[bytes]:
         if what == _SERVICE:

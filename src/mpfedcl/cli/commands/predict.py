@@ -57,10 +57,10 @@ def _predict(
     predictor: Predictor, images: Sequence[NamedImage]
 ) -> Iterator[tuple[str, Prediction | str]]:
     """Yield each image's name with what is said of it, or with what is wrong with it."""
-    for batch in read_batches(images, predictor.trained.input_format):
-        answers = iter(predictor.predict(batch.images))
-        for place, name in enumerate(batch.names):
-            yield name, batch.faults[place] if place in batch.faults else next(answers)
+    for names, readable, faults in read_batches(images, predictor.trained.input_format):
+        answers = iter(predictor.predict(readable))
+        for place, name in enumerate(names):
+            yield name, faults[place] if place in faults else next(answers)
 
 
 def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:

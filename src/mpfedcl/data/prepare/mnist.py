@@ -26,7 +26,12 @@ _MOST_BYTES = 4 * 2**30
 
 def read_mnist(source: OriginalsFolder) -> DomainImages | None:
     """Read MNIST from its four files; None if none of them is there."""
-    found = [_find(source, name) for name in FILES]
+    # Some copies spell train-images.idx3-ubyte.
+    dotted = [name.replace("-idx", ".idx") for name in FILES]
+    found = [
+        source.find_file(name, f"{name}.gz", other, f"{other}.gz")
+        for name, other in zip(FILES, dotted, strict=True)
+    ]
     there = [path for path in found if path is not None]
     if not there:
         return None
@@ -42,12 +47,6 @@ def read_mnist(source: OriginalsFolder) -> DomainImages | None:
         *_read_pair(train_images, train_labels),
         *_read_pair(test_images, test_labels),
     )
-
-
-def _find(source: OriginalsFolder, name: str) -> Path | None:
-    # Some copies spell train-images.idx3-ubyte.
-    dotted = name.replace("-idx", ".idx")
-    return source.find_file(name, f"{name}.gz", dotted, f"{dotted}.gz")
 
 
 def _read_pair(images: Path, labels: Path) -> tuple[Images, Indices]:

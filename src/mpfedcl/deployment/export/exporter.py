@@ -72,7 +72,11 @@ def export_run(
         content = _pack_tensors(predictor, wanted, rule, note)
     else:
         content = _pack_program(predictor, wanted, rule, note)
-    path = out or _default_path(predictor, wanted, rule)
+    parts = [predictor.client or "averaged", rule]
+    parts += [] if wanted.with_encoder else ["head"]
+    parts += ["int8"] if wanted.quantized else []
+    name = "-".join(parts) + SUFFIXES[wanted.format]
+    path = out or predictor.trained.path / "exported" / name
     if path.is_dir():
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,11 +225,3 @@ def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, An
         described |= {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint}
         described["scaling"] = encoder.preprocessing.to_json()
     return described
-
-
-def _default_path(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> Path:
-    parts = [predictor.client or "averaged", rule]
-    parts += [] if wanted.with_encoder else ["head"]
-    parts += ["int8"] if wanted.quantized else []
-    name = "-".join(parts) + SUFFIXES[wanted.format]
-    return predictor.trained.path / "exported" / name

@@ -30,7 +30,7 @@ def plan_rungs(rounds: int, num_settings: int) -> tuple[Rung, ...]:
 
 def keep_best(scores: Scores, count: int) -> list[int]:
     """Return the `count` best, and the defaults (number 0), by number; of equals the first."""
-    ranked = sorted(scores, key=lambda number: (_rank(scores[number]), number))
+    ranked = sorted(scores, key=lambda n: (scores[n] is None, -(scores[n] or 0.0), n))
     return sorted({*ranked[:count], *(number for number in scores if number == 0)})
 
 
@@ -67,7 +67,3 @@ def standard_error(score: float, test_sizes: Sequence[Sequence[int]], *, shared:
             variances.append(sum(1 / size for size in known) / len(known) ** 2)
     share = score / 100
     return 100 * math.sqrt(share * (1 - share) * sum(variances)) / len(variances)
-
-
-def _rank(score: float | None) -> float:
-    return math.inf if score is None else -score
