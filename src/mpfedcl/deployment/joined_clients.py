@@ -30,16 +30,6 @@ _FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:\.tmp)?")
 """What lies in joined/, and what a crash may leave of it."""
 
 
-def check_client_name(name: str) -> None:
-    """Refuse names that cannot name a client, which names files and travels as text."""
-    plain = name.isprintable() and "/" not in name and not name.startswith(".")
-    if not name or not plain or len(name.encode()) > _LONGEST_NAME:
-        raise InvalidInput(
-            f"name is {name!r}; it must be printable text of at most {_LONGEST_NAME} bytes without "
-            "a slash, and must not begin with a dot."
-        )
-
-
 def prototypes_key(name: str, prototypes: Prototypes) -> str:
     """Return what tells a client's prototypes from all others."""
     sha = hashlib.sha256(json.dumps([name, list(prototypes.vectors.shape)]).encode())
@@ -84,8 +74,13 @@ class JoinedClients:
         return record
 
     def check_new_name(self, name: str, *, replace: bool) -> None:
-        """Refuse a name that is already in use."""
-        check_client_name(name)
+        """Refuse a name that is in use, or cannot be: it names files and travels as text."""
+        plain = name.isprintable() and "/" not in name and not name.startswith(".")
+        if not name or not plain or len(name.encode()) > _LONGEST_NAME:
+            raise InvalidInput(
+                f"name is {name!r}; it must be printable text of at most {_LONGEST_NAME} bytes "
+                "without a slash, and must not begin with a dot."
+            )
         if name in self._original_clients:
             raise InvalidInput(
                 f"name is {name!r}, a client that the run was trained with; it must be another."
@@ -96,7 +91,7 @@ class JoinedClients:
                 f"have its prototypes made anew, or --leave {name}."
             )
 
-    def add(self, name: str, prototypes: Prototypes, model: Tensors | None, record: Json) -> Json:
+    def add(self, name: str, prototypes: Prototypes, model: Tensors | None, record: Json) -> None:
         """Put a client's prototypes into the pool, in place of those it may have there."""
         if not len(prototypes):
             raise InvalidInput(
@@ -122,9 +117,8 @@ class JoinedClients:
             file = self.path / "joined" / f"{key}.safetensors"
             write_atomically(file, pack_tensors(model))
         self._commit(after, content, event)
-        return event
 
-    def remove(self, name: str) -> Json:
+    def remove(self, name: str) -> None:
         """Take a joined client's prototypes out of the pool again."""
         if name in self._original_clients:
             raise InvalidInput(
@@ -140,9 +134,7 @@ class JoinedClients:
         self._reconcile_log()
         after = self.pool.without(name)
         content = pack_pool(after)
-        event = {**_event("left", name), "pool_after": digest(content)}
-        self._commit(after, content, event)
-        return event
+        self._commit(after, content, {**_event("left", name), "pool_after": digest(content)})
 
     def note_rejection(self, name: str, reason: str, record: Json) -> None:
         """Write down who was not taken in, and why."""
@@ -158,7 +150,13 @@ class JoinedClients:
     def _reconcile_log(self) -> None:
         """Log what a crash or a resume has kept from the log."""
         said: dict[str, str] = {}
-        for event in self._read_log():
+        file = self.path / LOG
+        for line in file.read_bytes().splitlines() if file.exists() else []:
+            event: Any = None
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+            if not isinstance(event, dict):
+                continue
             if event.get("event") in ("joined", "replaced"):
                 said[str(event.get("client"))] = str(event.get("key"))
             elif event.get("event") in ("left", "dropped"):
@@ -190,15 +188,6 @@ class JoinedClients:
         # Somebody may have put something of their own there.
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-    def _read_log(self) -> list[Json]:
-        events = []
-        file = self.path / LOG
-        for line in file.read_bytes().splitlines() if file.exists() else []:
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                events += [event] if isinstance(event, dict) else []
-        return events
 
     def _log(self, *events: Json) -> None:
         file = self.path / LOG

@@ -63,7 +63,15 @@ def load_torchvision_encoder(
     Images are brought to the size that the published weights were trained with; with weights of
     the user's own, to 64 pixels.
     """
-    models = _import_models(name)
+    try:
+        models = import_module("torchvision.models")
+    # Beside a torch that it was not built for, it fails with a RuntimeError about operators.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidInput(
+            f"encoder.name is 'torchvision:{name}', but torchvision does not work here ({reason}); "
+            "it must be installed in the version made for this torch."
+        ) from None
     try:
         published = None if weights is not None else models.get_model_weights(name).DEFAULT
         module = models.get_model(name, weights=published)
@@ -100,15 +108,3 @@ def load_torchvision_encoder(
         )
     setattr(module, head, torch.nn.Identity())
     return TorchvisionEncoder(f"torchvision {name}", module, preprocessing, device)
-
-
-def _import_models(name: str) -> Any:
-    try:
-        return import_module("torchvision.models")
-    # Beside a torch that it was not built for, it fails with a RuntimeError about operators.
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InvalidInput(
-            f"encoder.name is 'torchvision:{name}', but torchvision does not work here ({reason}); "
-            "it must be installed in the version made for this torch."
-        ) from None

@@ -133,9 +133,14 @@ class _DocumentBuilder:
             title = f"{experiments[0].method} on {experiments[0].dataset.name}"
             return section | {"title": title, "about": self._describe_setup(places)}
         datasets = list(dict.fromkeys(each.dataset.name for each in experiments))
+        about = self._describe_setup(places)
+        if waiting := folder.left_out:
+            names = ", ".join(waiting[:5])
+            more = f" and {len(waiting) - 5} others" if len(waiting) > 5 else ""
+            about.append(f"Left out, because no round is done yet: {names}{more}.")
         return section | {
             "title": f"{len(section['groups'])} methods on {', '.join(datasets)}",
-            "about": [*self._describe_setup(places), *_describe_left_out(folder)],
+            "about": about,
             "command": compare_command(experiments),
         }
 
@@ -217,14 +222,6 @@ def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
     # Where clients are run, and who looks on, makes no difference to the result.
     return experiment.replace(seed=0, **RESULT_NEUTRAL_SETTINGS).to_toml()
-
-
-def _describe_left_out(folder: ResultFolder) -> list[str]:
-    if not folder.left_out:
-        return []
-    names = ", ".join(folder.left_out[:5])
-    more = f" and {len(folder.left_out) - 5} others" if len(folder.left_out) > 5 else ""
-    return [f"Left out, because no round is done yet: {names}{more}."]
 
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:

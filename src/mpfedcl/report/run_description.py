@@ -144,12 +144,6 @@ def describe_settings(records: RunRecords) -> Json:
     }
 
 
-_MAP_LEFT_OUT = (
-    "In a comparison only the first seed of each method has a map; a report of this run alone "
-    "shows its own."
-)
-
-
 def find_worst_client_and_class(run: Json) -> tuple[Json | None, Json | None]:
     """Return the client and the class with the lowest accuracy, as far as they are known."""
     clients = [each for each in run["clients"] if each["accuracy"] is not None]
@@ -241,7 +235,10 @@ def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
     if not with_map and (records.path / "pool.safetensors").is_file():
-        return {"missing": _MAP_LEFT_OUT}
+        return {
+            "missing": "In a comparison only the first seed of each method has a map; a report of "
+            "this run alone shows its own."
+        }
     partition = RunDirectory(records.path).read_json("partition.json")
     return describe_prototype_map(
         records.path, records.experiment, partition, records.partition.classes

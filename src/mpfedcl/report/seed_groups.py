@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
 from mpfedcl.report.file_schemas import Json
 from mpfedcl.report.number_formatting import (
@@ -87,7 +86,11 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
     """Return why the numbers of groups cannot be ranked, each reason in a few words."""
     found = []
     all_runs = [runs[place] for group in groups for place in group["runs"]]
-    if len({_shared_task(run.experiment) for run in all_runs}) > 1:
+    tasks = set()
+    for experiment in (run.experiment for run in all_runs):
+        data = (experiment.dataset, experiment.partition, experiment.encoder)
+        tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
+    if len(tasks) > 1:
         found.append("data, clients or split differ")
     if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
         found.append("seeds differ")
@@ -98,12 +101,6 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
         ]
         found.append(f"the last rounds that were evaluated differ ({', '.join(ends)})")
     return found
-
-
-def _shared_task(experiment: Experiment) -> str:
-    """Return what runs must have in common for their numbers to be comparable."""
-    data = (experiment.dataset, experiment.partition, experiment.encoder)
-    return repr([experiment.clients, *(part.model_dump_json() for part in data)])
 
 
 def _last_evaluated_round(run: RunRecords) -> int:

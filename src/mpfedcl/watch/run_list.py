@@ -55,7 +55,12 @@ class RunListEntry:
         if began:
             self._reset_rounds()
         for line in lines:
-            self._add_round(line)
+            self._last = line
+            known = finite_values(list((line.accuracy_per_client or {}).values()))
+            if (value := rounded(mean(known))) is not None:
+                self._curve.append((line.round, value))
+            self._rejected += len(line.clients.rejected)
+            self._missing += len(line.clients.missing)
         signature = file_signature(path / "rounds.jsonl")
         summary = file_signature(path / "summary.json")
         signed = [each for each in (signature, summary, self._settings[0]) if each]
@@ -86,15 +91,6 @@ class RunListEntry:
             except InvalidInput as error:
                 self._settings = signature, None, str(error)
         return self._settings[1:]
-
-    def _add_round(self, line: RoundRecord) -> None:
-        self._last = line
-        if (
-            value := rounded(mean(finite_values(list((line.accuracy_per_client or {}).values()))))
-        ) is not None:
-            self._curve.append((line.round, value))
-        self._rejected += len(line.clients.rejected)
-        self._missing += len(line.clients.missing)
 
     def _find_state(
         self, trouble: str, is_finished: bool, records: Signature | None, locked: set[int]

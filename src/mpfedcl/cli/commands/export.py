@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from typing import Any
 
 from mpfedcl.cli.arguments.deployment import Export
 from mpfedcl.cli.progress import stderr_console, stdout_console
@@ -42,19 +41,15 @@ def export_command(arguments: Export) -> int:
         f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
         f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
     )
-    if note["checked"] is not None:
-        stdout_console().print(_say_checked(note["checked"]))
+    if (checked := note["checked"]) is not None:
+        said = (
+            f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
+            f"{checked['labels_differ']} labels differ, scores by up to "
+            f"{checked['largest_difference']:.1e}"
+        )
+        if checked["accuracy"] is not None:
+            said += f"; right in {checked['accuracy']:.1f} %, PyTorch in "
+            said += f"{checked['accuracy_of_pytorch']:.1f} %"
+        stdout_console().print(said)
     stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
     return 0
-
-
-def _say_checked(checked: dict[str, Any]) -> str:
-    said = (
-        f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
-        f"{checked['labels_differ']} labels differ, scores by up to "
-        f"{checked['largest_difference']:.1e}"
-    )
-    if checked["accuracy"] is not None:
-        said += f"; right in {checked['accuracy']:.1f} %, PyTorch in "
-        said += f"{checked['accuracy_of_pytorch']:.1f} %"
-    return said

@@ -48,7 +48,11 @@ def tune_command(arguments: Tune) -> int:
         console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
         return 130
     found = [search.write_result() for search in searches]
-    content = _write(path, found, earlier)
+    for each in found:
+        each.write_best(path)
+    methods = earlier | {each.method: each.to_json() for each in found}
+    content = {"format": FORMAT, "methods": methods}
+    RunDirectory(path).write_json(FILE, content)
     if arguments.json:
         print(json.dumps({"path": str(path), **content}, indent=2))
         return 0
@@ -85,16 +89,6 @@ def _read_earlier(path: Path) -> dict[str, Any]:
             f"{path / FILE} is not as mpfedcl writes it; it must be whole, or give another folder."
         )
     return methods
-
-
-def _write(path: Path, found: Sequence[TuningResult], earlier: dict[str, Any]) -> dict[str, Any]:
-    """Write the searches of all methods into one file, and each one's choice beside it."""
-    for each in found:
-        each.write_best(path)
-    methods = earlier | {each.method: each.to_json() for each in found}
-    content = {"format": FORMAT, "methods": methods}
-    RunDirectory(path).write_json(FILE, content)
-    return content
 
 
 def _build_table(found: Sequence[TuningResult]) -> TextTable:

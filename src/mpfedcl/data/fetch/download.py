@@ -80,7 +80,12 @@ def fetch_file(
     if path.is_file() and _find_fault(public_file, path) is None:
         report(public_file, path.stat().st_size)
         return path
-    _check_space(public_file, part)
+    needed, free = (public_file.size or 0) - _measure(part), shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidInput(
+            f"{folder} has {free:,} bytes free, but {public_file.name} needs {needed:,} more; "
+            "--root must name a folder with room."
+        )
     addresses = list(public_file.addresses)
     faults: dict[str, DownloadError] = {}
     failures, most_bytes = 0, _measure(part)
@@ -178,16 +183,6 @@ def _find_fault(public_file: PublicFile, path: Path) -> str | None:
     if found.hexdigest() == expected:
         return None
     return f"{size:,} bytes with {algorithm.upper()} {found.hexdigest()}"
-
-
-def _check_space(public_file: PublicFile, part: Path) -> None:
-    needed = (public_file.size or 0) - _measure(part)
-    free = shutil.disk_usage(part.parent).free
-    if needed > free:
-        raise InvalidInput(
-            f"{part.parent} has {free:,} bytes free, but {public_file.name} needs {needed:,} more; "
-            "--root must name a folder with room."
-        )
 
 
 def _measure(path: Path) -> int:

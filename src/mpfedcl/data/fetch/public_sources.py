@@ -3,7 +3,6 @@
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from mpfedcl.errors import InvalidInput
 
@@ -42,18 +41,16 @@ class FetchPlan:
     """The parts without a stable address; {folder} is where to put them."""
 
 
-def _read_source(name: str, values: dict[str, Any]) -> PublicSource:
-    files = tuple(
-        PublicFile(path.rpartition("/")[2], tuple(m + path for m in values["mirrors"]), **known)
-        for path, known in ((each.pop("path"), each) for each in values["files"])
-    )
-    return PublicSource(name, values["page"], tuple(values["domains"]), files)
-
-
 def _read_plans() -> dict[str, FetchPlan]:
     document = resources.files("mpfedcl.data.fetch") / "public_sources.toml"
     values = tomllib.loads(document.read_text(encoding="utf-8"))
-    sources = {name: _read_source(name, each) for name, each in values["sources"].items()}
+    sources = {}
+    for name, source in values["sources"].items():
+        files = tuple(
+            PublicFile(path.rpartition("/")[2], tuple(m + path for m in source["mirrors"]), **known)
+            for path, known in ((each.pop("path"), each) for each in source["files"])
+        )
+        sources[name] = PublicSource(name, source["page"], tuple(source["domains"]), files)
     return {
         name: FetchPlan(
             plan["set_name"], tuple(sources[n] for n in plan["sources"]), plan.get("by_hand", "")

@@ -73,15 +73,12 @@ class TuningResult:
     @property
     def score(self) -> float | None:
         """The chosen settings' validation accuracy in the last round, in %."""
-        return self._final(self.chosen)
+        return self.trials[self.chosen].scores[self.rungs[-1].rounds]
 
     @property
     def default_score(self) -> float | None:
         """The defaults' validation accuracy in the last round, in %."""
-        return self._final(0)
-
-    def _final(self, number: int) -> float | None:
-        return self.trials[number].scores[self.rungs[-1].rounds]
+        return self.trials[0].scores[self.rungs[-1].rounds]
 
     def to_json(self) -> dict[str, Any]:
         """Return the search as plain values."""
