@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from mpfedcl.convergence.measurement import Measurement, finite_or_none, float_of
 from mpfedcl.convergence.round_measurement import RoundMeasurement
-from mpfedcl.rounds.measurement import Measurement, finite_or_none, float_of
 
 BOUNDS = {
     "lemma_1": "Lemma 1: training lowers L enough",

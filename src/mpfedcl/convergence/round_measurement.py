@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from mpfedcl.rounds.measurement import Inspection, Measurement, finite_or_none, float_of, ratio
+from mpfedcl.convergence.measurement import Inspection, Measurement, finite_or_none, float_of, ratio
 
 
 @dataclass(frozen=True)
