@@ -58,7 +58,7 @@ def run_rounds(federation: RoundLoop, threads: int) -> Callable[[], Seconds]:
 
 def contrast_flops(federation: RoundLoop, num_samples: int) -> int:
     """Return the flops of the products with the pool, forward and back."""
-    targets: ContrastTargets = federation._method.prepare(federation._broadcast())
+    targets: ContrastTargets = federation._method.prepare(federation.broadcast())
     num_vectors, dimension = targets.vectors.shape
     # Each slice's sum over its classes; a table takes more, and is faster where it is small.
     return 4 * num_samples * (num_vectors * dimension + targets.slices.numel())

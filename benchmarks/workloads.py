@@ -17,7 +17,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 
 NUM_CLASSES = 10
@@ -38,14 +38,13 @@ class Workload:
         """Return a federation before its first round; changes are settings of the experiment."""
         found = find_method(method)
         experiment = Experiment(method=method).replace(**changes).resolved(found.defaults)
-        made = found(experiment, NUM_CLASSES)
-        model = Mlp(self.sizes, NUM_CLASSES)
-        initial = model.init(generator(experiment.seed, "weights"), torch.float32)
-        clock = Clock()
-        engine = InProcessEngine(experiment, made, model, self.data, initial, clock)
-        return RoundLoop(
-            experiment, made, engine, initial, dimension=model.embedding_size, clock=clock
+        assembly = assemble(
+            experiment,
+            Mlp(self.sizes, NUM_CLASSES),
+            num_classes=NUM_CLASSES,
+            input_size=self.sizes[0],
         )
+        return RoundLoop(assembly, InProcessEngine(assembly, self.data))
 
     @property
     def num_samples(self) -> int:

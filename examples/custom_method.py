@@ -8,9 +8,7 @@ and more tensors than the weights in the average. A simpler method overrides onl
 
 from torch import zeros_like
 
-from mpfedcl.messages import Broadcast
-from mpfedcl.methods import Context, Method, ServerState
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods import Broadcast, Context, Method, Server, Tally, Tensors
 
 
 class Scaffold(Method):
@@ -20,9 +18,9 @@ class Scaffold(Method):
     summary = "FedAvg with control variates against client drift"
     reading = "averaged_classifier"
 
-    def init_server(self, params: Tensors) -> ServerState:
+    def init_server(self, params: Tensors) -> Server:
         """Start the server's control at zero; it is sent with each broadcast."""
-        return ServerState(params, {name: zeros_like(value) for name, value in params.items()})
+        return Server(params, {name: zeros_like(value) for name, value in params.items()})
 
     def init_client(self, params: Tensors) -> Tensors:
         """Start each client's own control at zero; it stays with the client."""
@@ -50,7 +48,7 @@ class Scaffold(Method):
         change = {f"control.{n}": drift[n] - control[n] for n in params}
         return {**params, **change}, {n: context.state[n] - control[n] + drift[n] for n in params}
 
-    def reduce(self, server: ServerState, means: Tensors) -> ServerState:
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Average the weights; add the mean change to the server's control."""
         extra = {n: c + means[f"control.{n}"] for n, c in server.extra.items()}
-        return ServerState({n: means[n] for n in server.params}, extra)
+        return Server({n: means[n] for n in server.params}, extra)

@@ -27,7 +27,7 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.tensors import Tensors
 
@@ -183,7 +183,14 @@ def read_others(
     assert trained.pool is not None
     data, model = load_data_and_model(trained.experiment, torch.device("cpu"))
     params = trained.parameters()
-    engine = InProcessEngine(trained.experiment, trained.method, model, data, params, Clock())
+    assembly = assemble(
+        trained.experiment,
+        model,
+        num_classes=data.num_classes,
+        input_size=data.input_size,
+        initial=params,
+    )
+    engine = InProcessEngine(assembly, data)
     pools = {"before": trained.pool, "after": trained.pool.with_client(name, learned.prototypes)}
     return {
         moment: engine.evaluate(params, pool, []).table()["own"]["averaged_prototype"]

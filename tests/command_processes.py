@@ -21,7 +21,7 @@ _CONTEXT.set_forkserver_preload(
     [
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
-        "mpfedcl.runs.worker",
+        "mpfedcl.worker",
         "warm_commands",
     ]
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import comparison_command
@@ -23,6 +24,10 @@ from mpfedcl.studies.jobs import JobOptions
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 from small_experiments import EXAMPLES, HIDDEN, Say, save_images, small
 from watch_server import Server, watched
+
+# Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
+hypothesis.settings.register_profile("mpfedcl", deadline=None)
+hypothesis.settings.load_profile("mpfedcl")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ class FedPer(Method):
     def shared(self, parameter: str) -> bool:
         return not parameter.startswith("classifier")
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         self.steps.append((context.start, params))
         return super().finish(params, context, num_steps)

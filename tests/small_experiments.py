@@ -1,8 +1,7 @@
 """Small experiments, and what two runs must have in common to be the same."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
-from mpfedcl.convergence import ConvergenceDiagnostics, Inspection
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.convergence import inspect_where_asked
+from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, ClientReadings, Failure, StackMember, Update
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method, find_method
-from mpfedcl.models import Mlp
-from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.models import Mlp, Model
+from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.engine import WrappedEngine
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
 
@@ -103,72 +99,25 @@ def flags(root: Path, **changes: Any) -> list[str]:
 
 def tensors_of(update: Update) -> Tensors:
     """Return what a client sent, as tensors."""
-    sums = update.averaged
-    return sums.stack.tensors(sums.index) if isinstance(sums, StackMember) else sums
+    averaged = update.written_out().averaged
+    assert isinstance(averaged, dict)
+    return averaged
 
 
-class WrappedEngine(Engine):
+class MeddledEngine(WrappedEngine):
     """An engine whose updates have travelled, as tensors; tests override what they meddle with."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.sizes = engine.sizes
-
-    def absent_clients(self) -> Collection[str]:
-        return self._engine.absent_clients()
-
-    def read_last_round(self, broadcast: Broadcast) -> Mapping[str, ClientReadings | Failure]:
-        return self._engine.read_last_round(broadcast)
-
-    def remarks(self) -> Json:
-        return self._engine.remarks()
-
-    def local_clients(self, names: Sequence[str]) -> Sequence[str]:
-        return self._engine.local_clients(names)
-
-    def merge(self, collector: UpdateCollector) -> None:
-        self._engine.merge(collector)
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        updates = self._engine.train(broadcast, names, keep=keep)
-        sound = (each for each in updates if isinstance(each, Update))
-        yield from self.meddle(
-            broadcast, names, (replace(each, averaged=tensors_of(each)) for each in sound)
-        )
+        updates = super().train(broadcast, names, keep=keep)
+        sound = (each.written_out() for each in updates if isinstance(each, Update))
+        yield from self.meddle(broadcast, names, sound)
 
     def meddle(
         self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
     ) -> Iterable[Update]:
         return updates
-
-    def evaluate(
-        self,
-        averaged: Tensors | None,
-        pool: PrototypePool | None,
-        names: Sequence[str],
-        *,
-        with_confusion: bool = False,
-    ) -> RoundReadings | None:
-        return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
-
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        return self._engine.inspect(broadcast, following, names)
-
-    def keep_accepted(self, accepted: Sequence[str]) -> None:
-        self._engine.keep_accepted(accepted)
-
-    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
-        return self._engine.personal_models(shared)
-
-    def state(self) -> Tensors:
-        return self._engine.state()
-
-    def load_state(self, state: Tensors) -> None:
-        self._engine.load_state(state)
 
 
 def build_federation(
@@ -181,17 +130,27 @@ def build_federation(
     found = method_class or find_method(experiment.method)
     experiment = experiment.resolved(found.defaults)
     data = load_federated_data(experiment)
-    method = found(experiment, data.num_classes)
     model = Mlp((data.input_size, 8, 4), data.num_classes)
-    initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
-    clock = Clock()
-    engine = wrap(InProcessEngine(experiment, method, model, data, initial, clock))
-    round_loop = RoundLoop(
-        experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
+    return assemble_federation(experiment, data, model, wrap, found)
+
+
+def assemble_federation(
+    experiment: Experiment,
+    data: FederatedData,
+    model: Model,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    method_class: type[Method] | None = None,
+) -> RoundLoop:
+    """Return a federation on data and a model that are given."""
+    assembly = assemble(
+        experiment,
+        model,
+        num_classes=data.num_classes,
+        input_size=data.input_size,
+        method_class=method_class,
     )
-    if experiment.diagnostics:
-        round_loop.diagnostics = ConvergenceDiagnostics(experiment)
-    return round_loop
+    local = InProcessEngine(assembly, data)
+    return RoundLoop(assembly, wrap(inspect_where_asked(assembly, local, local, None)))
 
 
 # What a run left behind

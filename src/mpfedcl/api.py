@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpfedcl.convergence import ConvergenceDiagnostics
+from mpfedcl.convergence import FILE as CONVERGENCE_FILE
+from mpfedcl.convergence import inspect_where_asked, summarize_convergence
 from mpfedcl.deployment.calibration import calibrate
 from mpfedcl.deployment.join import warn_of_joined_clients
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.model_card import write_card
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Attach, Observer, RunResult
+from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
 from mpfedcl.studies.jobs import JobOptions, Runner
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
@@ -42,7 +43,7 @@ def run(
         >>> (result.path / "model.safetensors").exists()
         True
     """
-    return run_simulation(experiment, out, observer or Observer(), companions)
+    return run_simulation(experiment, out, observer or Observer(), COMPANIONS)
 
 
 def resume(
@@ -82,14 +83,13 @@ def resume(
         "trail": trail,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
-    return resume_simulation(Path(path), changes, observer or Observer(), companions)
+    return resume_simulation(Path(path), changes, observer or Observer(), COMPANIONS)
 
 
-def companions(experiment: Experiment) -> Attach:
+def attach(experiment: Experiment) -> Attach:
     """Return what accompanies a run of this experiment; trackers that are missing are refused."""
     trackers = make_trackers(experiment.track)
     about = find_method(experiment.method).summary
-    diagnostics = ConvergenceDiagnostics(experiment) if experiment.diagnostics else None
 
     def accompany(path: Path, observer: Observer) -> Observer:
         def on_start(started: Experiment, rounds_done: int) -> None:
@@ -99,6 +99,9 @@ def companions(experiment: Experiment) -> Attach:
 
         def on_finish(result: RunResult) -> None:
             if result.summary is not None:
+                if experiment.diagnostics:
+                    found = summarize_convergence(result.experiment, result.history)
+                    RunDirectory(path).write_json(CONVERGENCE_FILE, found)
                 write_card(RunDirectory(path), about, result.pool, observer.on_warning)
             observer.on_finish(result)
 
@@ -107,11 +110,14 @@ def companions(experiment: Experiment) -> Attach:
             on_start=on_start,
             on_finish=on_finish,
             on_models=lambda end: calibrate(replace(end, personal=observer.on_models(end))),
-            diagnostics=diagnostics or observer.diagnostics,
         )
         return add_trackers(trackers, path, watched)
 
     return accompany
+
+
+COMPANIONS = Companions(attach, inspect_where_asked)
+"""What accompanies every run, from Python and from the command line."""
 
 
 RUNNER = Runner(run, resume)

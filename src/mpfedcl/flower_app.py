@@ -5,17 +5,16 @@ from typing import TYPE_CHECKING
 from mpfedcl.network.flower.apps import client_app, make_server_app
 
 if TYPE_CHECKING:
-    from mpfedcl.experiment import Experiment
-    from mpfedcl.runs.observer import Attach
+    from mpfedcl.runs.observer import Companions
 
 __all__ = ["client_app", "server_app"]
 
 
-def _companions(experiment: "Experiment") -> "Attach":
+def _find_companions() -> "Companions":
     # Only when a run begins: a client's process for each message must not load torch.
-    from mpfedcl.api import companions
+    from mpfedcl.api import COMPANIONS
 
-    return companions(experiment)
+    return COMPANIONS
 
 
-server_app = make_server_app(_companions)
+server_app = make_server_app(_find_companions)

@@ -1,7 +1,7 @@
 """What travels between server and clients, whatever the engine: a broadcast down, an update up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import torch
@@ -9,12 +9,6 @@ from torch import Tensor
 
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
-
-AccuracyTable = dict[str, dict[str, float | None]]
-"""Percent correct by test and reading; None where a method has no such thing."""
-
-ConfusionCounts = list[list[int]]
-"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
 
 @dataclass(frozen=True)
@@ -75,46 +69,58 @@ class StackMember:
 
 
 @dataclass(frozen=True)
-class ClientReadings:
-    """What a client read of the round before: over a network it travels with the next update."""
-
-    table: AccuracyTable
-    is_personal: bool
-    """Whether the client trained in that round, so that its personal readings count."""
-    confusion: ConfusionCounts | None = None
-
-
-@dataclass(frozen=True)
 class Update:
     """What a client sends back."""
 
     client: str
     num_samples: int
-    averaged: Tensors | StackMember
-    """Averaged over clients by number of samples: the shared parameters, and a method's own."""
+    averaged: Tensors | StackMember | None
+    """Averaged over clients by weight: the shared parameters, and a method's own. None where the
+    client withholds its update: it has answered, and has nothing to send."""
     prototypes: Prototypes
     """Collected from all clients, never averaged."""
-    loss: float
-    """Mean training loss over the round's samples."""
-    readings: ClientReadings | None = None
+    loss: float | None
+    """Mean training loss over the round's samples; None where the method does not train."""
+    summed: Tensors = field(default_factory=dict)
+    """Added up over clients as they are: statistics of their samples."""
+    processed: tuple[str, ...] = ()
+    """The processors that have changed something on the way."""
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the tensors that are averaged."""
-        return sum(value.numel() for value in self._shapes.values())
+        """Numbers in the tensors that are averaged or added up."""
+        return sum(value.numel() for value in [*self._shapes.values(), *self.summed.values()])
 
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
-        return _num_bytes(self._shapes) + _prototype_bytes(self.prototypes)
+        tensors = _num_bytes(self._shapes) + _num_bytes(self.summed)
+        return tensors + _prototype_bytes(self.prototypes)
+
+    def to(self, device: torch.device) -> Self:
+        """Return an update that is written out on a device."""
+        assert not isinstance(self.averaged, StackMember)
+        averaged = self.averaged
+        if averaged is not None:
+            averaged = {name: value.to(device) for name, value in averaged.items()}
+        return replace(
+            self,
+            averaged=averaged,
+            prototypes=self.prototypes.to(device),
+            summed={name: value.to(device) for name, value in self.summed.items()},
+        )
+
+    def written_out(self) -> Self:
+        """Return the update with tensors of its own in place of a part of a stack."""
+        if not isinstance(self.averaged, StackMember):
+            return self
+        return replace(self, averaged=self.averaged.stack.tensors(self.averaged.index))
 
     @property
     def _shapes(self) -> Tensors:
-        return (
-            self.averaged.stack.template
-            if isinstance(self.averaged, StackMember)
-            else self.averaged
-        )
+        if isinstance(self.averaged, StackMember):
+            return self.averaged.stack.template
+        return self.averaged or {}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`--diagnostics convergence` in whole runs: off it costs nothing, on it changes nothing."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from command_processes import call
 from mpfedcl import Experiment, InvalidInput, resume, run
-from mpfedcl.convergence import BOUNDS, Inspection
+from mpfedcl.convergence import BOUNDS
 from mpfedcl.engines import Engine
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.runs.observer import Observer
@@ -20,7 +20,7 @@ from small_experiments import (
     EXAMPLES,
     METHODS,
     Json,
-    WrappedEngine,
+    MeddledEngine,
     assert_same_results,
     assert_same_run,
     build_federation,
@@ -66,7 +66,7 @@ def assert_close_values(left: Any, right: Any, where: str = "") -> None:
         assert left == right, where
 
 
-class Watching(WrappedEngine):
+class Watching(MeddledEngine):
     """Notes what it is asked for."""
 
     def __init__(self, engine: Engine) -> None:
@@ -77,11 +77,12 @@ class Watching(WrappedEngine):
         self.asked.append(f"keep {len(keep)} of {len(names)}")
         return super().train(broadcast, names, keep=keep)
 
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        self.asked.append(f"inspect {' '.join(names)}")
-        return super().inspect(broadcast, following, names)
+    def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
+        def look_ahead() -> Broadcast:
+            self.asked.append(f"inspect {' '.join(accepted)}")
+            return following()
+
+        super().keep_accepted(accepted, look_ahead)
 
 
 class Poisoned(Watching):
@@ -110,8 +111,10 @@ def test_off_nothing_is_asked_for(images: Path) -> None:
     assert record.diagnostics is None
     assert "diagnostics" not in record.to_json()
     assert "diagnose" not in record.seconds
-    build_federation(small(images, **ON), wrap).run_round(evaluate=False)
-    assert engines[1].asked == ["keep 3 of 3", "inspect client-0 client-1 client-2"]
+    record = build_federation(small(images, **ON), wrap).run_round(evaluate=False)
+    assert engines[1].asked == ["keep 0 of 3", "inspect client-0 client-1 client-2"]
+    assert record.diagnostics is not None
+    assert len(record.diagnostics["convergence"]["clients"]) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)

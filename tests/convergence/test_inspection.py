@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpfedcl.convergence import ConvergenceDiagnostics
+from mpfedcl.convergence.objectives import ObjectiveInspector
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.objective_measurement import ObjectiveInspector
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
+from small_experiments import assemble_federation
 
 CENTRES = {"a": (3.0, 4.0), "b": (-1.0, 0.0)}
 
@@ -73,13 +72,7 @@ def found_points(sizes: dict[str, int], **changes: Any) -> RoundLoop:
         "train__lr_decay": 1.0,
     }
     experiment = Experiment(method="fedavg").replace(**common | changes).resolved()
-    data, model, clock = make_points(sizes), Point(), Clock()
-    method = MeanSquare(experiment, 2)
-    initial = model.init(torch.Generator(), torch.float64)
-    engine = InProcessEngine(experiment, method, model, data, initial, clock)
-    round_loop = RoundLoop(experiment, method, engine, initial, dimension=2, clock=clock)
-    round_loop.diagnostics = ConvergenceDiagnostics(experiment)
-    return round_loop
+    return assemble_federation(experiment, make_points(sizes), Point(), method_class=MeanSquare)
 
 
 def test_quadratics_by_hand() -> None:
@@ -154,7 +147,8 @@ def make_inspection(
     settings = {"prototypes__per_class": 2, "train__batch_size": 4, **changes}
     found = find_method(name)
     experiment = experiment.replace(**settings).resolved(found.defaults)
-    method, model = found(experiment, 3), Mlp((5, 6, 4), 3)
+    assembly = assemble(experiment, Mlp((5, 6, 4), 3), num_classes=3, input_size=5)
+    method, model = assembly.method, assembly.model
     key = torch.Generator().manual_seed(3)
     start, trained, averaged = (model.init(key, torch.float64) for _ in range(3))
     inputs = torch.randn(11, 5, generator=key, dtype=torch.float64)
@@ -165,7 +159,7 @@ def make_inspection(
     broadcast = Broadcast(2, {n: start[n] for n in shared}, {}, method.reference(pools[0]))
     following = Broadcast(3, shared, {}, method.reference(pools[1]))
     return (
-        ObjectiveInspector(experiment, method, model, broadcast, following),
+        ObjectiveInspector(assembly, broadcast, following),
         work,
         trained,
         averaged,

@@ -68,7 +68,9 @@ class Moon(Method):
         )
         return batch.cross_entropy(logits) + batch.mean(torch.log1p(torch.exp(far - near)))
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         sums, _ = super().finish(params, context, num_steps)
         return sums, params
 
@@ -85,7 +87,9 @@ class Clipped(Method):
 class Counts(Method):
     """Keeps something only from its first round on: how often it has trained."""
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         sums, state = super().finish(params, context, num_steps)
         return sums, {"times": state.get("times", torch.zeros(1)) + 1}
 

@@ -5,17 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
-from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import METHODS, small
+from small_experiments import METHODS, assemble_federation, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -146,12 +141,5 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
 
 def build(experiment: Experiment, data: FederatedData, model: Model) -> RoundLoop:
     """Return a federation on data and a model that are given."""
-    found = find_method(experiment.method)
-    experiment = experiment.resolved(found.defaults)
-    method = found(experiment, data.num_classes)
-    initial = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
-    clock = Clock()
-    engine = InProcessEngine(experiment, method, model, data, initial, clock)
-    return RoundLoop(
-        experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
-    )
+    experiment = experiment.resolved(find_method(experiment.method).defaults)
+    return assemble_federation(experiment, data, model)

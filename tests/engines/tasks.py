@@ -17,6 +17,7 @@ from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method
 from mpfedcl.models import Mlp, Model
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.tensors import Tensors
 
 NUM_INPUTS, NUM_CLASSES = 5, 3
@@ -55,9 +56,17 @@ class Task:
         **changes: Any,
     ) -> None:
         self.experiment = settings(**changes)
-        self.method = method(self.experiment, NUM_CLASSES)
         self.model: Model = model or Mlp((NUM_INPUTS, 7, 4), NUM_CLASSES)
         start = self.model.init(torch.Generator().manual_seed(1), torch.float64)
+        self.assembly = assemble(
+            self.experiment,
+            self.model,
+            num_classes=NUM_CLASSES,
+            input_size=NUM_INPUTS,
+            method_class=method,
+            initial=start,
+        )
+        self.method = self.assembly.method
         self.start = start
         self.works = []
         for number, size in enumerate(sizes):
@@ -74,13 +83,14 @@ class Task:
 
     def by_loop(self) -> dict[str, TrainedClients]:
         """Return each client, trained by the reference."""
-        trainer = LoopTrainer(self.experiment, self.method, self.model)
+        trainer = LoopTrainer(self.assembly)
         return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
 
     def by_factors(self) -> TrainedFactors:
         layers = find_layers(self.method, self.model, self.works[0], self.received)
         assert layers is not None
-        trainer = FactoredTrainer(self.experiment, self.method, self.model, layers)
+        trainer = FactoredTrainer(self.assembly)
+        trainer.layers = layers
         (trained,) = trainer.train(self.works, 1, self.received)
         assert isinstance(trained, TrainedFactors)
         return trained

@@ -16,7 +16,7 @@ from mpfedcl import resume
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
-from mpfedcl.runs.observer import Observer, RunResult, no_companions
+from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, METHODS, read_records, save_images
 
@@ -27,7 +27,7 @@ Runner = Callable[[Experiment, Path], RunResult]
 
 def run(experiment: Experiment, path: Path, observer: Observer | None = None) -> RunResult:
     """Run without card and calibration: nothing here looks at them, and there are 400 runs."""
-    return run_simulation(experiment, path, observer or Observer(), no_companions)
+    return run_simulation(experiment, path, observer or Observer(), NO_COMPANIONS)
 
 
 def run_by(engine: str) -> Runner:
@@ -109,6 +109,27 @@ def test_the_result_is_the_loops(
         monkeypatch.setattr(limit, value)
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("rule", "clip"), [("mean", 0.05), ("median", None), ("median", 0.05)], ids=str
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_with_every_rule_and_clipped_the_result_is_the_loops(
+    images: Path,
+    tmp_path: Path,
+    reference: Reference,
+    method: str,
+    rule: str,
+    clip: float | None,
+    engine: str,
+) -> None:
+    experiment = double(images, method, RAGGED | {"aggregation__rule": rule, "update__clip": clip})
+    found = ENGINES[engine](experiment, tmp_path / "run")
+    assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
+    clipped = [record["processed"].get("clip", []) for record in read_records(found.path)]
+    assert any(clipped) == (clip is not None and method not in ("local", "fedproto"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

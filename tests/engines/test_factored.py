@@ -105,7 +105,9 @@ class FixedBias(SmallModel):
 
 
 class Finishes(Method):
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         return super().finish(params, context, num_steps)
 
 
@@ -214,7 +216,8 @@ def test_from_so_many_rows_on_models_are_written_out(
     task = Task([16, 3], train__epochs=2)  # 2 * 4 steps of 4 rows
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
-    trainer = FactoredTrainer(task.experiment, task.method, task.model, layers)
+    trainer = FactoredTrainer(task.assembly)
+    trainer.layers = layers
     (trained,) = trainer.train(task.works, 1, None)
     assert isinstance(trained, TrainedStack) == is_written
     wanted = task.by_loop()

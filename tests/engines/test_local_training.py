@@ -28,7 +28,9 @@ class Watched(Method):
         assert bool(batch.mask.all())
         return super().loss(params, batch, context)
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         self.steps.append(num_steps)
         return super().finish(params, context, num_steps)
 

@@ -14,7 +14,8 @@ from mpfedcl.encoders.trainable_encoder import TrainableEncoder
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.models.resnet import ResNet18
-from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
+from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("small_model")

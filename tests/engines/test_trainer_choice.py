@@ -32,7 +32,7 @@ def choose(
     """Return by client, in order of name, how it was trained."""
     model = Mlp((NUM_INPUTS, hidden), NUM_CLASSES)
     task = Task(sizes, method=method, model=model, **changes)
-    choice = TrainerChoice(task.experiment, task.method, task.model)
+    choice = TrainerChoice(task.assembly)
     groups: list[TrainedClients] = choice.train(task.works, 1, task.received)
     kinds = {name: KINDS[type(group)] for group in groups for name in group.names}
     assert sum(len(group.names) for group in groups) == len(sizes)

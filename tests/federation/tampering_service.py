@@ -22,7 +22,7 @@ Trick = Callable[[Message], Message]
 
 
 def _change(message: Message, change: Callable[[Array], Array]) -> Message:
-    name = next(each for each in sorted(message.arrays) if each.startswith("sums/"))
+    name = next(each for each in sorted(message.arrays) if each.startswith("averaged/"))
     return replace(message, arrays={**message.arrays, name: change(message.arrays[name])})
 
 
@@ -32,8 +32,8 @@ def _count(message: Message, number: int) -> Message:
 
 def _rename(message: Message) -> Message:
     arrays = dict(message.arrays)
-    name = next(each for each in sorted(arrays) if each.startswith("sums/"))
-    arrays["sums/other"] = arrays.pop(name)
+    name = next(each for each in sorted(arrays) if each.startswith("averaged/"))
+    arrays["averaged/other"] = arrays.pop(name)
     return replace(message, arrays=arrays)
 
 

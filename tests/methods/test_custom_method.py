@@ -33,7 +33,9 @@ class RemembersGlobal(Method):
     def init_client(self, params: Tensors) -> Tensors:
         return params
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
         sums, _ = super().finish(params, context, num_steps)
         return sums, context.start
 

@@ -15,7 +15,7 @@ from small_experiments import Json
 BadReply = Callable[[FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(request, reply) -> what is sent instead."""
 
-WEIGHT = "sums/hidden.1.weight"
+WEIGHT = "averaged/hidden.1.weight"
 
 
 def values(**changes: Any) -> BadReply:
@@ -38,7 +38,7 @@ def weight(change: Callable[[Any], Any]) -> BadReply:
 
 
 def rows(part: str, change: Callable[[Any], Any]) -> BadReply:
-    key = f"rows/{part}"
+    key = f"prototypes/{part}"
     return arrays(lambda found: {**found, key: change(found[key])})
 
 
@@ -104,11 +104,11 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "texts": (weight(lambda w: w.astype("U5")), "of type <U5, which no tensor has"),
     "dates": (weight(lambda w: w.astype("M8[s]")), "which no tensor has"),
     "another name": (
-        arrays(lambda found: {k.replace(WEIGHT, "sums/x"): v for k, v in found.items()}),
+        arrays(lambda found: {k.replace(WEIGHT, "averaged/x"): v for k, v in found.items()}),
         r"tensors \['hidden.1.weight', 'x'\] are missing or unknown",
     ),
     "a name of a megabyte": (
-        arrays(lambda found: {**found, f"sums/{'a' * 10**6}": numpy.zeros(1)}),
+        arrays(lambda found: {**found, f"averaged/{'a' * 10**6}": numpy.zeros(1)}),
         "tensors .*aaaa",
     ),
     "nothing at all": (records({}), UNREADABLE + "the record 'values' is missing"),
@@ -142,16 +142,23 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
         arrays(
             lambda found: {
                 **found,
-                "rows/vectors": numpy.zeros((3, 12)),
-                "rows/labels": numpy.zeros(3, dtype="i8"),
-                "rows/counts": numpy.ones(3, dtype="i8"),
+                "prototypes/vectors": numpy.zeros((3, 12)),
+                "prototypes/labels": numpy.zeros(3, dtype="i8"),
+                "prototypes/counts": numpy.ones(3, dtype="i8"),
             }
         ),
         "a class has 3 prototypes; at most 2",
     ),
     "no prototypes": (
-        arrays(lambda found: {k: v for k, v in found.items() if not k.startswith("rows")}),
+        arrays(lambda found: {k: v for k, v in found.items() if not k.startswith("prototypes")}),
         "prototypes cannot be read",
+    ),
+    "withheld, in words": (values(withheld="no"), "withheld is 'no'; it must be of type bool"),
+    "processed by nobody": (values(processed=["magic"]), "processed by 'magic'"),
+    "processed, as numbers": (values(processed=[1]), "must be a list of names"),
+    "sums that nobody asked for": (
+        arrays(lambda found: {**found, "summed/x": numpy.zeros(3)}),
+        r"\['x'\] are missing or unknown",
     ),
     "an error": (error(2, "it raised"), "it raised"),
     "an error in red": (error(400, "a\n\x1b[31mb\x00"), r"a \[31mb$"),

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors, load_results, predict
-from mpfedcl.api import companions
+from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower.apps import FlowerTransport, from_records
@@ -83,11 +83,11 @@ class LoopbackFederation:
 
     def serve(self, observer: Observer | None = None, status: Path | None = None) -> RunResult:
         transport = FlowerTransport(self.grid)
-        return serve(transport, self.experiment, self.path, status, observer, companions)
+        return serve(transport, self.experiment, self.path, status, observer, COMPANIONS)
 
     def resume(self, rounds: int | None = None) -> RunResult:
         transport = FlowerTransport(self.grid)
-        return resume_serving(transport, self.path, rounds, companions=companions)
+        return resume_serving(transport, self.path, rounds, companions=COMPANIONS)
 
 
 def stop_after(count: int) -> Observer:

@@ -46,7 +46,10 @@ def ask(
 
 
 def test_what_is_asked_and_answered_crosses_as_it_was() -> None:
-    arrays = {"sums/a b": numpy.arange(6.0).reshape(2, 3), "rows/labels": numpy.zeros(0, "i8")}
+    arrays = {
+        "averaged/a b": numpy.arange(6.0).reshape(2, 3),
+        "prototypes/labels": numpy.zeros(0, "i8"),
+    }
     head, found = ask(_to_bytes({"kind": "round"}, Message({"x": [1, None, "ü"]}, arrays)))
     assert head == {}
     assert found.values == {"kind": "round", "x": [1, None, "ü"]}

@@ -32,16 +32,22 @@ UP: dict[str, dict[str, type]] = {
         "input_size": int,
         "encoder": str,
     },
-    "train": {"num_samples": int, "loss": float, "late": dict},
+    "train": {
+        "num_samples": int,
+        "loss": float,
+        "withheld": bool,
+        "processed": list,
+        "late": dict,
+    },
     "evaluate": {"late": dict},
 }
 UP_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
     "query": {},
     "train": {
-        rf"sums/(control\.)?{PARAMETER}": (FLOATS, 0),
-        "rows/vectors": (FLOATS, 2),
-        "rows/labels": (INTEGERS, 1),
-        "rows/counts": (INTEGERS, 1),
+        rf"averaged/(control\.)?{PARAMETER}": (FLOATS, 0),
+        "prototypes/vectors": (FLOATS, 2),
+        "prototypes/labels": (INTEGERS, 1),
+        "prototypes/counts": (INTEGERS, 1),
     },
     "evaluate": {},
 }
@@ -131,9 +137,9 @@ def test_nothing_is_in_a_message_that_is_not_on_the_list(
         if "late" in message.values:
             check_reading(message.values["late"], 3, is_last=kind_of(reply) == "evaluate")
         if kind_of(reply) == "train":
-            sends_weights = any(name.startswith("sums/") for name in message.arrays)
+            sends_weights = any(name.startswith("averaged/") for name in message.arrays)
             assert sends_weights == (method not in ("local", "fedproto"))
-            sends_prototypes = len(message.arrays["rows/vectors"]) > 0
+            sends_prototypes = len(message.arrays["prototypes/vectors"]) > 0
             assert sends_prototypes == (method == "fedproto" or method.endswith("fedcl"))
     # Round 1 has nothing before it to read.
     first = [from_records(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
@@ -147,7 +153,7 @@ def test_the_list_is_the_documents() -> None:
     listed = {name for kinds in (UP, DOWN) for names in kinds.values() for name in names}
     patterns = [*UP_ARRAYS["train"], *POOL]
     plain = {name for name in patterns if re.fullmatch("[a-z/]+", name)}
-    families = {"sums/<parameter>", "params/<parameter>", "extra/<name>"}
+    families = {"averaged/<parameter>", "summed/<name>", "params/<parameter>", "extra/<name>"}
     assert told == listed | plain | families
 
 
@@ -188,7 +194,7 @@ def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -
     federation.serve()
     for name, reply in federation.grid.replies:
         if kind_of(reply) == "train":
-            counts = from_records(reply.content).arrays["rows/counts"]
+            counts = from_records(reply.content).arrays["prototypes/counts"]
             assert counts.min() >= (3 if name == "client-1" else 2)
 
 
@@ -206,14 +212,14 @@ def test_the_bytes_that_the_document_tells(
     arrays = reply.content.array_records["arrays"]
     sizes = {
         group: sum(len(each.data) for name, each in arrays.items() if name.startswith(group))
-        for group in ("sums/", "rows/")
+        for group in ("averaged/", "prototypes/")
     }
     message = from_records(reply.content)
-    assert len(message.arrays["rows/labels"]) == 10 * most
-    assert f"{sizes['rows/']:,} bytes" in DOCUMENT
-    assert (sizes["sums/"] == 0) == (method == "fedproto")
+    assert len(message.arrays["prototypes/labels"]) == 10 * most
+    assert f"{sizes['prototypes/']:,} bytes" in DOCUMENT
+    assert (sizes["averaged/"] == 0) == (method == "fedproto")
     if method == "mp-fedcl":
-        assert f"{sizes['sums/']:,} bytes" in DOCUMENT
+        assert f"{sizes['averaged/']:,} bytes" in DOCUMENT
     assert all(
         len(json.dumps(from_records(m.content).values)) < 1000 for _, m in federation.grid.replies
     )

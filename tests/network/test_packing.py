@@ -17,19 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpfedcl.messages import AccuracyTable, Broadcast, ClientReadings, Update
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.network.flower.apps import from_records, to_records
 from mpfedcl.network.message import Message, MessageError, from_json, to_json
 from mpfedcl.network.packing import (
     Introduction,
     check_name,
     pack_broadcast,
-    pack_readings,
     pack_update,
     unpack_broadcast,
-    unpack_readings,
     unpack_update,
 )
+from mpfedcl.network.readings import ClientReadings, unpack_readings
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from small_experiments import assert_same_tensors
 
@@ -73,10 +72,10 @@ odd_arrays = arrays.arrays(
 parts = st.dictionaries(
     st.sampled_from(
         [
-            "sums/a",
-            "rows/vectors",
-            "rows/labels",
-            "rows/counts",
+            "averaged/a",
+            "prototypes/vectors",
+            "prototypes/labels",
+            "prototypes/counts",
             "params/a",
             "/",
             "pool/vectors",
@@ -130,24 +129,41 @@ def test_a_broadcast_comes_out_as_it_was(
 
 
 @QUICK
-@given(st.integers(0, 10**9), st.floats(allow_nan=False, allow_infinity=False), tensors())
+@given(
+    st.integers(0, 10**9),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.none() | tensors(),
+    tensors(),
+    st.lists(names).map(tuple),
+)
 def test_an_update_comes_out_as_it_was(
-    num_samples: int, loss: float, averaged: dict[str, torch.Tensor]
+    num_samples: int,
+    loss: float | None,
+    averaged: dict[str, torch.Tensor] | None,
+    summed: dict[str, torch.Tensor],
+    processed: tuple[str, ...],
 ) -> None:
-    table: AccuracyTable = {
+    sent = Update("a", num_samples, averaged, Prototypes.empty(3), loss, summed, processed)
+    found = unpack_update("a", travel(pack_update(sent)))
+    assert (found.client, found.num_samples, found.loss) == ("a", num_samples, loss)
+    assert found.processed == processed
+    assert_same_tensors(found.summed, summed)
+    assert (found.averaged is None) == (averaged is None)
+    if averaged is not None:
+        assert isinstance(found.averaged, dict)
+        assert_same_tensors(found.averaged, averaged)
+
+
+def test_readings_come_out_as_they_were() -> None:
+    table: dict[str, dict[str, float | None]] = {
         "own": {"averaged_classifier": 12.5, "personal_prototype": None},
         "union": {"averaged_classifier": None},
     }
-    readings = ClientReadings(table, True, [[1, 2], [3, 4]])
-    sent = Update("a", num_samples, averaged, Prototypes.empty(3), loss, readings)
-    found = unpack_update("a", travel(pack_update(sent)))
-    assert (found.client, found.num_samples, found.loss) == ("a", num_samples, loss)
-    assert isinstance(found.averaged, dict)
-    assert_same_tensors(found.averaged, averaged)
-    assert found.readings is not None
-    assert found.readings.table["own"]["averaged_classifier"] == 12.5
-    assert found.readings.table["own"]["averaged_prototype"] is None
-    assert (found.readings.is_personal, found.readings.confusion) == (True, [[1, 2], [3, 4]])
+    sent = ClientReadings(table, True, [[1, 2, 0], [3, 4, 1]])
+    found = unpack_readings(travel(Message({"late": sent.to_values()})).values["late"], 2)
+    assert found.table["own"]["averaged_classifier"] == 12.5
+    assert found.table["own"]["averaged_prototype"] is None
+    assert (found.is_personal, found.confusion) == (True, [[1, 2, 0], [3, 4, 1]])
 
 
 @QUICK
@@ -169,8 +185,8 @@ OPENERS: list[Callable[[Message], Any]] = [
     Introduction.from_message,
     lambda message: unpack_update("a", message),
     lambda message: unpack_broadcast(message, NUM_CLASSES, 2),
-    lambda message: unpack_readings(message.values),
-    lambda message: unpack_readings(message.value("late", dict)),
+    lambda message: unpack_readings(message.values, NUM_CLASSES),
+    lambda message: unpack_readings(message.value("late", dict), NUM_CLASSES),
 ]
 
 
@@ -245,9 +261,9 @@ def test_names(name: str) -> None:
     check_name(name)
 
 
-def test_readings_come_out_as_they_were() -> None:
+def test_whole_percentages_come_out_as_floats() -> None:
     readings = ClientReadings({"own": {"personal_classifier": 3}, "union": {}}, False)
-    found = unpack_readings(json.loads(to_json(pack_readings(readings))))
+    found = unpack_readings(json.loads(to_json(readings.to_values())), 2)
     assert found.table["own"]["personal_classifier"] == 3.0
     assert type(found.table["own"]["personal_classifier"]) is float
     assert found.table["union"]["averaged_prototype"] is None

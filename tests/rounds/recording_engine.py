@@ -6,10 +6,10 @@ from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import WrappedEngine, build_federation
+from small_experiments import MeddledEngine, build_federation
 
 
-class WatchingEngine(WrappedEngine):
+class WatchingEngine(MeddledEngine):
     """An engine that remembers what was broadcast to whom, and answers in an order of choice."""
 
     def __init__(

@@ -11,9 +11,10 @@ from torch import Tensor
 from mpfedcl.engines import Engine
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
+from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
-from small_experiments import WrappedEngine, assert_same_tensors, tensors_of
+from small_experiments import MeddledEngine, assert_same_tensors, tensors_of
 
 VICTIM = "client-1"
 WEIGHT = "hidden.0.weight"
@@ -22,7 +23,7 @@ BIAS = "classifier.bias"
 Tamper = Callable[[Update], Sequence[Update]]
 
 
-class TamperingEngine(WrappedEngine):
+class TamperingEngine(MeddledEngine):
     """An engine whose updates from some clients are tampered with, or held back, on their way."""
 
     def __init__(self, engine: Engine, tamper: Tamper, victims: Sequence[str] = (VICTIM,)) -> None:

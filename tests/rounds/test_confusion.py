@@ -22,7 +22,7 @@ from mpfedcl.methods import Method, find_method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings, count_confusions
 from mpfedcl.tensors import Tensors
-from small_experiments import METHODS, WrappedEngine, build_federation, read_records, small
+from small_experiments import METHODS, MeddledEngine, build_federation, read_records, small
 
 Json = dict[str, Any]
 
@@ -103,7 +103,7 @@ def test_only_clients_that_were_read_are_counted(images: Path, tmp_path: Path) -
 def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
     asked: list[bool] = []
 
-    class Watched(WrappedEngine):
+    class Watched(MeddledEngine):
         def evaluate(
             self,
             averaged: Tensors | None,

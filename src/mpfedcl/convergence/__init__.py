@@ -8,18 +8,22 @@ from mpfedcl.convergence.bounds import (
     find_bounds,
     judge,
 )
-from mpfedcl.convergence.diagnostics import ConvergenceDiagnostics, summarize_convergence
-from mpfedcl.rounds.measurement import Inspection, Measurement
+from mpfedcl.convergence.diagnostics import FILE, ConvergenceDiagnostics, summarize_convergence
+from mpfedcl.convergence.inspecting_engine import InspectingEngine, inspect_where_asked
+from mpfedcl.convergence.measurement import Inspection, Measurement
 
 __all__ = [
     "BOUNDS",
+    "FILE",
     "Bounds",
     "Constants",
     "ConvergenceDiagnostics",
+    "InspectingEngine",
     "Inspection",
     "Measurement",
     "RoundMeasurement",
     "find_bounds",
+    "inspect_where_asked",
     "judge",
     "summarize_convergence",
 ]

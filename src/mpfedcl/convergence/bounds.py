@@ -5,7 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from mpfedcl.rounds.measurement import Inspection, Measurement, finite_or_none, float_of, ratio
+from mpfedcl.convergence.measurement import (
+    Inspection,
+    Measurement,
+    finite_or_none,
+    float_of,
+    ratio,
+)
 
 BOUNDS = {
     "lemma_1": "Lemma 1: training lowers L enough",

@@ -6,9 +6,11 @@ from statistics import fmean, median
 from typing import Any
 
 from mpfedcl.convergence.bounds import BOUNDS, Constants, RoundMeasurement, find_bounds, judge
+from mpfedcl.convergence.measurement import Inspection, Measurement, finite_or_none, ratio
 from mpfedcl.experiment import FORMAT, Experiment
-from mpfedcl.rounds.measurement import Inspection, Measurement, finite_or_none, ratio
 
+FILE = "convergence.json"
+"""What `summarize_convergence` returns, in the run directory."""
 NAME = "convergence"
 """The name of this diagnosis, in the settings and in the records."""
 
@@ -17,8 +19,6 @@ Record = Mapping[str, Any]
 
 class ConvergenceDiagnostics:
     """Judges each round by the constants seen so far, and keeps those up to date."""
-
-    file = "convergence.json"
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -44,10 +44,6 @@ class ConvergenceDiagnostics:
                 "holds": judge(measured, client, constants),
             }
         return {NAME: told | {"constants": constants.to_json()}}
-
-    def summarize(self, records: Sequence[Record]) -> dict[str, Any]:
-        """Return how often each bound held, as `summarize_convergence` does."""
-        return summarize_convergence(self._experiment, records)
 
 
 def summarize_convergence(experiment: Experiment, records: Sequence[Record]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class JoinResult:
             "test_images": self.test_images,
             "classes_held": self.classes_held,
             "prototypes": len(self.outcome.prototypes),
-            "loss": loss if self.epochs and math.isfinite(loss) else None,
+            "loss": loss if self.epochs and math.isfinite(loss or 0) else None,
             "accuracy": {"before": self.before, "after": self.after},
         }
 

@@ -15,10 +15,9 @@ from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.evaluation import Evaluator, as_stack, percent_correct
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -78,17 +77,22 @@ class NewClient:
         # A round's learning rate has decayed to next to nothing by the end of a run.
         changes = {"train__lr": lr or self._experiment.train.lr, "train__lr_decay": 1.0}
         experiment = self._experiment.replace(**changes, train__epochs=max(1, epochs))
-        method = type(self._trained.method)(experiment, self.data.num_classes)
+        assembly = assemble(
+            experiment,
+            self._trained.model,
+            num_classes=self.data.num_classes,
+            input_size=self.data.input_size,
+            method_class=type(self._trained.method),
+            initial=params,
+        )
+        method = assembly.method
         server = method.init_server(params)
         # The same keys as in the round after the run's last: nothing of the run is drawn again.
         broadcast = Broadcast(experiment.rounds + 1, params, server.extra, method.reference(pool))
         train = self._train if epochs else self._keep_model
-        model, update = train(experiment, method, broadcast)
+        model, update = train(assembly, broadcast)
         sizes = {self.name: len(self.client.labels)}
-        dimension = self._trained.model.embedding_size
-        collector = UpdateCollector(
-            Guard.of(method, params, sizes, dimension=dimension), broadcast, sizes
-        )
+        collector = UpdateCollector(method, Guard(assembly, sizes), server, broadcast, sizes)
         collector.add(update)
         return TrainingOutcome(model, update, collector.rejected.get(self.name))
 
@@ -119,20 +123,16 @@ class NewClient:
                     found[name] = percent_correct(nearest == truth)
         return found
 
-    def _train(
-        self, experiment: Experiment, method: Method, broadcast: Broadcast
-    ) -> tuple[Tensors, Update]:
-        model, params = self._trained.model, broadcast.params
-        engine = InProcessEngine(experiment, method, model, self.data, params, Clock())
+    def _train(self, assembly: Assembly, broadcast: Broadcast) -> tuple[Tensors, Update]:
+        engine = InProcessEngine(assembly, self.data)
         (update,) = engine.train(broadcast, [self.name], keep=[self.name])
-        ((_, own),) = engine.personal_models(params)
+        ((_, own),) = engine.personal_models(broadcast.params)
         return own, update
 
     @torch.no_grad()
-    def _keep_model(
-        self, experiment: Experiment, method: Method, broadcast: Broadcast
-    ) -> tuple[Tensors, Update]:
+    def _keep_model(self, assembly: Assembly, broadcast: Broadcast) -> tuple[Tensors, Update]:
         """Make prototypes with the model as it came."""
+        experiment, method = assembly.experiment, assembly.method
         embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
         seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
         (prototypes,) = method.summarize([method.project(embeddings)], [self.client.labels], [seed])

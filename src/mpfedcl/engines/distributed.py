@@ -5,20 +5,18 @@ exchange what they took in: the sums of models are added up, prototypes and who 
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from safetensors.torch import load
 
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.objective_measurement import mean_gradient_norm
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
-from mpfedcl.rounds.measurement import Inspection, Measurement
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors, pack_tensors
 
@@ -50,6 +48,7 @@ class DistributedEngine(Engine):
         self._engine = engine
         self._group = group
         self._device = device
+        self._remarks: dict[str, Any] = {}
 
     def local_clients(self, names: Sequence[str]) -> list[str]:
         """Return those of the named clients that train in this process."""
@@ -63,23 +62,36 @@ class DistributedEngine(Engine):
 
     def merge(self, collector: UpdateCollector) -> None:
         """Make one collector of those of all processes."""
-        sums = self._group.sum(collector.mean.padded(collector.template))
+        collector.merge(self._group)
         own = {
-            "weight": collector.mean.weight,
             "losses": collector.losses,
+            "weights": collector.weights,
             "rejected": collector.rejected,
+            "withheld": collector.withheld,
+            "processed": collector.processed,
             "bytes_up": collector.bytes_up,
             "largest": collector.largest,
+            "remarks": self._engine.remarks(),
         }
         reports, collector.prototypes = self._exchange(own, collector.prototypes)
-        collector.mean.replace(sums, sum(report["weight"] for report in reports))
         for report in reports:
             collector.losses |= report["losses"]
+            collector.weights |= report["weights"]
             collector.rejected |= report["rejected"]
+        collector.withheld = [name for report in reports for name in report["withheld"]]
+        collector.processed = {
+            name: [client for each in reports for client in each["processed"].get(name, [])]
+            for name in {name for report in reports for name in report["processed"]}
+        }
         collector.bytes_up = sum(report["bytes_up"] for report in reports)
         collector.largest = {
             name: max(report["largest"][name] for report in reports) for name in collector.largest
         }
+        self._remarks = _join_remarks([report["remarks"] for report in reports])
+
+    def remarks(self) -> dict[str, Any]:
+        """Return how the clients of the round were trained, in whichever process."""
+        return self._remarks
 
     def evaluate(
         self,
@@ -90,7 +102,7 @@ class DistributedEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings:
         """Let each process read its clients; put the readings together."""
-        own = self.local_clients(names)
+        own = self._engine.readable(self.local_clients(names))
         if pool is None and averaged is not None:
             _, rows = self._exchange(None, self._engine.prototypes_for_reading(own))
             pool = self._engine.pool_for_reading(rows)
@@ -105,19 +117,9 @@ class DistributedEngine(Engine):
         in_order = {name: confusion[name] for name in self.sizes if name in confusion}
         return RoundReadings({name: tables[name] for name in self.sizes}, names, in_order)
 
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        """Let each process measure its clients; add the gradients up."""
-        own, total = self._engine.inspect_local(broadcast, following, self.local_clients(names))
-        length = mean_gradient_norm(self._group.sum(total), sum(self.sizes[name] for name in names))
-        parts, _ = self._exchange({name: each.to_json() for name, each in own.items()}, {})
-        found = {name: values for part in parts for name, values in part.items()}
-        return Inspection({name: Measurement.from_json(found[name]) for name in names}, length)
-
-    def keep_accepted(self, accepted: Sequence[str]) -> None:
+    def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""
-        self._engine.keep_accepted(self.local_clients(accepted))
+        self._engine.keep_accepted(self.local_clients(accepted), following)
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield all clients' models to the leader, one at a time."""
@@ -133,9 +135,9 @@ class DistributedEngine(Engine):
             state |= load(part)
         return state
 
-    def load_state(self, state: Tensors) -> None:
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Restore the states of the clients of this process."""
-        self._engine.load_state(state)
+        self._engine.restore(state, record)
 
     def _exchange(
         self, report: Any, rows: Mapping[str, Prototypes]
@@ -148,6 +150,20 @@ class DistributedEngine(Engine):
             reports.append(said)
             found |= theirs
         return reports, {name: found[name].to(self._device) for name in sorted(found)}
+
+
+def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up how many clients had which trainer, and say each reason once."""
+    counts: dict[str, int] = {}
+    fallbacks: list[str] = []
+    for part in parts:
+        for name, told in part.get("training", {}).items():
+            if name == "fallback":
+                fallbacks += [each for each in told if each not in fallbacks]
+            else:
+                counts[name] = counts.get(name, 0) + told
+    told = dict(sorted(counts.items())) | ({"fallback": fallbacks} if fallbacks else {})
+    return {"training": told} if told else {}
 
 
 def _pack(name: str, tensors: Tensors) -> bytes:

@@ -29,9 +29,8 @@ from mpfedcl.engines.linear_layers import Layer, LinearParameter
 from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.experiment import Experiment
 from mpfedcl.messages import StackMember
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods import Batch, Context
 from mpfedcl.models import Model
 from mpfedcl.tensors import Tensors
 
@@ -42,11 +41,9 @@ WRITTEN_OUT_FROM = 192
 class FactoredTrainer(Trainer):
     """Trains clients side by side, each as the rows by which it departs from its start."""
 
-    def __init__(
-        self, experiment: Experiment, method: Method, model: Model, layers: Sequence[Layer]
-    ) -> None:
-        super().__init__(experiment, method, model)
-        self._layers = layers
+    name = "factored"
+    layers: Sequence[Layer] = ()
+    """What the loss consists of; to be set before it trains."""
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
@@ -57,7 +54,7 @@ class FactoredTrainer(Trainer):
         start = StartingParameters(self._method, [by_name[c.name].start for c in schedule.clients])
         train = self._experiment.train
         lr = train.learning_rate(round_number)
-        factors = Factors(schedule, start, self._layers, lr, train.momentum)
+        factors = Factors(schedule, start, self.layers, lr, train.momentum)
         losses = torch.zeros(len(schedule.clients), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
             given = self._method.at_step(received, step)
@@ -101,7 +98,7 @@ class FactoredTrainer(Trainer):
 
         def run(inputs: Tensor, weight: str, bias: str | None) -> Tensor:
             layer = Layer(weight, bias, inputs is batch.inputs)
-            is_known = layer in self._layers and weight not in seen
+            is_known = layer in self.layers and weight not in seen
             if not is_known or inputs.shape[:-1] != batch.labels.shape:
                 raise TypeError(f"{weight} is used otherwise than in the first step of the run")
             seen.add(weight)

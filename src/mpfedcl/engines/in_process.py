@@ -1,23 +1,21 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.objective_measurement import ObjectiveInspector, mean_gradient_norm
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method
-from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
@@ -30,7 +28,7 @@ from mpfedcl.rounds.evaluation import (
     count_confusions,
     predictions_by_reading,
 )
-from mpfedcl.rounds.measurement import Inspection, Measurement
+from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
 
 CLIENTS_AT_ONCE = 64
@@ -42,23 +40,16 @@ _NUMBERS_AT_ONCE = 2**26
 class InProcessEngine(Engine):
     """Runs clients in this process, several at once where that is faster."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        model: Model,
-        data: FederatedData,
-        initial: Tensors,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self.sizes = {client.name: len(client.labels) for client in data.clients}
-        self._experiment = experiment
-        self._method = method
-        self._model = model
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._model = assembly.model
         self._data = data
-        self._initial = initial
-        self._clock = clock
-        self._trainers = TrainerChoice(experiment, method, model)
+        self._initial = assembly.initial
+        self._clock = assembly.clock
+        self._processors = ProcessorChain(assembly.experiment)
+        self._trainers = TrainerChoice(assembly)
         self._states: dict[str, Tensors] = {}
         self._local_parameters: dict[str, Tensors] = {}
         self._trained: dict[str, tuple[TrainedClients, int]] = {}
@@ -69,10 +60,26 @@ class InProcessEngine(Engine):
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
         """Train the named clients and yield their updates in name order."""
+        self._trained, self._requested_names = {}, set(keep)
+        self._trainers.begin_round()
+        updates = self._train if self._method.trains else self._collect
+        for update in updates(broadcast, sorted(names)):
+            with self._clock.phase("train"):
+                processed = self._processors.outgoing(update, broadcast)
+            yield processed
+
+    def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
+        """Let clients send what a method that does not train makes of their samples."""
+        for name in ordered:
+            client = self._data.client(name)
+            with self._clock.phase("train"):
+                summed = self._method.collect(client.inputs, client.labels)
+            yield Update(name, len(client.labels), {}, self._no_prototypes(), None, summed=summed)
+
+    def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         with self._clock.phase("broadcast"):
             received = self._method.prepare(broadcast)
-        self._trained, self._requested_names = {}, set(keep)
-        ordered, at_once = sorted(names), self._clients_at_once
+        at_once = self._clients_at_once
         for first in range(0, len(ordered), at_once):
             clients = [self._data.client(name) for name in ordered[first : first + at_once]]
             with self._clock.phase("train"):
@@ -82,8 +89,14 @@ class InProcessEngine(Engine):
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
                 trained, index = self._trained[client.name]
-                averaged, loss = trained.averaged(index), trained.losses[index]
-                yield Update(client.name, len(client.labels), averaged, prototypes, loss)
+                yield Update(
+                    client.name,
+                    len(client.labels),
+                    trained.averaged(index),
+                    prototypes,
+                    trained.losses[index],
+                    summed=self._method.collect(client.inputs, client.labels),
+                )
             if not self._has_client_state:
                 # The updates are out: nobody will ask for the other models again.
                 self._trained = self._requested()
@@ -97,10 +110,15 @@ class InProcessEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings:
         """Read the personal models of this round and the averaged model, on both tests."""
+        names = self.readable(names)
         if pool is None and averaged is not None:
             pool = self.pool_for_reading(self.prototypes_for_reading(names))
         tables, confusion = self.read(averaged, pool, names, with_confusion=with_confusion)
         return RoundReadings(tables, names, confusion)
+
+    def readable(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of the named clients that have a model of their own to be read."""
+        return names if self._method.trains else []
 
     def read(
         self,
@@ -151,36 +169,28 @@ class InProcessEngine(Engine):
             num_prototypes=self._method.num_prototypes,
         )
 
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        """Measure the named clients one by one."""
-        clients, total = self.inspect_local(broadcast, following, names)
-        return Inspection(
-            clients, mean_gradient_norm(total, sum(self.sizes[name] for name in names))
-        )
+    def trained_task(self, name: str, broadcast: Broadcast) -> tuple[ClientTask, Tensors, Tensors]:
+        """Return what a client began this round with, its model now, and what it will keep.
 
-    def inspect_local(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> tuple[dict[str, Measurement], Tensors]:
-        """Return the clients' measurements, and Σ n_i ∇L_i over them."""
-        inspector = ObjectiveInspector(
-            self._experiment, self._method, self._model, broadcast, following
-        )
-        total = {name: torch.zeros_like(value) for name, value in self._initial.items()}
-        measured: dict[str, Measurement] = {}
-        for name in names:
-            task = self._make_task(self._data.client(name), broadcast)
-            trained, index = self._trained[name]
-            state = trained.states[index] or task.state
-            measured[name], gradient = inspector.inspect(task, trained.params(index), state)
-            for each, slope in gradient.items():
-                total[each].add_(slope, alpha=self.sizes[name])
-        return measured, total
+        Before `keep_accepted`, and only of clients that `train` was told to keep.
+        """
+        task = self._make_task(self._data.client(name), broadcast)
+        trained, index = self._trained[name]
+        return task, trained.params(index), trained.states[index] or task.state
 
-    def keep_accepted(self, accepted: Sequence[str]) -> None:
+    def remarks(self) -> dict[str, Any]:
+        """Return how the clients of the round were trained."""
+        return {"training": told} if (told := self._trainers.describe_round()) else {}
+
+    def keep_accepted(
+        self, accepted: Sequence[str], following: Callable[[], Broadcast] | None = None
+    ) -> None:
         """Keep the accepted clients' new states; a rejected one has not trained at all."""
-        held = set(accepted)
+        with self._clock.phase("aggregate"):
+            self._keep_states(set(accepted))
+        self._trained = self._requested()
+
+    def _keep_states(self, held: set[str]) -> None:
         self._trained = {n: place for n, place in self._trained.items() if n in held}
         for name, (trained, index) in self._trained.items():
             if trained.states[index]:
@@ -191,7 +201,6 @@ class InProcessEngine(Engine):
                 self._local_parameters[name] = {
                     n: v for n, v in params.items() if not self._method.shared(n)
                 }
-        self._trained = self._requested()
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
@@ -215,8 +224,8 @@ class InProcessEngine(Engine):
         own = {f"own/{c}/{n}": v for c, part in self._states.items() for n, v in part.items()}
         return {**kept, **own}
 
-    def load_state(self, state: Tensors) -> None:
-        """Restore what `state` returned; what belongs to clients elsewhere is passed over."""
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""
         self._local_parameters, self._states = {}, {}
         for key, value in state.items():
             kind, client, name = key.split("/", 2)

@@ -15,6 +15,8 @@ from mpfedcl.tensors import Tensors
 class LoopTrainer(Trainer):
     """Trains clients in turn."""
 
+    name = "loop"
+
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:

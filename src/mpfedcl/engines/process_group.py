@@ -78,7 +78,7 @@ class ProcessGroup:
         _call(lambda: dist.all_reduce(flat))
         parts = torch.split(flat, [value.numel() for value in tensors.values()])
         pairs = zip(tensors.items(), parts, strict=True)
-        return {name: part.view_as(value).to(value.device) for (name, value), part in pairs}
+        return {name: part.view_as(value).to(value) for (name, value), part in pairs}
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

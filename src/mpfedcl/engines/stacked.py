@@ -22,6 +22,8 @@ from mpfedcl.tensors import Tensors
 class StackedTrainer(Trainer):
     """Trains any method and any model that `vmap` can run, as a stack."""
 
+    name = "stacked"
+
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:
@@ -105,7 +107,7 @@ class StackedTrainer(Trainer):
                 )
                 for index, task in enumerate(tasks)
             ]
-            finished, states = [sums for sums, _ in pairs], [state for _, state in pairs]
+            finished, states = [sent for sent, _ in pairs], [state for _, state in pairs]
         return TrainedStack(
             schedule.clients,
             self._model,

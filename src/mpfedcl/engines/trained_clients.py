@@ -30,8 +30,8 @@ class TrainedClients(Protocol):
     def states(self) -> Sequence[Tensors]:
         """What each client keeps for the next round, beside parameters."""
 
-    def averaged(self, index: int) -> Tensors | StackMember:
-        """Return what a client sends to be averaged."""
+    def averaged(self, index: int) -> Tensors | StackMember | None:
+        """Return what a client sends to be averaged; None where it withholds it."""
 
     def params(self, index: int) -> Tensors:
         """Return a client's whole model, written out."""
@@ -83,7 +83,7 @@ class TrainedClient:
         model: Model,
         params: Tensors,
         *,
-        averaged: Tensors,
+        averaged: Tensors | None,
         state: Tensors,
         loss: float,
     ) -> None:
@@ -95,7 +95,7 @@ class TrainedClient:
         self._params = params
         self._averaged = averaged
 
-    def averaged(self, index: int) -> Tensors:
+    def averaged(self, index: int) -> Tensors | None:
         """Return what the client sends to be averaged."""
         return self._averaged
 
@@ -127,7 +127,7 @@ class TrainedStack:
         params: Tensors,
         *,
         start: Tensors,
-        finished: Sequence[Tensors] | None = None,
+        finished: Sequence[Tensors | None] | None = None,
         states: Sequence[Tensors],
         losses: Sequence[float],
     ) -> None:
@@ -141,7 +141,7 @@ class TrainedStack:
         self._shared = {name: params[name] for name in start}
         self._finished = finished
 
-    def averaged(self, index: int) -> Tensors | StackMember:
+    def averaged(self, index: int) -> Tensors | StackMember | None:
         """Return what a client sends: by default its part of the stack."""
         return StackMember(self, index) if self._finished is None else self._finished[index]
 
@@ -164,7 +164,7 @@ class TrainedStack:
         embeddings, logits = vmap(self._model.apply, in_dims=(0, None))(some, inputs)
         return embeddings, logits
 
-    # As `exchange.UpdateStack`
+    # As `messages.UpdateStack`
 
     def __len__(self) -> int:
         return len(self.names)

@@ -3,12 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method
-from mpfedcl.models import Model
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.tensors import Tensors
 
 
@@ -26,10 +25,13 @@ class ClientTask:
 class Trainer(ABC):
     """A way to run the local training of several clients."""
 
-    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._model = model
+    name: ClassVar[str]
+    """As records have it."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._model = assembly.model
 
     @abstractmethod
     def train(

@@ -1,6 +1,7 @@
 """Which trainer a client gets: by what was measured (docs/performance.md)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.linear_layers import Layer, find_layers
@@ -8,9 +9,7 @@ from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method
-from mpfedcl.models import Model
+from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 512
 """Samples times epochs up to which rows are cheaper than weights, in good company."""
@@ -19,6 +18,7 @@ ROWS_PER_CLIENT = 80
 SMALL_MODEL = 200_000
 """Parameters up to which a stack of models is faster than one after the other."""
 FEWEST_STACKED = 4
+_LONGEST_REASON = 200
 
 
 def most_rows(num_clients: int) -> int:
@@ -29,15 +29,29 @@ def most_rows(num_clients: int) -> int:
 class TrainerChoice:
     """Sorts clients by the trainer that is fastest for them, unless one is forced."""
 
-    def __init__(self, experiment: Experiment, method: Method, model: Model) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._model = model
-        self._loop = LoopTrainer(experiment, method, model)
-        self._stacked = StackedTrainer(experiment, method, model)
-        self._loops = experiment.engine == "loop"
+    def __init__(self, assembly: Assembly) -> None:
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._model = assembly.model
+        self._loop = LoopTrainer(assembly)
+        self._stacked = StackedTrainer(assembly)
+        self._factored = FactoredTrainer(assembly)
+        self._loops = assembly.experiment.engine == "loop"
+        self._counts: dict[str, int] = {}
+        """Clients of this round by the trainer that they had."""
+        self._fallbacks: list[str] = []
+        """Why plainer ways are taken than were chosen, in this round and in those before it."""
         self._layers: tuple[Layer, ...] | None = None
         self._looked = False
+
+    def begin_round(self) -> None:
+        """Count anew."""
+        self._counts = {}
+
+    def describe_round(self) -> dict[str, Any]:
+        """Return how many clients had which trainer, and why faster ones were given up."""
+        told: dict[str, Any] = dict(sorted(self._counts.items()))
+        return told | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
@@ -49,25 +63,30 @@ class TrainerChoice:
         """
         while True:
             try:
-                sorts = self._sort(tasks, received)
-                return [
+                sorts = [pair for pair in self._sort(tasks, received) if pair[1]]
+                done = [
                     trained
                     for trainer, some in sorts
-                    if some
                     for trained in trainer.train(some, round_number, received)
                 ]
-            except Exception:
-                if not self._fall_back():
+            except Exception as error:
+                if not self._fall_back(error):
                     raise
+                continue
+            for trainer, some in sorts:
+                self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
+            return done
 
-    def _fall_back(self) -> bool:
-        """Give up the most demanding trainer; False where only the loop is left."""
+    def _fall_back(self, error: Exception) -> bool:
+        """Give up the most demanding trainer, and say why; False where only the loop is left."""
         if self._layers is not None:
-            self._layers = None
+            given_up, self._layers = self._factored.name, None
         elif self._experiment.engine == "auto" and not self._loops:
-            self._loops = True
+            given_up, self._loops = self._stacked.name, True
         else:
             return False
+        said = " ".join(str(error).split())[:_LONGEST_REASON]
+        self._fallbacks.append(f"{given_up}: {type(error).__name__}: {said}")
         return True
 
     def _sort(
@@ -80,12 +99,12 @@ class TrainerChoice:
         if layers is not None:
             limit = MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
         few = [task for task in tasks if self._num_rows(task) <= limit]
-        factored = FactoredTrainer(self._experiment, self._method, self._model, layers or ())
+        self._factored.layers = layers or ()
         many = [task for task in tasks if self._num_rows(task) > limit]
         plain: Trainer = self._stacked
         if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
             plain = self._loop
-        return [(factored, few), (plain, many)]
+        return [(self._factored, few), (plain, many)]
 
     def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
         if not self._looked:

@@ -16,6 +16,7 @@ from pydantic import Field
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import (
+    AggregationSettings,
     ContrastSettings,
     DatasetSettings,
     DbscanSettings,
@@ -28,6 +29,7 @@ from mpfedcl.experiment.settings import (
     PrototypeSettings,
     Settings,
     TrainSettings,
+    UpdateSettings,
 )
 
 FORMAT = 1
@@ -106,6 +108,8 @@ class Experiment(Settings):
     fedprox: FedProxSettings = FedProxSettings()
     fedproto: FedProtoSettings = FedProtoSettings()
     dbscan: DbscanSettings = DbscanSettings()
+    aggregation: AggregationSettings = AggregationSettings()
+    update: UpdateSettings = UpdateSettings()
     guard: GuardSettings = GuardSettings()
     encoder: EncoderSettings = EncoderSettings()
     network: NetworkSettings = NetworkSettings()

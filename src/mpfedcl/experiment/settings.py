@@ -6,9 +6,19 @@ This module imports no torch, so the command line checks its input and shows hel
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mpfedcl.errors import InvalidInput
+
+
+def file_names(folder: str) -> list[str]:
+    """Return what the files of one of the package's folders are named after: a name each.
+
+    Only by their names: a file may need torch, which takes seconds to load.
+    """
+    files = (Path(__file__).parents[1] / folder).glob("*.py")
+    stems = sorted(file.stem for file in files if not file.stem.startswith("_"))
+    return [stem.replace("_", "-") for stem in stems if stem != "base"]
 
 
 class Settings(BaseModel):
@@ -185,6 +195,31 @@ class EncoderSettings(Settings):
     """Train the encoder too (resnet18): each client runs the full network."""
 
 
+class AggregationSettings(Settings):
+    """How the clients' models become one."""
+
+    section: ClassVar[str] = "aggregation"
+    rule: str = "mean"
+    """mean: by number of samples; median: of each number, all clients alike."""
+
+    @field_validator("rule")
+    @classmethod
+    def _check_rule(cls, rule: str) -> str:
+        known = file_names("rounds/aggregation")
+        if rule not in known:
+            raise ValueError(f"one of {', '.join(known)}")
+        return rule
+
+
+class UpdateSettings(Settings):
+    """What is done to an update before it leaves its client."""
+
+    section: ClassVar[str] = "update"
+    clip: Annotated[float | None, Field(gt=0)] = None
+    """Longest change of the model that a client may send; a longer one is shortened [default: any
+    length]."""
+
+
 class GuardSettings(Settings):
     """What an update from a client may look like."""
 
@@ -216,5 +251,6 @@ def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> s
         allowed = ", ".join(model.model_fields)
         place = f"[{section}]" if section else "an experiment"
         return f"{field} is not a setting; {place} has {allowed}."
-    wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    wanted = said.replace("a finite number", "finite")
     return f"{field} is {first['input']!r}; it must be {wanted}."

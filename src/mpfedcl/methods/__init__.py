@@ -4,16 +4,22 @@ import importlib
 import pkgutil
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, ServerState
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server, Tally
+from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class
 
 __all__ = [
     "READINGS",
     "Batch",
+    "Broadcast",
     "Context",
     "Method",
     "Reading",
-    "ServerState",
+    "Server",
+    "Tally",
+    "Tensors",
+    "Update",
     "built_in_methods",
     "find_method",
     "is_built_in",

@@ -11,7 +11,7 @@ instead. The other hooks are ordinary code.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import (
     PrototypePool,
     Prototypes,
@@ -74,11 +74,30 @@ class Context:
 
 
 @dataclass(frozen=True)
-class ServerState:
+class Server:
     """What the server keeps between rounds, apart from the prototype pool."""
 
     params: Tensors
-    extra: Tensors
+    extra: Tensors = field(default_factory=dict)
+    """Sent to the clients with each broadcast, beside the parameters that are shared."""
+    private: Tensors = field(default_factory=dict)
+    """Kept, and never sent."""
+
+
+class Tally(NamedTuple):
+    """Whose updates a round has brought, in order of client name; all were accepted."""
+
+    names: Sequence[str]
+    sizes: Sequence[int]
+    """Training samples."""
+    weights: Sequence[float]
+    """In the mean; 0 for a client that has withheld its update."""
+    losses: Sequence[float | None]
+    share: float
+    """Σ n_i of these clients / Σ n_i of all clients."""
+    prototypes: Mapping[str, Prototypes]
+    sums: Tensors
+    """Σ_i of what `collect` returned."""
 
 
 class Method:
@@ -116,6 +135,8 @@ class Method:
     """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
     `{**Method.knobs, "options__beta": ("0.1", "0.5")}`; the defaults are always tried."""
 
+    trains: ClassVar[bool] = True
+    """False: clients run no steps; what they send is what `collect` makes of their samples."""
     shares_model: bool = True
     shares_prototypes: bool = False
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
@@ -134,9 +155,9 @@ class Method:
         """Tell whether a parameter travels; the others stay with each client."""
         return self.shares_model
 
-    def init_server(self, params: Tensors) -> ServerState:
+    def init_server(self, params: Tensors) -> Server:
         """Return the server's state before round 1."""
-        return ServerState(params, {})
+        return Server(params)
 
     def template(self, params: Tensors) -> Tensors:
         """Return a tensor of the right shape and type for each name that `finish` sends up."""
@@ -169,8 +190,13 @@ class Method:
         """Change the gradients before a step; safe under vmap."""
         return gradients
 
-    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """Return what is averaged at the server, and the client's new state."""
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
+        """Return what is averaged at the server, and the client's new state.
+
+        None in place of the first withholds the update: the client has answered all the same.
+        """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
 
     def summarize(
@@ -197,11 +223,22 @@ class Method:
             embeddings, labels, seeds, num_prototypes=num_prototypes, init=settings.init, **common
         )
 
+    def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Return statistics of a client's training samples, to be added up over the clients.
+
+        Of no samples at all they must be zeros of the same shapes and types.
+        """
+        return {}
+
     # On the server
 
-    def reduce(self, server: ServerState, means: Tensors) -> ServerState:
-        """Fold the clients' averages into the server's state."""
-        return ServerState({**server.params, **means}, server.extra)
+    def weigh(self, update: Update, server: Server) -> float:
+        """Return an update's weight in the mean, by itself alone; 0 leaves it out."""
+        return update.num_samples
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Fold the clients' averages, and what else came with them, into the server's state."""
+        return replace(server, params={**server.params, **means})
 
     # For the records
 

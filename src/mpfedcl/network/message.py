@@ -17,8 +17,8 @@ Arrays = dict[str, NDArray[Any]]
 Kind = Literal["hello", "round", "close"]
 """hello: introduce yourself. round: train. close: evaluate the last round."""
 
-FORMAT = 1
-"""Of messages; a newer one is refused."""
+FORMAT = 2
+"""Of messages; another one is refused: server and clients must be of versions that share it."""
 MOST_BYTES = 2**31
 """Of all arrays in a message; what is larger is not opened."""
 

@@ -1,10 +1,8 @@
 """What is in a message: broadcasts and updates as named arrays and plain values, and back.
 
-This is all that travels, so `docs/privacy.md` lists it. The names of values and arrays are those of
-the first version, so that a server and clients of different versions understand each other.
+This is all that travels, so `docs/privacy.md` lists it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Self
@@ -13,11 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import AccuracyTable, Broadcast, ClientReadings, Update
-from mpfedcl.methods import READINGS
+from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.network.message import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.tensors import Tensors
 
 _MOST_CLASSES = 10_000
@@ -142,70 +138,46 @@ def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | N
 
 def pack_update(update: Update) -> Message:
     """Return an update as a message."""
-    assert isinstance(update.averaged, dict)
-    values: dict[str, Any] = {"num_samples": update.num_samples, "loss": update.loss}
-    if update.readings is not None:
-        values["late"] = pack_readings(update.readings)
+    averaged = update.written_out().averaged
+    assert not isinstance(averaged, StackMember)
     prototypes = update.prototypes
     return Message(
-        values,
         {
-            **_to_arrays("sums", update.averaged),
-            "rows/vectors": _to_array(prototypes.vectors),
-            "rows/labels": _to_array(prototypes.labels),
-            "rows/counts": _to_array(prototypes.counts),
+            "num_samples": update.num_samples,
+            "loss": update.loss,
+            "withheld": averaged is None,
+            "processed": list(update.processed),
+        },
+        {
+            **_to_arrays("averaged", averaged or {}),
+            **_to_arrays("summed", update.summed),
+            "prototypes/vectors": _to_array(prototypes.vectors),
+            "prototypes/labels": _to_array(prototypes.labels),
+            "prototypes/counts": _to_array(prototypes.counts),
         },
     )
 
 
 def unpack_update(client: str, message: Message) -> Update:
     """Read a client's update; the guard checks its numbers."""
-    parts = message.tensors("rows")
+    parts = message.tensors("prototypes")
     try:
         prototypes = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
     except (KeyError, ValueError) as error:
         raise MessageError(f"prototypes cannot be read ({error})") from None
-    has_readings = "late" in message.values
+    processed = message.value("processed", list)
+    if not all(isinstance(each, str) for each in processed):
+        raise MessageError("processed must be a list of names")
+    loss = None if message.values.get("loss") is None else message.value("loss", float)
     return Update(
         client,
         message.value("num_samples", int),
-        message.tensors("sums"),
+        None if message.value("withheld", bool) else message.tensors("averaged"),
         prototypes,
-        message.value("loss", float),
-        unpack_readings(message.value("late", dict)) if has_readings else None,
+        loss,
+        message.tensors("summed"),
+        tuple(processed),
     )
-
-
-def pack_readings(readings: ClientReadings) -> dict[str, Any]:
-    """Return a client's readings as plain values."""
-    return {
-        "table": readings.table,
-        "is_personal": readings.is_personal,
-        "confusion": readings.confusion,
-    }
-
-
-def unpack_readings(values: Mapping[str, Any]) -> ClientReadings:
-    """Read a client's readings of the round before; the guard checks their numbers."""
-    table, is_personal = values.get("table"), values.get("is_personal")
-    confusion = values.get("confusion")
-    try:
-        sound: AccuracyTable = {
-            test: {str(reading): _percent(table[test].get(reading)) for reading in READINGS}  # type: ignore[index]
-            for test in TESTS
-        }
-    except (TypeError, KeyError, AttributeError):
-        raise MessageError("a reading must be a table by test and reading") from None
-    if type(is_personal) is not bool or not (
-        confusion is None
-        or (isinstance(confusion, list) and all(isinstance(row, list) for row in confusion))
-    ):
-        raise MessageError("a reading must say whether it is personal, and count in rows")
-    return ClientReadings(sound, is_personal, confusion)
-
-
-def _percent(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) else value
 
 
 def _to_arrays(group: str, tensors: Tensors) -> Arrays:

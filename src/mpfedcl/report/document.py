@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.report.file_schemas import Json
+from mpfedcl.json_files import Json
 from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files

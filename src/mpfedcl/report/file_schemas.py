@@ -1,50 +1,15 @@
 """The files that a report reads: what must be in them, and one sentence where it is not."""
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
+from mpfedcl.json_files import FileContent
 from mpfedcl.methods import Reading
 
-Json = dict[str, Any]
-"""Plain values, as JSON takes them."""
-Test = Literal["own", "union"]
-_Percent = float | None
 
-
-class _FileContent(BaseModel):
-    """Read-only; names that a later version may add are passed over."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Attendance(_FileContent):
-    """Who took part in a round."""
-
-    answered: list[str]
-    missing: list[str]
-    rejected: dict[str, str]
-
-
-class RoundRecord(_FileContent):
-    """A line of rounds.jsonl."""
-
-    round: Annotated[int, Field(ge=1, le=10**9)]
-    loss: float | None
-    accuracy: dict[Test, dict[Reading, _Percent]] | None
-    accuracy_per_client: dict[str, _Percent] | None
-    loss_per_client: dict[str, float | None] | None = None
-    """Runs made before it was recorded have none."""
-    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
-    bytes: dict[str, Annotated[int, Field(ge=0, lt=2**63)]]
-    clients: Attendance
-
-
-class SummaryFile(_FileContent):
+class SummaryFile(FileContent):
     """What a report takes from summary.json: the rest it finds in the rounds."""
 
     reading: Reading
@@ -52,14 +17,14 @@ class SummaryFile(_FileContent):
     threads: int | None = None
 
 
-class ClientImages(_FileContent):
+class ClientImages(FileContent):
     """One client's images: training images by class, and the number of test images."""
 
     train: list[int]
     test: int
 
 
-class PartitionFile(_FileContent):
+class PartitionFile(FileContent):
     """partition.json."""
 
     classes: list[str]
@@ -74,7 +39,7 @@ class PartitionFile(_FileContent):
         return self
 
 
-class ConfusionFile(_FileContent):
+class ConfusionFile(FileContent):
     """confusion.json: [C][C] counts per client, rows = truth; `unanswered` by true class."""
 
     format: int = FORMAT
@@ -82,7 +47,7 @@ class ConfusionFile(_FileContent):
     reading: Reading
     classes: list[str]
     clients: dict[str, list[list[int]]]
-    unanswered: dict[str, list[int]] = {}
+    unanswered: dict[str, list[int]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -96,34 +61,34 @@ class ConfusionFile(_FileContent):
         return self
 
 
-class ComparedMethod(_FileContent):
+class ComparedMethod(FileContent):
     """A method of comparison.json, as far as a report needs it: where its runs are."""
 
     runs: list[str]
 
 
-class ComparisonFile(_FileContent):
+class ComparisonFile(FileContent):
     """comparison.json."""
 
     seeds: list[int]
     methods: dict[str, ComparedMethod]
 
 
-class TableHeading(_FileContent):
+class TableHeading(FileContent):
     """A row or a column of a paper table."""
 
     key: str
     title: str
 
 
-class PublishedValue(_FileContent):
+class PublishedValue(FileContent):
     """What the paper prints in a cell."""
 
     mean: float
     std: float | None = None
 
 
-class PaperCell(_FileContent):
+class PaperCell(FileContent):
     """A number per seed, in one place of a paper table."""
 
     track: str
@@ -140,7 +105,7 @@ class PaperCell(_FileContent):
     panel: str = ""
 
 
-class FigureLine(_FileContent):
+class FigureLine(FileContent):
     """A line of a paper figure, with the deviation over seeds."""
 
     name: str
@@ -155,7 +120,7 @@ class FigureLine(_FileContent):
         return self
 
 
-class PaperFigure(_FileContent):
+class PaperFigure(FileContent):
     """A figure of the paper, measured here."""
 
     title: str
@@ -164,7 +129,7 @@ class PaperFigure(_FileContent):
     lines: list[FigureLine]
 
 
-class ChosenSettings(_FileContent):
+class ChosenSettings(FileContent):
     """The settings that a method of the tuned track was given on one data set."""
 
     row: str
@@ -175,7 +140,7 @@ class ChosenSettings(_FileContent):
     standard_error: float | None
 
 
-class PaperResultFile(_FileContent):
+class PaperResultFile(FileContent):
     """result.json: a table or figure of the paper, measured here."""
 
     format: int
@@ -187,23 +152,23 @@ class PaperResultFile(_FileContent):
     columns: list[TableHeading]
     rows: list[TableHeading]
     cells: list[PaperCell]
-    chosen: list[ChosenSettings] = []
-    figures: list[PaperFigure] = []
-    notes: list[str] = []
-    verdicts: list[str] = []
+    chosen: list[ChosenSettings] = Field(default_factory=list)
+    figures: list[PaperFigure] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    verdicts: list[str] = Field(default_factory=list)
     seconds: float | None = None
     quick: bool = False
     """Whether it was made by a few rounds, only to see that everything runs."""
 
 
-class SearchRung(_FileContent):
+class SearchRung(FileContent):
     """So many settings were run up to a round."""
 
     rounds: int
     settings: int
 
 
-class SearchTrial(_FileContent):
+class SearchTrial(FileContent):
     """One of the settings tried; its scores are by round."""
 
     number: int
@@ -213,7 +178,7 @@ class SearchTrial(_FileContent):
     stopped_after: int | None
 
 
-class SearchRecord(_FileContent):
+class SearchRecord(FileContent):
     """The search for one method's settings."""
 
     method: str
@@ -240,7 +205,7 @@ class SearchRecord(_FileContent):
         return self
 
 
-class TuningFile(_FileContent):
+class TuningFile(FileContent):
     """tuning.json: the search of each method."""
 
     methods: Annotated[dict[str, SearchRecord], Field(min_length=1)]
@@ -252,42 +217,3 @@ class TuningFile(_FileContent):
         if isinstance(values, dict) and "methods" not in values and "method" in values:
             return {"methods": {str(values["method"]): values}}
         return values
-
-
-_AnyFile = TypeVar("_AnyFile", bound=_FileContent)
-
-
-def read_json_file(path: Path, schema: type[_AnyFile]) -> _AnyFile:
-    """Read a JSON file of a given schema."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidInput(f"{path} does not exist; a report needs it.") from None
-    return parse_json(content, schema, path)
-
-
-def parse_json(content: bytes, schema: type[_AnyFile], path: Path) -> _AnyFile:
-    """Read the content of a JSON file; what is wrong with it is told of the path."""
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
-    found = values.get("format", FORMAT) if isinstance(values, dict) else FORMAT
-    if type(found) is not int or found > FORMAT:
-        raise InvalidInput(
-            f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: a newer "
-            "version wrote it."
-        )
-    return validate_content(values, schema, str(path))
-
-
-def validate_content(values: Any, schema: type[_AnyFile], what: str) -> _AnyFile:
-    """Return values in their schema; what does not fit is told in one sentence."""
-    try:
-        return schema.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        place = f"{where} is wrong: " if where else ""
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"{what} is not as mpfedcl writes it: {place}{message}.") from None

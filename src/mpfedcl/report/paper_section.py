@@ -3,13 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpfedcl.report.file_schemas import (
-    FigureLine,
-    Json,
-    PaperCell,
-    PaperResultFile,
-    read_json_file,
-)
+from mpfedcl.json_files import Json, read_json_file
+from mpfedcl.report.file_schemas import FigureLine, PaperCell, PaperResultFile
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,

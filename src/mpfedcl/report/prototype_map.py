@@ -13,9 +13,9 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.deployment.trained_run import read_model, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.json_files import Json
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
-from mpfedcl.report.file_schemas import Json
 from mpfedcl.report.number_formatting import choose_evenly, rounded
 
 MOST_SAMPLES = 400

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.file_schemas import ComparisonFile, read_json_file
+from mpfedcl.json_files import read_json_file
+from mpfedcl.report.file_schemas import ComparisonFile
 from mpfedcl.runs.directory import RunDirectory
 
 

@@ -9,19 +9,13 @@ from typing import Any
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
+from mpfedcl.json_files import Json, read_json_file, validate_content
 from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
-from mpfedcl.report.file_schemas import (
-    ConfusionFile,
-    Json,
-    PartitionFile,
-    RoundRecord,
-    SummaryFile,
-    read_json_file,
-    validate_content,
-)
+from mpfedcl.report.file_schemas import ConfusionFile, PartitionFile, SummaryFile
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import file_command, run_command
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 
 _MOST_COUNTS = 60_000

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mpfedcl.json_files import Json
 from mpfedcl.methods import READINGS
-from mpfedcl.report.file_schemas import Json
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -201,7 +201,7 @@ def _worst_cases_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
 
 def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
     """Return a table per test, or one where both tests are the same."""
-    tables = {}
+    tables: dict[str, list[list[str]]] = {}
     for test in TESTS:
         tables[test] = [
             [mean_and_deviation([runs[place].value(test, reading) for place in group["runs"]])

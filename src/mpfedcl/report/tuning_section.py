@@ -8,7 +8,8 @@ from typing import Any
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.report.file_schemas import Json, SearchRecord, SearchTrial, TuningFile, read_json_file
+from mpfedcl.json_files import Json, read_json_file
+from mpfedcl.report.file_schemas import SearchRecord, SearchTrial, TuningFile
 from mpfedcl.report.number_formatting import rounded
 from mpfedcl.report.reproduction import tune_command
 from mpfedcl.report.tables import READING_TITLES, percent

@@ -1,13 +1,12 @@
 """The seam between the round loop and where clients train."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mpfedcl.messages import Broadcast, ClientReadings, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings
-from mpfedcl.rounds.measurement import Inspection
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors
 
@@ -15,7 +14,8 @@ from mpfedcl.tensors import Tensors
 class Engine(ABC):
     """Runs clients: in this process, in many, or across a network. It knows no method by name.
 
-    The defaults are those of an engine whose clients are all in this process all the time.
+    Only `train` must be written. The defaults are those of an engine whose clients are all in this
+    process all the time, keep nothing between rounds and cannot be evaluated.
     """
 
     sizes: Mapping[str, int]
@@ -45,7 +45,14 @@ class Engine(ABC):
     def merge(self, collector: UpdateCollector) -> None:  # noqa: B027  -- one process has nothing to merge
         """Bring what was collected here together with what other processes collected."""
 
-    @abstractmethod
+    def keep_accepted(  # noqa: B027  -- nothing is kept
+        self, accepted: Sequence[str], following: Callable[[], Broadcast]
+    ) -> None:
+        """Let the accepted clients keep what this round made of them; the others go back.
+
+        `following` returns what the next round will begin with.
+        """
+
     def evaluate(
         self,
         averaged: Tensors | None,
@@ -56,41 +63,78 @@ class Engine(ABC):
     ) -> RoundReadings | None:
         """Read this round's personal models of the named clients, and the averaged model.
 
-        None where clients read a round only when the next one begins: what they read then comes
-        with their updates, and of the last round by `read_last_round`.
+        None where they cannot be read, or not yet.
         `with_confusion`: count too which class is taken for which, by the method's own reading.
         """
-
-    def read_last_round(self, broadcast: Broadcast) -> Mapping[str, ClientReadings | Failure]:
-        """Ask for what is still to be read once the last round is over."""
-        return {}
+        return None
 
     def remarks(self) -> dict[str, Any]:
         """Return what the round's record should say of where the clients were run."""
         return {}
 
-    @abstractmethod
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        """Measure the named clients' objectives and gradients around this round's training.
+    def diagnostics(self) -> dict[str, Any] | None:
+        """Return what was measured of the round beside, for its record; None: nothing was."""
+        return None
 
-        Before `keep_accepted`, and only of clients that `train` was told to keep; `following` is
-        what the next round will begin with.
-        """
-
-    @abstractmethod
-    def keep_accepted(self, accepted: Sequence[str]) -> None:
-        """Let the accepted clients keep what this round made of them; the others go back."""
-
-    @abstractmethod
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield the personal models that clients hold, given the shared parameters of now."""
+        return iter(())
 
-    @abstractmethod
     def state(self) -> Tensors:
         """Return what clients keep between rounds, for the checkpoint."""
+        return {}
 
-    @abstractmethod
-    def load_state(self, state: Tensors) -> None:
-        """Restore what `state` returned."""
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:  # noqa: B027  -- as above
+        """Continue after a round: from what `state` returned then, and from its record."""
+
+
+class WrappedEngine(Engine):
+    """Does as another engine does; a subclass says what it does besides."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.sizes = engine.sizes
+        self._engine = engine
+
+    def absent_clients(self) -> Collection[str]:  # noqa: D102
+        return self._engine.absent_clients()
+
+    def local_clients(self, names: Sequence[str]) -> Sequence[str]:  # noqa: D102
+        return self._engine.local_clients(names)
+
+    def train(  # noqa: D102
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
+    ) -> Iterator[Update | Failure]:
+        return self._engine.train(broadcast, names, keep=keep)
+
+    def merge(self, collector: UpdateCollector) -> None:  # noqa: D102
+        self._engine.merge(collector)
+
+    def keep_accepted(  # noqa: D102
+        self, accepted: Sequence[str], following: Callable[[], Broadcast]
+    ) -> None:
+        self._engine.keep_accepted(accepted, following)
+
+    def evaluate(  # noqa: D102
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        names: Sequence[str],
+        *,
+        with_confusion: bool = False,
+    ) -> RoundReadings | None:
+        return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
+
+    def remarks(self) -> dict[str, Any]:  # noqa: D102
+        return self._engine.remarks()
+
+    def diagnostics(self) -> dict[str, Any] | None:  # noqa: D102
+        return self._engine.diagnostics()
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:  # noqa: D102
+        return self._engine.personal_models(shared)
+
+    def state(self) -> Tensors:  # noqa: D102
+        return self._engine.state()
+
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:  # noqa: D102
+        self._engine.restore(state, record)

@@ -2,29 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mpfedcl.messages import AccuracyTable, ClientReadings, ConfusionCounts
 from mpfedcl.methods import READINGS, Reading
 from mpfedcl.prototypes import PrototypePool
 
-__all__ = [
-    "TESTS",
-    "AccuracyTable",
-    "ConfusionCounts",
-    "Evaluator",
-    "Predictions",
-    "RoundReadings",
-    "accuracy_table",
-    "count_confusions",
-    "predictions_by_reading",
-]
-
-TESTS = ("own", "union")
+Test = Literal["own", "union"]
+TESTS: tuple[Test, ...] = ("own", "union")
 """own: each client on its own test images; union: on all clients' test images together."""
+AccuracyTable = dict[str, dict[str, float | None]]
+"""Percent correct by test and reading; None where a method has no such thing."""
+ConfusionCounts = list[list[int]]
+"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
 _CHUNK = 4096
 """Images that pass through a model together."""
@@ -41,15 +33,6 @@ class RoundReadings:
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
-
-    @classmethod
-    def gather(cls, readings: Mapping[str, ClientReadings]) -> Self:
-        """Join what clients read by themselves, in order of name."""
-        return cls(
-            {name: readings[name].table for name in sorted(readings)},
-            [name for name in sorted(readings) if readings[name].is_personal],
-            {n: counts for n in sorted(readings) if (counts := readings[n].confusion) is not None},
-        )
 
     def table(self) -> AccuracyTable:
         """Average over clients: averaged models over all, personal models over the trained."""

@@ -1,63 +1,23 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, ClientReadings, Failure
-from mpfedcl.methods import Method, ServerState
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods import Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
+from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
-from mpfedcl.rounds.measurement import Diagnostics
+from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
-
-
-@dataclass(frozen=True)
-class Attendance:
-    """Who took part in a round."""
-
-    answered: list[str]
-    missing: list[str]
-    rejected: dict[str, str]
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What is written down of a round: one line of rounds.jsonl."""
-
-    round: int
-    loss: float | None
-    accuracy: AccuracyTable | None
-    accuracy_per_client: dict[str, float | None] | None
-    loss_per_client: dict[str, float]
-    """Of the clients that were accepted."""
-    seconds: dict[str, float]
-    bytes: dict[str, int]
-    clients: Attendance
-    sent: dict[str, int]
-    """The largest upload of one client: parameters, and floats of prototypes."""
-    unchanged: bool
-    """True where no client was accepted, so that the state stayed as it was."""
-    remarks: dict[str, Any]
-    """What else the method says of the round."""
-    diagnostics: dict[str, Any] | None = None
-    """What was measured beside, where the experiment asks for it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values; without diagnostics where nobody asked."""
-        values = asdict(self)
-        if self.diagnostics is None:
-            del values["diagnostics"]
-        return values
 
 
 @dataclass(frozen=True)
@@ -65,7 +25,7 @@ class RoundState:
     """All that the next round depends on."""
 
     round: int
-    server: ServerState
+    server: Server
     prototypes: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
 
@@ -73,9 +33,11 @@ class RoundState:
         """Return the state on a device."""
         return type(self)(
             self.round,
-            ServerState(
-                {name: value.to(device) for name, value in self.server.params.items()},
-                {name: value.to(device) for name, value in self.server.extra.items()},
+            Server(
+                *(
+                    {name: value.to(device) for name, value in part.items()}
+                    for part in (self.server.params, self.server.extra, self.server.private)
+                )
             ),
             {
                 name: (received, rows.to(device))
@@ -87,41 +49,27 @@ class RoundState:
 class RoundLoop:
     """A server and its clients. It knows neither files nor how the clients are run."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        engine: Engine,
-        initial: Tensors,
-        *,
-        dimension: int,
-        clock: Clock,
-    ) -> None:
-        if experiment.min_clients > len(engine.sizes):
+    def __init__(self, assembly: Assembly, engine: Engine) -> None:
+        self._experiment, self._method = assembly.experiment, assembly.method
+        if self._experiment.min_clients > len(engine.sizes):
             raise InvalidInput(
-                f"min_clients is {experiment.min_clients}; it must be at most the number of "
+                f"min_clients is {self._experiment.min_clients}; it must be at most the number of "
                 f"clients, {len(engine.sizes)}."
             )
-        self.state = RoundState(0, method.init_server(initial), {})
+        self.state = RoundState(0, self._method.init_server(assembly.initial), {})
         self.confusion: dict[str, ConfusionCounts] = {}
         """What the last round counted, by client, if it was asked to."""
-        self.previous_readings: RoundReadings | None = None
-        """What clients said with their updates of the round before, where they read so late."""
-        self.diagnostics: Diagnostics | None = None
-        """What judges the measurements, in the process that writes the records."""
-        self._experiment = experiment
-        self._method = method
         self.engine = engine
-        self._clock = clock
-        like = next(iter(initial.values()))
+        self._clock = assembly.clock
+        like = next(iter(assembly.initial.values()))
         self._empty_pool = PrototypePool.empty(
-            method.num_classes,
-            dimension,
-            method.num_prototypes,
+            self._method.num_classes,
+            assembly.model.embedding_size,
+            self._method.num_prototypes,
             dtype=like.dtype,
             device=like.device,
         )
-        self._guard = Guard.of(method, initial, engine.sizes, dimension=dimension)
+        self._guard = Guard(assembly, engine.sizes)
 
     @property
     def shared_parameters(self) -> Tensors:
@@ -156,11 +104,12 @@ class RoundLoop:
         """
         with self._clock.phase("broadcast"):
             absent = set(self.engine.absent_clients())
-            broadcast = self._broadcast()
+            broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
-        collector = UpdateCollector(self._guard, broadcast, chosen)
+        server = self.state.server
+        collector = UpdateCollector(self._method, self._guard, server, broadcast, chosen)
         read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
-        keep = chosen if keep_models or self._experiment.diagnostics else read
+        keep = chosen if keep_models else read
         updates = self.engine.train(broadcast, chosen, keep=keep)
         for update in in_name_order(updates, self.engine.local_clients(chosen)):
             with self._clock.phase("aggregate"):
@@ -169,17 +118,11 @@ class RoundLoop:
             self.engine.merge(collector)
         with self._clock.phase("aggregate"):
             self._aggregate(broadcast.round, collector)
-        # Before clients keep their new states: what they began with is still there.
-        diagnostics = self._diagnose(broadcast, collector.accepted)
-        with self._clock.phase("aggregate"):
-            self.engine.keep_accepted(collector.accepted)
+        self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
-        self.previous_readings = (
-            RoundReadings.gather(collector.readings) if collector.readings else None
-        )
         heard = {*collector.accepted, *collector.rejected}
         return RoundRecord(
             round=broadcast.round,
@@ -190,35 +133,20 @@ class RoundLoop:
             seconds=self._clock.lap(),
             bytes={"up": collector.bytes_up, "down": broadcast.num_bytes * len(chosen)},
             clients=Attendance(
-                collector.accepted, sorted(absent.union(chosen) - heard), collector.rejected
+                answered=collector.accepted,
+                missing=sorted(absent.union(chosen) - heard),
+                rejected=collector.rejected,
             ),
             sent=collector.largest,
             unchanged=not collector.accepted,
+            withheld=sorted(collector.withheld),
+            processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
-            diagnostics=diagnostics,
+            diagnostics=self.engine.diagnostics(),
         )
 
-    def read_last_round(self) -> tuple[RoundReadings | None, dict[str, Any]]:
-        """Return what is read of the last round only now that it is over, and who said nothing."""
-        late: dict[str, ClientReadings] = {}
-        rejected: dict[str, str] = {}
-        for name, said in sorted(self.engine.read_last_round(self._broadcast()).items()):
-            if isinstance(said, Failure):
-                rejected[name] = said.reason
-            elif reason := self._guard.judge_readings(said):
-                rejected[name] = reason
-            else:
-                late[name] = said
-        remarks = {**self.engine.remarks(), **({"rejected": rejected} if rejected else {})}
-        return RoundReadings.gather(late) if late else None, remarks
-
-    def restore(self, state: RoundState, record: dict[str, Any]) -> None:
-        """Go on from the state after a round, and from that round's record."""
-        self.state = state
-        if self.diagnostics is not None:
-            self.diagnostics.restore(record)
-
-    def _broadcast(self) -> Broadcast:
+    def broadcast(self) -> Broadcast:
+        """Return what the next round will begin with."""
         pool = self._method.reference(self.pool)
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
@@ -251,7 +179,10 @@ class RoundLoop:
         fresh = {name: (number, each) for name, each in rows.items() if len(each)}
         for name in rows.keys() - fresh.keys():
             kept.pop(name, None)
-        server = self._method.reduce(self.state.server, collector.mean.means())
+        server, means = self.state.server, collector.means()
+        # Where all have withheld what is averaged there is nothing to fold.
+        if means or collector.sums or not self._guard.template:
+            server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         self.state = RoundState(number, server, {**kept, **fresh})
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
@@ -261,18 +192,10 @@ class RoundLoop:
                 self.averaged_model, pool, read, with_confusion=with_confusion
             )
 
-    def _diagnose(self, broadcast: Broadcast, accepted: list[str]) -> dict[str, Any] | None:
-        if not self._experiment.diagnostics:
+    def _mean_loss(self, losses: Mapping[str, float | None]) -> float | None:
+        known = [
+            (each, self.engine.sizes[n]) for n, each in sorted(losses.items()) if each is not None
+        ]
+        if not known:
             return None
-        with self._clock.phase("diagnose"):
-            inspection = self.engine.inspect(broadcast, self._broadcast(), accepted)
-            if self.diagnostics is None:
-                return None
-            factor = self._method.pool_factor(broadcast)
-            return self.diagnostics.judge(broadcast.round, inspection, factor)
-
-    def _mean_loss(self, losses: dict[str, float]) -> float | None:
-        sizes = {name: self.engine.sizes[name] for name in sorted(losses)}
-        if not sizes:
-            return None
-        return sum(losses[name] * size for name, size in sizes.items()) / sum(sizes.values())
+        return sum(loss * size for loss, size in known) / sum(size for _, size in known)

@@ -1,12 +1,15 @@
 """What comes in during a round: each update judged, then folded, and everything counted."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from mpfedcl.messages import Broadcast, ClientReadings, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.aggregation import WeightedMean
+from mpfedcl.rounds.aggregation import Peers, find_aggregator
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.processors import ProcessorChain
+from mpfedcl.tensors import Tensors
 
 _LONGEST_REASON = 300
 """It may quote what a stranger sent, and stays in the records."""
@@ -15,18 +18,30 @@ _LONGEST_REASON = 300
 class UpdateCollector:
     """The updates of one round, as far as they are accepted."""
 
-    def __init__(self, guard: Guard, broadcast: Broadcast, chosen: Collection[str]) -> None:
-        self.mean = WeightedMean()
+    def __init__(
+        self,
+        method: Method,
+        guard: Guard,
+        server: Server,
+        broadcast: Broadcast,
+        chosen: Collection[str],
+    ) -> None:
         self.prototypes: dict[str, Prototypes] = {}
-        self.losses: dict[str, float] = {}
-        self.readings: dict[str, ClientReadings] = {}
+        self.losses: dict[str, float | None] = {}
+        self.weights: dict[str, float] = {}
         self.rejected: dict[str, str] = {}
+        self.withheld: list[str] = []
+        self.processed: dict[str, list[str]] = {}
+        """Whose updates each processor has changed."""
+        self.sums: Tensors = {}
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
-        self.template = guard.template
-        """A tensor of the right shape for each name that is averaged."""
+        self._aggregator = find_aggregator(method.experiment.aggregation.rule)(guard.template)
+        self._processors = ProcessorChain(method.experiment)
+        self._method = method
         self._guard = guard
+        self._server = server
         self._broadcast = broadcast
         self._chosen = chosen
 
@@ -44,20 +59,64 @@ class UpdateCollector:
             self._reject(update, malformed)
             return
         self.bytes_up += update.num_bytes
+        update, problem = self._process(update)
         if update.client in self.prototypes or update.client in self.rejected:
             self._reject(update, "this client answered twice")
-        elif reason := self._guard.judge(update, self._broadcast):
+        elif reason := self._guard.judge(update, self._broadcast) or problem:
             self._reject(update, reason)
         elif update.client not in self._chosen:
             self._reject(update, "this client was not asked")
         else:
             self._accept(update)
 
+    def merge(self, peers: Peers) -> None:
+        """Take in what the updates in other processes came to; the rest is plain values."""
+        self._aggregator.merge(peers)
+        zeros = self._guard.sums
+        self.sums = peers.sum({name: self.sums.get(name, zero) for name, zero in zeros.items()})
+
+    def means(self) -> Tensors:
+        """Return what the tensors to be averaged came to."""
+        return self._aggregator.result()
+
+    def tally(self, sizes: Mapping[str, int]) -> Tally:
+        """Return whose updates these were; `sizes` are the samples of all clients."""
+        names = self.accepted
+        counts = [sizes[name] for name in names]
+        return Tally(
+            names,
+            counts,
+            [self.weights[name] for name in names],
+            [self.losses[name] for name in names],
+            sum(counts) / sum(sizes.values()),
+            self.prototypes,
+            self.sums,
+        )
+
+    def _process(self, update: Update) -> tuple[Update, str | None]:
+        """Return an update as the guard judges it, or as it came and what went wrong."""
+        odd = [name for name in update.processed if name not in self._processors.names]
+        if odd:
+            return update, f"it was processed by {str(odd[0])[:40]!r}, which nobody asked for"
+        try:
+            return self._processors.incoming(update, self._broadcast), None
+        # What a stranger sends may fail in any way; the guard knows better words for most of them.
+        except Exception as error:
+            return update, f"it cannot be processed ({type(error).__name__})"
+
     def _accept(self, update: Update) -> None:
-        self.mean.add(update)
+        weight = 0.0
+        if update.averaged is None:
+            self.withheld.append(update.client)
+        else:
+            weight = self._method.weigh(update, self._server)
+            self._aggregator.add(update, weight)
+        for name, value in update.summed.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.weights[update.client] = weight
         self.prototypes[update.client], self.losses[update.client] = update.prototypes, update.loss
-        if update.readings is not None:
-            self.readings[update.client] = update.readings
+        for name in update.processed:
+            self.processed.setdefault(name, []).append(update.client)
         sizes = {
             "parameters": update.num_parameters,
             "prototype_floats": update.prototypes.vectors.numel(),

@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import ServerState
+from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.round_loop import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
@@ -59,6 +59,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         {
             **{f"params/{name}": value for name, value in state.server.params.items()},
             **{f"extra/{name}": value for name, value in state.server.extra.items()},
+            **{f"private/{name}": value for name, value in state.server.private.items()},
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
             **{
                 f"{part}/{name}": getattr(prototypes, part)
@@ -121,6 +122,6 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         )
         for name, received in manifest["received"].items()
     }
-    server = ServerState(below("params"), below("extra"))
+    server = Server(below("params"), below("extra"), below("private"))
     state = RoundState(manifest["round"], server, rows)
     return Checkpoint(state, below("clients"), manifest["record"])

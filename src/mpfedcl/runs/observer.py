@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.measurement import Diagnostics
+from mpfedcl.rounds.aggregation import Peers
+from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.engine import Engine
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.tensors import Tensors
 
@@ -65,17 +68,23 @@ class Observer:
     """Called when the rounds are over, whether or not they were stopped early."""
     on_models: Callable[[FinalModels], Iterator[tuple[str, Tensors]]] = lambda end: end.personal
     """Sees the final models before they are written; passes the personal ones on."""
-    diagnostics: Diagnostics | None = None
-    """What judges the measurements of an experiment that asks for diagnostics."""
 
 
 Attach = Callable[[Path, Observer], Observer]
 """Adds to an observer what a run leaves beside its records, given the run directory."""
-Companions = Callable[[Experiment], Attach]
-"""What accompanies a run: trackers, a model card. Called before anything is made, so that what is
-missing is said at once."""
+WrapEngine = Callable[[Assembly, Engine, InProcessEngine, Peers | None], Engine]
+"""Returns the engine of a run, given one, its clients in this process, and who shares the rest."""
 
 
-def no_companions(_: Experiment) -> Attach:
-    """Leave a run as it is."""
-    return lambda _path, observer: observer
+@dataclass(frozen=True)
+class Companions:
+    """What accompanies a run from outside; by default nothing does."""
+
+    attach: Callable[[Experiment], Attach] = lambda _: lambda _path, observer: observer
+    """Trackers, a model card. Called before anything is made, so that what is missing is said at
+    once."""
+    wrap_engine: WrapEngine = lambda _assembly, engine, _local, _peers: engine
+    """Measurements beside the training; in every process of a simulation."""
+
+
+NO_COMPANIONS = Companions()

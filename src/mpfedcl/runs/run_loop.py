@@ -4,17 +4,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
-from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
+from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     checkpoint_from_bytes,
@@ -34,29 +31,17 @@ class RunLoop:
 
     _group: ProcessGroup | None = None
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        round_loop: RoundLoop,
-        engine: Engine,
-        clock: Clock,
-        device: torch.device,
-        class_names: Sequence[str],
-    ) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._round_loop = round_loop
+    def __init__(self, assembly: Assembly, engine: Engine, class_names: Sequence[str]) -> None:
+        self._assembly = assembly
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._round_loop = RoundLoop(assembly, engine)
         self._engine = engine
-        self._clock = clock
-        self._device = device
+        self._clock = assembly.clock
         self._class_names = class_names
-        self._unread: dict[str, Any] | None = None
-        """The record of a round that clients have not read yet: over a network they do so later."""
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
-        self._round_loop.diagnostics = observer.diagnostics
         records = self._restore(directory, observer)
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
@@ -76,6 +61,9 @@ class RunLoop:
                     observer.on_round(record)
                     if record["unchanged"]:
                         observer.on_warning(_describe_unchanged(record))
+            for record in self._complete_records(directory):
+                records.append(record)
+                observer.on_round(record)
         except RunCutShort:
             # Over a network: its own words say what happened.
             raise
@@ -84,9 +72,6 @@ class RunLoop:
                 f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
                 f"kept. Resume with: mpfedcl run --resume {directory.path}"
             ) from None
-        if self._unread is not None and self._round_loop.state.round == rounds:
-            records.append(self._read_last_round(directory, self._unread))
-            observer.on_round(records[-1])
         result = self._conclude(directory, records)
         observer.on_finish(result)
         return result
@@ -121,7 +106,6 @@ class RunLoop:
     def _run_round(self, directory: RunDirectory, observer: Observer) -> Iterator[dict[str, Any]]:
         """Run a round; yield the records that are complete by it."""
         done, is_last = self._advance()
-        is_read_later = self._experiment.evaluates(done.round) and done.accuracy is None
         record = done.to_json()
         with self._clock.phase("checkpoint"):
             if self._experiment.trail and self._method.shares_prototypes:
@@ -129,40 +113,25 @@ class RunLoop:
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round, observer)
-                if not is_read_later:
+                if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
             save_checkpoint(
                 directory.checkpoints,
                 Checkpoint(self._round_loop.state, self._engine.state(), record),
             )
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        if self._unread is not None:
-            yield self._complete_record(directory, self._unread, self._round_loop.previous_readings)
-        self._unread = record if is_read_later else None
-        if not is_read_later:
-            directory.append_record(record)
-            yield record
+        yield from self._write_record(directory, record)
 
-    def _read_last_round(self, directory: RunDirectory, record: dict[str, Any]) -> dict[str, Any]:
-        """Let clients read the last round, over a network, and complete its record."""
-        readings, remarks = self._round_loop.read_last_round()
-        if readings is None:
-            raise RunCutShort(f"no client has read the last round, {record['round']}.")
-        if remarks:
-            record["remarks"]["closing"] = remarks
-        self._write_confusion(directory, readings.confusion)
-        return self._complete_record(directory, record, readings)
-
-    def _complete_record(
-        self, directory: RunDirectory, record: dict[str, Any], readings: RoundReadings | None
-    ) -> dict[str, Any]:
-        """Complete the record of a round by what clients read of it, and write it down."""
-        if readings is not None:
-            record["accuracy"] = readings.table()
-            record["accuracy_per_client"] = readings.per_client(self._method.reading)
+    def _write_record(
+        self, directory: RunDirectory, record: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Write a round's record down; yield the records that are complete now."""
         directory.append_record(record)
-        self._unread = None
-        return record
+        yield record
+
+    def _complete_records(self, directory: RunDirectory) -> Iterator[dict[str, Any]]:
+        """After the last round: yield the records that are complete only now."""
+        return iter(())
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models and the pool that the last round has left."""
@@ -198,26 +167,16 @@ class RunLoop:
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint)
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
-        records = directory.rewind_records(checkpoint.record if checkpoint else None)
-        if records and self._is_unread(records[-1]):
-            self._unread = records.pop()
-            directory.rewind_records(records[-1] if records else None)
-        return records
-
-    def _is_unread(self, record: dict[str, Any]) -> bool:
-        """Tell whether a round has still to be read by clients that do so later."""
-        return self._experiment.evaluates(record["round"]) and record["accuracy"] is None
+        return directory.rewind_records(checkpoint.record if checkpoint else None)
 
     def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._round_loop.restore(checkpoint.state.to(self._device), checkpoint.record)
-        self._engine.load_state(checkpoint.clients)
+        self._round_loop.state = checkpoint.state.to(self._assembly.device)
+        self._engine.restore(checkpoint.clients, checkpoint.record)
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
         """Sum up the run if its last round is done."""
         summary = None
         if self._round_loop.state.round == self._experiment.rounds:
-            if diagnostics := self._round_loop.diagnostics:
-                directory.write_json(diagnostics.file, diagnostics.summarize(records))
             summary = summarize_run(self._experiment, self._method.reading, records)
             directory.write_json("summary.json", summary)
         return RunResult(

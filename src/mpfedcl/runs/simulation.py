@@ -17,15 +17,13 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
-from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult
+from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
 from mpfedcl.runs.run_loop import RunLoop
 
-_WORKER = "mpfedcl.runs.worker"
+_WORKER = "mpfedcl.worker"
 """The program that each worker process runs."""
 
 
@@ -35,10 +33,10 @@ def run_simulation(
     """Run an experiment into a new run directory."""
     _refuse_in_worker()
     experiment = experiment.resolved(find_method(experiment.method).defaults)
-    attach = companions(experiment)
+    attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
-        simulation = _Simulation(experiment, group)
+        simulation = _Simulation(experiment, group, companions.wrap_engine)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, experiment) as directory:
             return simulation.run(directory, attach(path, observer))
@@ -51,53 +49,48 @@ def resume_simulation(
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
-        attach = companions(changed)
+        attach = companions.attach(changed)
         with _lead_processes(changed) as (experiment, group):
-            simulation = _Simulation(experiment, group)
+            simulation = _Simulation(experiment, group, companions.wrap_engine)
             return simulation.run(directory, attach(path, observer))
 
 
-def follow() -> None:
+def follow(wrap_engine: WrapEngine) -> None:
     """Work in the process group that this process was started in, until its leader has finished."""
     with open_process_group(1, _WORKER) as group:
         assert group is not None
         document = group.broadcast().decode()
-        _Simulation(Experiment.parse_toml(document, Path("experiment")), group).follow()
+        experiment = Experiment.parse_toml(document, Path("experiment"))
+        _Simulation(experiment, group, wrap_engine).follow()
 
 
 class _Simulation(RunLoop):
     """An experiment set up on this machine: data loaded, model made, clients in place."""
 
-    def __init__(self, experiment: Experiment, group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, experiment: Experiment, group: ProcessGroup | None, wrap_engine: WrapEngine
+    ) -> None:
         cap_threads()
         device = find_device(experiment.device)
         self._group = group
-        self._data, self._model = _load_in_turn(experiment, device, group)
+        self._data, model = _load_in_turn(experiment, device, group)
         self._own_tests = {client.name: client.test for client in self._data.clients}
-        method = find_method(experiment.method)(experiment, self._data.num_classes)
-        dtype = getattr(torch, experiment.dtype)
-        drawn = self._model.init(generator(experiment.seed, "weights"), dtype)
-        initial = {name: value.to(device) for name, value in drawn.items()}
-        clock = Clock()
+        assembly = assemble(
+            experiment,
+            model,
+            num_classes=self._data.num_classes,
+            input_size=self._data.input_size,
+            device=device,
+        )
         sizes = {client.name: len(client.labels) for client in self._data.clients}
         if group is not None:
             self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
-        engine: Engine = InProcessEngine(
-            experiment, method, self._model, self._data, initial, clock
-        )
+        local = InProcessEngine(assembly, self._data)
+        engine: Engine = local
         if group is not None:
-            assert isinstance(engine, InProcessEngine)
-            engine = DistributedEngine(engine, sizes, group, device)
-        round_loop = RoundLoop(
-            experiment,
-            method,
-            engine,
-            initial,
-            dimension=self._model.embedding_size,
-            clock=clock,
-        )
-        class_names = self._data.class_names
-        super().__init__(experiment, method, round_loop, engine, clock, device, class_names)
+            engine = DistributedEngine(local, sizes, group, device)
+        engine = wrap_engine(assembly, engine, local, group)
+        super().__init__(assembly, engine, self._data.class_names)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
@@ -110,7 +103,7 @@ class _Simulation(RunLoop):
             directory=directory,
             round=round_number,
             method=self._method,
-            model=self._model,
+            model=self._assembly.model,
             pool=self._pool,
             averaged=self._round_loop.averaged_model,
             personal=self._personal_models(),

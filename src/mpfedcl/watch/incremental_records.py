@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mpfedcl.report.file_schemas import RoundRecord
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.watch.regular_files import file_signature, open_regular_file
 
 MOST_LINE_BYTES = 16 * 2**20

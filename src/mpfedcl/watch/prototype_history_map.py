@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.report.file_schemas import Json
+from mpfedcl.json_files import Json
 from mpfedcl.report.number_formatting import choose_evenly, rounded
 from mpfedcl.report.prototype_map import MOST_PROTOTYPES, list_coordinates
 from mpfedcl.runs.prototype_history import FOLDER, find_rounds

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.report.file_schemas import Json, RoundRecord
+from mpfedcl.json_files import Json
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,
@@ -14,6 +14,7 @@ from mpfedcl.report.number_formatting import (
     round_significant,
     rounded,
 )
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.watch.incremental_records import IncrementalRecords
 from mpfedcl.watch.regular_files import (
     Signature,

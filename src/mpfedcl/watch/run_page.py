@@ -6,16 +6,9 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.json_files import Json, parse_json
 from mpfedcl.methods import find_method, is_built_in
-from mpfedcl.report.file_schemas import (
-    Attendance,
-    ConfusionFile,
-    Json,
-    PartitionFile,
-    RoundRecord,
-    SummaryFile,
-    parse_json,
-)
+from mpfedcl.report.file_schemas import ConfusionFile, PartitionFile, SummaryFile
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,
@@ -24,6 +17,7 @@ from mpfedcl.report.number_formatting import (
 )
 from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
 from mpfedcl.report.seed_groups import describe_seed_group, run_readings_table
+from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.watch.incremental_records import IncrementalRecords
 from mpfedcl.watch.prototype_history_map import PrototypeHistoryMap
 from mpfedcl.watch.regular_files import (

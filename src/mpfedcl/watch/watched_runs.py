@@ -7,8 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.json_files import Json
 from mpfedcl.report.document import compare_runs
-from mpfedcl.report.file_schemas import Json
 from mpfedcl.report.run_description import describe_run
 from mpfedcl.watch.run_discovery import MOST_FOLDERS, find_locked_inodes, find_runs
 from mpfedcl.watch.run_list import RunListEntry

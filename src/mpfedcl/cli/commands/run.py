@@ -10,6 +10,7 @@ from rich.console import Console
 from mpfedcl.api import resume, run
 from mpfedcl.cli.arguments.experiments import Run
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
@@ -23,7 +24,7 @@ def run_command(arguments: Run) -> int:
     if is_worker():
         # torchrun starts the same command many times; one of them does the talking.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        follow()
+        follow(inspect_where_asked)
         return 0
     console = stderr_console()
     with stop_after_round(console) as stop, progress_bar(console) as bar:

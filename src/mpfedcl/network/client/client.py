@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from mpfedcl.data.own_images import open_own_images
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.methods import is_built_in
 from mpfedcl.models import Model
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer
@@ -25,10 +25,10 @@ from mpfedcl.network.message import FORMAT, Kind, Message
 from mpfedcl.network.packing import (
     Introduction,
     check_name,
-    pack_readings,
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.rounds.assembly import assemble
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ class NetworkClient:
             ) from None
 
     def _answer(self, kind: Kind, message: Message) -> Message:
-        if message.value("format", int) > FORMAT:
-            raise ClientRefusal("the server is of a newer version; this client must be updated.")
+        if (found := message.value("format", int)) != FORMAT:
+            newer, older = ("server", "client") if found > FORMAT else ("client", "server")
+            raise ClientRefusal(f"the {newer} is of a newer version; the {older} must be updated.")
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
         device = find_device(self._settings.device)
@@ -117,9 +118,16 @@ class NetworkClient:
         _, data, model = self.loaded
         if kind == "hello":
             return self._introduce(data)
-        method = find_method(experiment.method)(experiment, data.num_classes)
-        broadcast = unpack_broadcast(message, data.num_classes, method.num_prototypes).to(device)
-        trainer = ClientTrainer(experiment, method, model, data, device)
+        assembly = assemble(
+            experiment,
+            model,
+            num_classes=data.num_classes,
+            input_size=data.input_size,
+            device=device,
+        )
+        num_prototypes = assembly.method.num_prototypes
+        broadcast = unpack_broadcast(message, data.num_classes, num_prototypes).to(device)
+        trainer = ClientTrainer(assembly, data)
         store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
         state = store.load(after, device)
@@ -130,12 +138,14 @@ class NetworkClient:
                 broadcast, state, is_personal, message.value("confuse", bool)
             )
         if kind == "close":
-            return Message({} if readings is None else {"late": pack_readings(readings)})
+            return Message({} if readings is None else {"late": readings.to_values()})
         update, kept = trainer.train(broadcast, state)
-        if not math.isfinite(update.loss):
+        if update.loss is not None and not math.isfinite(update.loss):
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
         store.save(broadcast.round, kept, after=after)
-        return pack_update(replace(update, readings=readings))
+        answer = pack_update(update)
+        late = {} if readings is None else {"late": readings.to_values()}
+        return Message({**answer.values, **late}, answer.arrays)
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment, without any path or code that it names."""

@@ -1,17 +1,10 @@
 """One client's work in one round: it evaluates the round before, and trains."""
 
-from dataclasses import replace
-
-import torch
-
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, ClientReadings, StackMember, Update
-from mpfedcl.methods import Method
-from mpfedcl.models import Model
-from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.network.readings import ClientReadings
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import (
     Evaluator,
     accuracy_table,
@@ -25,20 +18,11 @@ from mpfedcl.tensors import Tensors
 class ClientTrainer:
     """A client with its data and its model."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        model: Model,
-        data: FederatedData,
-        device: torch.device,
-    ) -> None:
-        self._method, self._model, self._data = method, model, data
+    def __init__(self, assembly: Assembly, data: FederatedData) -> None:
+        self._method, self._model, self._data = assembly.method, assembly.model, data
         self._name = data.names[0]
-        dtype = getattr(torch, experiment.dtype)
-        drawn = model.init(generator(experiment.seed, "weights"), dtype)
-        self._initial = {name: value.to(device) for name, value in drawn.items()}
-        self._engine = InProcessEngine(experiment, method, model, data, self._initial, Clock())
+        self._initial = assembly.initial
+        self._engine = InProcessEngine(assembly, data)
 
     def evaluate(
         self, broadcast: Broadcast, state: Tensors, is_personal: bool, with_confusion: bool
@@ -74,18 +58,16 @@ class ClientTrainer:
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""
         kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
-        self._engine.load_state(
-            {_add_client(name, self._name): value for name, value in kept_before.items()}
-        )
+        kept = {_add_client(name, self._name): value for name, value in kept_before.items()}
+        self._engine.restore(kept, {})
         (update,) = self._engine.train(broadcast, [self._name], keep=[self._name])
-        if isinstance(update.averaged, StackMember):
-            update = replace(update, averaged=update.averaged.stack.tensors(update.averaged.index))
         self._engine.keep_accepted([self._name])
-        ((_, personal),) = self._engine.personal_models(broadcast.params)
+        personal = dict(self._engine.personal_models(broadcast.params)).get(self._name, {})
         kept = {
             _remove_client(name, self._name): value for name, value in self._engine.state().items()
         }
-        return update, {**kept, **{f"personal/{name}": v for name, v in personal.items()}}
+        kept |= {f"personal/{name}": value for name, value in personal.items()}
+        return update.written_out(), kept
 
 
 def _group(tensors: Tensors, name: str) -> Tensors:

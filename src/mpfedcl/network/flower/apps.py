@@ -48,13 +48,13 @@ _FAILED = 400
 client_app = ClientApp()
 
 
-def make_server_app(companions: "Companions") -> ServerApp:
+def make_server_app(find_companions: "Callable[[], Companions]") -> ServerApp:
     """Return the app that runs or resumes an experiment, with what accompanies its run."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        _run(FlowerTransport(grid), context.run_config, companions)
+        _run(FlowerTransport(grid), context.run_config, find_companions())
 
     return server_app
 

@@ -6,22 +6,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, ClientReadings, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
-from mpfedcl.network.packing import (
-    pack_broadcast,
-    pack_experiment,
-    unpack_readings,
-    unpack_update,
-)
+from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
+from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
 from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Reply, Transport
-from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.measurement import Inspection
+from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.tensors import Tensors
 
 _Content = TypeVar("_Content")
@@ -32,20 +26,21 @@ class NetworkEngine(Engine):
 
     def __init__(
         self,
-        experiment: Experiment,
+        assembly: Assembly,
         transport: Transport,
         registry: ClientRegistry,
         run: str,
-        device: torch.device,
-        clock: Clock,
         status: Status,
     ) -> None:
-        self._experiment = experiment
+        self.previous_readings: RoundReadings | None = None
+        """What the accepted clients read of the round before."""
+        self._experiment = experiment = assembly.experiment
+        self._num_classes = assembly.method.num_classes
         self._transport = transport
         self._registry = registry
         self._run = run
-        self._device = device
-        self._clock = clock
+        self._device = assembly.device
+        self._clock = assembly.clock
         self._status = status
         self._document = pack_experiment(experiment)
         self._connected: dict[str, int] = {}
@@ -57,6 +52,8 @@ class NetworkEngine(Engine):
         self._round = 0
         self._missing: dict[str, str] = {}
         self._replied: set[str] = set()
+        self._late: dict[str, ClientReadings] = {}
+        """What clients read of the round before, by client; it counts if they are accepted."""
 
     def absent_clients(self) -> Collection[str]:
         """Find who is connected; a client that has introduced itself since now takes part."""
@@ -73,61 +70,45 @@ class NetworkEngine(Engine):
 
         The same message asks clients to evaluate the round before, if it is to be evaluated.
         """
-        self._round, self._replied = broadcast.round, set()
+        self._round, self._replied, self._late = broadcast.round, set(), {}
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
         for update in self._exchange("round", broadcast, names, self._read_update, reads=reads):
             self._replied.add(update.client)
             yield update
 
-    def evaluate(
-        self,
-        averaged: Tensors | None,
-        pool: PrototypePool | None,
-        names: Sequence[str],
-        *,
-        with_confusion: bool = False,
-    ) -> None:
-        """Return nothing yet: clients evaluate a round with the broadcast of the next."""
-
-    def read_last_round(self, broadcast: Broadcast) -> dict[str, ClientReadings | Failure]:
-        """Ask all connected clients to evaluate the last round."""
+    def read_last_round(self, broadcast: Broadcast) -> tuple[RoundReadings | None, dict[str, Any]]:
+        """Let all connected clients read the last round; return also who said nothing sound."""
         self.absent_clients()
+        late: dict[str, ClientReadings] = {}
+        rejected: dict[str, str] = {}
         names = sorted(self._connected)
-        found: dict[str, ClientReadings | Failure] = {}
-        for each in self._exchange("close", broadcast, names, _read_readings, reads=True):
+        for each in self._exchange("close", broadcast, names, self._read_late, reads=True):
             if isinstance(each, Failure):
-                found[each.client] = each
+                rejected[each.client] = each.reason
             else:
-                found |= dict([each])
-        return found
+                late |= each
+        told = {"rejected": dict(sorted(rejected.items()))} if rejected else {}
+        return gather_readings(late), {**self.remarks(), **told}
 
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
         return {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
 
-    def inspect(
-        self, broadcast: Broadcast, following: Broadcast, names: Sequence[str]
-    ) -> Inspection:
-        """Refuse: the clients' gradients do not travel. Such experiments are not begun."""
-        raise AssertionError("clients over a network are not inspected")
-
-    def keep_accepted(self, accepted: Sequence[str]) -> None:
+    def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Note whose update was accepted; each client is told with its next message."""
+        counted = {name: self._late[name] for name in accepted if name in self._late}
+        self.previous_readings = gather_readings(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
         # Perhaps its images are others than when it introduced itself.
         self._registry.ask_for_introduction(self._replied - set(accepted))
-
-    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
-        """Yield nothing: personal models stay with their clients."""
-        return iter(())
 
     def state(self) -> Tensors:
         """Return the last round in which each client's update was accepted."""
         return {f"settled/{name}": torch.tensor(r) for name, r in self._accepted.items()}
 
-    def load_state(self, state: Tensors) -> None:
-        """Restore what `state` returned."""
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
         self._accepted = {k.removeprefix("settled/"): int(v) for k, v in state.items()}
 
     def _exchange(
@@ -197,7 +178,13 @@ class NetworkEngine(Engine):
         return self._transport.send(kind, messages, self._experiment.network.round_timeout)
 
     def _read_update(self, name: str, message: Message) -> Update:
-        return _on_device(unpack_update(name, message), self._device)
+        update = unpack_update(name, message)
+        if "late" in message.values:
+            self._late |= self._read_late(name, message)
+        return update.to(self._device)
+
+    def _read_late(self, name: str, message: Message) -> dict[str, ClientReadings]:
+        return {name: unpack_readings(message.value("late", dict), self._num_classes)}
 
     def _write_status(
         self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int
@@ -218,20 +205,3 @@ def _read_reply(
         return read(name, reply.message)
     except MessageError as error:
         return Failure(name, f"its answer cannot be read: {error}")
-
-
-def _read_readings(name: str, message: Message) -> tuple[str, ClientReadings]:
-    return name, unpack_readings(message.value("late", dict))
-
-
-def _on_device(update: Update, device: torch.device) -> Update:
-    assert isinstance(update.averaged, dict)
-    sums = {name: value.to(device) for name, value in update.averaged.items()}
-    return Update(
-        update.client,
-        update.num_samples,
-        sums,
-        update.prototypes.to(device),
-        update.loss,
-        update.readings,
-    )

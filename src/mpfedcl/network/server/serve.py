@@ -18,14 +18,12 @@ from mpfedcl.models import Model, make_mlp
 from mpfedcl.network.packing import Introduction
 from mpfedcl.network.server.client_registry import ClientRegistry, Form, agree_on_classes
 from mpfedcl.network.server.engine import NetworkEngine
+from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
-from mpfedcl.rng import generator
-from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.assembly import assemble
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Companions, Observer, RunResult, no_companions
-from mpfedcl.runs.run_loop import RunLoop
+from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which no update was accepted, before the run ends."""
@@ -37,18 +35,18 @@ def serve(
     out: Path | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    companions: Companions = no_companions,
+    companions: Companions = NO_COMPANIONS,
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
     experiment = check_experiment(experiment)
     # What is missing is said before anybody is waited for.
-    add_trackers = companions(experiment)
+    attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
     experiment = _wait_for_clients(registry, experiment)
     path = out if out is not None else unused_folder(Path("runs") / f"{experiment.method}-network")
     with RunDirectory.create(path, experiment) as directory:
-        attached = add_trackers(path, observer or Observer())
+        attached = attach(path, observer or Observer())
         return _run(transport, experiment, registry, directory, run_status, attached)
 
 
@@ -58,7 +56,7 @@ def resume_serving(
     rounds: int | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    companions: Companions = no_companions,
+    companions: Companions = NO_COMPANIONS,
 ) -> RunResult:
     """Resume a run from its newest sound checkpoint."""
     run_status = Status(status)
@@ -71,11 +69,11 @@ def resume_serving(
             raise InvalidInput(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
-        add_trackers = companions(experiment)
+        attach = companions.attach(experiment)
         form = (known["input_size"], known["encoder"]) if known else None
         registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
         experiment = _wait_for_clients(registry, experiment)
-        attached = add_trackers(path, observer or Observer())
+        attached = attach(path, observer or Observer())
         return _run(transport, experiment, registry, directory, run_status, attached)
 
 
@@ -117,16 +115,15 @@ def _run(
         **dict(zip(("input_size", "encoder"), registry.form, strict=True)),
     }
     directory.write_json("federation.json", known)
-    clock = Clock()
-    engine = NetworkEngine(experiment, transport, registry, known["run"], device, clock, status)
-    method = find_method(experiment.method)(experiment, len(classes))
-    model = _make_model(experiment, registry.form, device)
-    drawn = model.init(generator(experiment.seed, "weights"), getattr(torch, experiment.dtype))
-    initial = {name: value.to(device) for name, value in drawn.items()}
-    rounds = RoundLoop(
-        experiment, method, engine, initial, dimension=model.embedding_size, clock=clock
+    assembly = assemble(
+        experiment,
+        _make_model(experiment, registry.form, device),
+        num_classes=len(classes),
+        input_size=registry.form[0],
+        device=device,
     )
-    run_loop = RunLoop(experiment, method, rounds, engine, clock, device, classes)
+    engine = NetworkEngine(assembly, transport, registry, known["run"], status)
+    run_loop = NetworkRunLoop(assembly, engine, classes)
     monitor = _RunMonitor(registry, directory, classes, status, observer)
     try:
         return run_loop.run(directory, monitor.observer)

@@ -10,30 +10,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mpfedcl.convergence.measurement import Measurement, ratio
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trainer import ClientTask
-from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods import Batch, Context
 from mpfedcl.models import Model
-from mpfedcl.rounds.measurement import Measurement, ratio
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.tensors import Tensors
 
 
 class ObjectiveInspector:
     """Measures clients between two broadcasts: the one they trained with and the one to follow."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        model: Model,
-        broadcast: Broadcast,
-        following: Broadcast,
-    ) -> None:
-        self._experiment = experiment
-        self._method = method
-        self._model = model
+    def __init__(self, assembly: Assembly, broadcast: Broadcast, following: Broadcast) -> None:
+        self._experiment = assembly.experiment
+        self._method = method = assembly.method
+        self._model = assembly.model
         self._following = following
         self._round = broadcast.round
         self._received = method.prepare(broadcast)

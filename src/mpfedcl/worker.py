@@ -1,7 +1,8 @@
-"""`python -m mpfedcl.runs.worker`: a process that works for the one that started it (--workers)."""
+"""`python -m mpfedcl.worker`: a process that works for the one that started it (--workers)."""
 
 import sys
 
+from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import end_with_parent
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.runs.simulation import follow
@@ -11,7 +12,7 @@ def main() -> int:
     """Work until the leader has finished; it does the talking."""
     end_with_parent()
     try:
-        follow()
+        follow(inspect_where_asked)
     except InvalidInput as error:
         print(f"mpfedcl: a worker cannot continue: {error}", file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
-"""What an engine measures of a round where asked to: plain numbers, client by client."""
+"""What is measured of a round: plain numbers, client by client."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an engine measures of a round: each client, and the gradient of the mean objective."""
+    """What is measured of a round: each client, and the gradient of the mean objective."""
 
     clients: dict[str, Measurement]
     gradient_norm: float
     """|∇L(ω_t)|, ∇L = Σ n_i ∇L_i(ω_t) / Σ n_i over these clients; NaN without any."""
-
-
-class Diagnostics(Protocol):
-    """Judges what an engine has measured of each round, where an experiment asks for it."""
-
-    file: str
-    """The file of the run directory that the summary goes to."""
-
-    def judge(
-        self, round_number: int, inspection: Inspection, pool_factor: float | None
-    ) -> dict[str, Any]:
-        """Return what the round's record says under `diagnostics`."""
-
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Continue after the round of this record."""
-
-    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what all rounds together show."""
 
 
 def ratio(part: float, whole: float) -> float:

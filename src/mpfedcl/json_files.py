@@ -1,0 +1,65 @@
+"""JSON files by declaration: what is written and what is read back are one class."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import FORMAT
+
+Json = dict[str, Any]
+"""Plain values, as JSON takes them."""
+
+
+class FileContent(BaseModel):
+    """What is in a file: read-only; names that a later version may add are passed over.
+
+    What an earlier version did not write has a default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    def to_json(self) -> Json:
+        """Return plain values, as the file has them."""
+        return self.model_dump(mode="json")
+
+
+_AnyFile = TypeVar("_AnyFile", bound=FileContent)
+
+
+def read_json_file(path: Path, schema: type[_AnyFile]) -> _AnyFile:
+    """Read a JSON file of a given schema."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist; a report needs it.") from None
+    return parse_json(content, schema, path)
+
+
+def parse_json(content: bytes, schema: type[_AnyFile], path: Path) -> _AnyFile:
+    """Read the content of a JSON file; what is wrong with it is told of the path."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+    found = values.get("format", FORMAT) if isinstance(values, dict) else FORMAT
+    if type(found) is not int or found > FORMAT:
+        raise InvalidInput(
+            f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: a newer "
+            "version wrote it."
+        )
+    return validate_content(values, schema, str(path))
+
+
+def validate_content(values: Any, schema: type[_AnyFile], what: str) -> _AnyFile:
+    """Return values in their schema; what does not fit is told in one sentence."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f"{where} is wrong: " if where else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"{what} is not as mpfedcl writes it: {place}{message}.") from None

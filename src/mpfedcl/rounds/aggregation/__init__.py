@@ -1,0 +1,20 @@
+"""How the clients' tensors become one. A rule is a file of this folder, found by its name."""
+
+from importlib import import_module
+
+from mpfedcl.rounds.aggregation.base import Aggregator, Peers, RuleOverAll
+
+__all__ = ["Aggregator", "Peers", "RuleOverAll", "find_aggregator"]
+
+
+def find_aggregator(rule: str) -> type[Aggregator]:
+    """Return the rule of a name that `aggregation.rule` allows: trimmed-mean is trimmed_mean.py."""
+    module = import_module(f"{__name__}.{rule.replace('-', '_')}")
+    found = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, Aggregator)
+        and each.__module__ == module.__name__
+    ]
+    return found[0]

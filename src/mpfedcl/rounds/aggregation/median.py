@@ -1,0 +1,27 @@
+"""The coordinate-wise median (Yin et al., 2018)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from mpfedcl.rounds.aggregation.base import RuleOverAll
+from mpfedcl.tensors import Tensors
+
+
+class CoordinateMedian(RuleOverAll):
+    """Each number is the median of the clients' numbers; all clients count alike.
+
+    Of an even number of clients it is the mean of the two in the middle.
+    """
+
+    summary = "median of each number, all clients alike"
+
+    def combine(self, updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+        """Return the medians."""
+        low, high = (len(updates) - 1) // 2, len(updates) // 2
+        medians: Tensors = {}
+        for name in updates[0]:
+            ordered = torch.stack([each[name] for each in updates]).sort(dim=0).values
+            # Halves first: the sum of two large numbers may overflow.
+            medians[name] = ordered[low] / 2 + ordered[high] / 2 if low < high else ordered[low]
+        return medians

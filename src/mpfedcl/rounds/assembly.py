@@ -1,0 +1,64 @@
+"""What a federation is made of, put together once for simulation, server, client and tests."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Model
+from mpfedcl.rng import generator
+from mpfedcl.rounds.clock import Clock
+from mpfedcl.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """An experiment's method and model, with the parameters that all begin with."""
+
+    experiment: Experiment
+    method: Method
+    model: Model
+    initial: Tensors
+    """The parameters before round 1: the same on every machine."""
+    sums: Tensors
+    """Zeros of the shapes and types of what clients send to be added up."""
+    device: torch.device
+    clock: Clock
+
+
+def assemble(
+    experiment: Experiment,
+    model: Model,
+    *,
+    num_classes: int,
+    input_size: int,
+    device: torch.device | None = None,
+    method_class: type[Method] | None = None,
+    initial: Tensors | None = None,
+) -> Assembly:
+    """Make the method and draw the first parameters of a resolved experiment.
+
+    Args:
+        experiment: The settings; nothing is left open.
+        model: The model that fits the data.
+        num_classes, input_size: Classes of the data set, and numbers that stand for one sample.
+        device: Where tensors live; the CPU by default.
+        method_class: In place of the method that the experiment names.
+        initial: In place of drawn parameters.
+    """
+    device = device or torch.device("cpu")
+    method = (method_class or find_method(experiment.method))(experiment, num_classes)
+    dtype = getattr(torch, experiment.dtype)
+    if initial is None:
+        initial = model.init(generator(experiment.seed, "weights"), dtype)
+    nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
+    return Assembly(
+        experiment,
+        method,
+        model,
+        {name: value.to(device) for name, value in initial.items()},
+        method.collect(nothing, torch.zeros(0, dtype=torch.int64, device=device)),
+        device,
+        Clock(),
+    )

@@ -1,0 +1,131 @@
+"""Clipping: no client changes the model by more than a given length."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast, StackMember, Update, UpdateStack
+from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.tensors import Tensors
+
+_ROUNDING = 1e-5
+"""What a clipped change may be longer than the limit when its length is taken again."""
+_STACKS_KEPT = 4
+"""Stacks whose clients take turns in the order of names."""
+
+
+class Clip(Processor):
+    """Shortens changes that are longer than `update.clip`; directions stay.
+
+    The change is what a client sends to be averaged, less what it was sent under the same names.
+    The server looks again: a client that does not clip is clipped.
+    """
+
+    name = "clip"
+    stage = "clip"
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._stacks: dict[int, ClippedStack] = {}
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self | None:
+        """Return a clip to `update.clip`."""
+        return None if experiment.update.clip is None else cls(experiment.update.clip)
+
+    def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
+        """Shorten the change."""
+        if isinstance(update.averaged, StackMember):
+            return self._clip_member(update, update.averaged, broadcast)
+        return self._clip_tensors(update, broadcast, self._limit)
+
+    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
+        """Shorten the change of a client that has not done so itself."""
+        if isinstance(update.averaged, StackMember):
+            return update
+        return self._clip_tensors(update, broadcast, self._limit * (1 + _ROUNDING))
+
+    @torch.no_grad()
+    def _clip_tensors(self, update: Update, broadcast: Broadcast, limit: float) -> Update:
+        if not update.averaged:
+            return update
+        assert isinstance(update.averaged, dict)
+        changes = {
+            name: value - broadcast.params[name] if name in broadcast.params else value
+            for name, value in update.averaged.items()
+        }
+        squares = sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
+        if not limit**2 < squares < math.inf:
+            # Also where a value is not finite, which is the guard's to say.
+            return update
+        scale = self._limit / math.sqrt(squares)
+        clipped = {
+            name: broadcast.params[name] + scale * change
+            if name in broadcast.params
+            else scale * change
+            for name, change in changes.items()
+        }
+        return _mark(replace(update, averaged=clipped))
+
+    def _clip_member(self, update: Update, member: StackMember, broadcast: Broadcast) -> Update:
+        """Clip within the stack, so that its clients are still summed without being written out."""
+        key = id(member.stack)
+        if key not in self._stacks:
+            # The last few only: what is kept here keeps its clients' models in memory.
+            kept = list(self._stacks.items())[1 - _STACKS_KEPT :]
+            clipped = ClippedStack(member.stack, broadcast.params, self._limit)
+            self._stacks = dict([*kept, (key, clipped)])
+        clipped = self._stacks[key]
+        if all(scale == 1 for scale in clipped.scales):
+            return update
+        update = replace(update, averaged=StackMember(clipped, member.index))
+        return _mark(update) if clipped.scales[member.index] < 1 else update
+
+
+class ClippedStack:
+    """A stack whose clients' changes x_i - x are scaled: Σ w_i (x + s_i (x_i - x)) in one go."""
+
+    def __init__(self, stack: UpdateStack, start: Tensors, limit: float) -> None:
+        self.scales = [
+            limit / math.sqrt(squares) if limit**2 < squares < math.inf else 1.0
+            for squares in stack.squared_changes
+        ]
+        self._stack = stack
+        self._start = start
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+    @property
+    def template(self) -> Tensors:
+        """One client's tensors, for their shapes."""
+        return self._stack.template
+
+    def weighted_sum(self, weights: Tensor) -> Tensors:
+        """Return the weighted sum over clients."""
+        scales = torch.tensor(self.scales, dtype=torch.float64)
+        sums = self._stack.weighted_sum(weights * scales)
+        rest = float((weights * (1 - scales)).sum())
+        return {name: value + rest * self._start[name] for name, value in sums.items()}
+
+    @property
+    def squared_changes(self) -> Sequence[float]:
+        """The squared lengths of the clipped changes."""
+        pairs = zip(self._stack.squared_changes, self.scales, strict=True)
+        return [squares * scale**2 for squares, scale in pairs]
+
+    def tensors(self, index: int) -> Tensors:
+        """Return what one client shares."""
+        scale, own = self.scales[index], self._stack.tensors(index)
+        if scale == 1:
+            return own
+        return {n: self._start[n] + scale * (value - self._start[n]) for n, value in own.items()}
+
+
+def _mark(update: Update) -> Update:
+    return replace(update, processed=tuple(sorted({*update.processed, Clip.name})))

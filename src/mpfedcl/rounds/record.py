@@ -1,0 +1,52 @@
+"""The record of a round: one line of rounds.jsonl, written and read by this declaration."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mpfedcl.json_files import FileContent, Json
+from mpfedcl.methods import Reading
+from mpfedcl.rounds.evaluation import Test
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Attendance(FileContent):
+    """Who took part in a round."""
+
+    answered: list[str]
+    missing: list[str]
+    rejected: dict[str, str]
+
+
+class RoundRecord(FileContent):
+    """What is written down of a round."""
+
+    round: Annotated[int, Field(ge=1, le=10**9)]
+    loss: float | None
+    accuracy: dict[Test, dict[Reading, float | None]] | None
+    accuracy_per_client: dict[str, float | None] | None
+    loss_per_client: dict[str, float | None] | None = None
+    """Of the clients that were accepted."""
+    seconds: dict[str, _Seconds]
+    bytes: dict[str, _Count]
+    clients: Attendance
+    sent: dict[str, _Count] = Field(default_factory=dict)
+    """The largest upload of one client: parameters, and floats of prototypes."""
+    unchanged: bool = False
+    """True where no client was accepted, so that the state stayed as it was."""
+    withheld: list[str] = Field(default_factory=list)
+    """Clients that have answered and had nothing to send."""
+    processed: dict[str, list[str]] = Field(default_factory=dict)
+    """Whose updates each processor has changed."""
+    remarks: dict[str, Any] = Field(default_factory=dict)
+    """What else the method and the engine say of the round."""
+    diagnostics: dict[str, Any] | None = None
+    """What was measured beside, where the experiment asks for it."""
+
+    def to_json(self) -> Json:
+        """Return plain values; without diagnostics where nobody asked."""
+        return self.model_dump(
+            mode="json", exclude={"diagnostics"} if self.diagnostics is None else None
+        )

@@ -1,0 +1,42 @@
+"""Methods that use what the others do not: sums, private state, updates that are withheld."""
+
+import torch
+from torch import Tensor
+
+from mpfedcl.methods import Context, Method, Server, Tally, Tensors, Update
+
+
+class ClassSums(Method):
+    """Does not train: clients send the sums of their samples by class, and that is all."""
+
+    name = "class-sums"
+    trains = False
+    shares_model = False
+
+    def init_server(self, params: Tensors) -> Server:
+        return Server(params, private={"rounds": torch.zeros(1)})
+
+    def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        chosen = torch.nn.functional.one_hot(labels, self.num_classes).to(torch.float64)
+        return {"counts": chosen.sum(0), "sums": chosen.T @ inputs.double()}
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        assert means == {}
+        extra = {name: value.clone() for name, value in tally.sums.items()}
+        extra["clients"] = torch.tensor([float(len(tally.names)), tally.share])
+        return Server(server.params, extra, {"rounds": server.private["rounds"] + 1})
+
+
+class Withholds(Method):
+    """Clients with few samples keep their model to themselves; the others count by their square."""
+
+    name = "withholds"
+
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
+        sent, state = super().finish(params, context, num_steps)
+        return (None if num_steps < 2 else sent), state
+
+    def weigh(self, update: Update, server: Server) -> float:
+        return float(update.num_samples) ** 2

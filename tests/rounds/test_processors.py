@@ -1,0 +1,133 @@
+"""Processors of updates: clipping by hand, in stacks, and of clients that do not clip."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tampered_updates import VICTIM, TamperingEngine, with_tensor
+
+from mpfedcl.engines import Engine
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rounds.processors import ProcessorChain
+from small_experiments import build_federation, small, tensors_of
+
+START = {"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}
+
+
+def broadcast() -> Broadcast:
+    return Broadcast(1, START, {}, PrototypePool.empty(2, 2))
+
+
+def chain(clip: float | None) -> ProcessorChain:
+    return ProcessorChain(Experiment(update={"clip": clip}))
+
+
+def make_update(w: list[float], **others: list[float]) -> Update:
+    tensors = {n: torch.tensor(v, dtype=torch.float64) for n, v in ({"w": w} | others).items()}
+    return Update("a", 1, tensors, Prototypes.empty(2), 0.0)
+
+
+def test_nothing_asked_for_is_nothing_done() -> None:
+    update = make_update([100.0, 1.0])
+    assert chain(None).names == ()
+    assert chain(None).outgoing(update, broadcast()) is update
+
+
+def test_a_long_change_is_shortened_and_keeps_its_direction() -> None:
+    # (3, 4) has length 5; what is not a parameter counts as it is.
+    clipped = chain(2.5).outgoing(make_update([4.0, 5.0]), broadcast())
+    assert tensors_of(clipped)["w"].tolist() == [2.5, 3.0]
+    assert clipped.processed == ("clip",)
+    clipped = chain(2.5).outgoing(make_update([1.0, 1.0], extra=[3.0, 4.0]), broadcast())
+    assert tensors_of(clipped)["extra"].tolist() == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0], [2.0, 1.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_a_short_change_and_one_that_is_none_stay(values: list[float]) -> None:
+    update = make_update(values)
+    assert chain(1.0).outgoing(update, broadcast()) is update
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e3, allow_nan=False), min_size=2, max_size=2),
+    st.floats(1e-3, 1e3),
+)
+def test_no_change_is_longer_than_the_limit(values: list[float], limit: float) -> None:
+    clipped = chain(limit).outgoing(make_update(values), broadcast())
+    change = tensors_of(clipped)["w"] - START["w"]
+    assert float(change.norm()) <= limit * (1 + 1e-9)
+    # Who has clipped is not clipped again.
+    assert chain(limit).incoming(clipped, broadcast()) is clipped
+
+
+def test_withheld_updates_pass() -> None:
+    update = replace(make_update([9.0, 9.0]), averaged=None)
+    assert chain(1.0).outgoing(update, broadcast()) is update
+
+
+class Stack:
+    """Three clients: one within the limit, two beyond it."""
+
+    def __init__(self) -> None:
+        self.values = torch.tensor([[1.5, 1.0], [4.0, 5.0], [1.0, 11.0]], dtype=torch.float64)
+        self.template = {"w": self.values[0]}
+        self.squared_changes = [0.25, 25.0, 100.0]
+
+    def __len__(self) -> int:
+        return 3
+
+    def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"w": weights @ self.values}
+
+    def tensors(self, index: int) -> dict[str, torch.Tensor]:
+        return {"w": self.values[index]}
+
+
+def test_in_a_stack_clients_are_clipped_together() -> None:
+    stack, processors = Stack(), chain(2.5)
+    found = []
+    for index in range(3):
+        update = replace(make_update([0.0, 0.0]), averaged=StackMember(stack, index))
+        found.append(processors.outgoing(update, broadcast()))
+    assert [each.processed for each in found] == [(), ("clip",), ("clip",)]
+    members = [each.averaged for each in found if isinstance(each.averaged, StackMember)]
+    assert len({id(member.stack) for member in members}) == 1
+    clipped = members[0].stack
+    wanted = [[1.5, 1.0], [2.5, 3.0], [1.0, 3.5]]
+    assert [tensors_of(each)["w"].tolist() for each in found] == wanted
+    weights = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    assert clipped.weighted_sum(weights)["w"].tolist() == [6.5, 7.0]
+    assert clipped.squared_changes == [0.25, 6.25, 6.25]
+
+
+def test_a_client_that_does_not_clip_is_clipped(images: Path) -> None:
+    experiment = small(images, "fedavg", update__clip=0.5)
+
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_tensor("hidden.0.weight", lambda w: w + 100))
+
+    federation = build_federation(experiment, lie)
+    start = {name: each.clone() for name, each in federation.state.server.params.items()}
+    record = federation.run_round(evaluate=False)
+    assert VICTIM in record.processed["clip"]
+    moved = sum(
+        float((each - start[name]).square().sum())
+        for name, each in federation.state.server.params.items()
+    )
+    assert math.sqrt(moved) <= 0.5
+
+
+def test_what_cannot_be_processed_is_rejected_with_the_guards_words(images: Path) -> None:
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_tensor("classifier.bias", lambda b: b[:2]))
+
+    record = build_federation(small(images, "fedavg", update__clip=0.5), lie).run_round(
+        evaluate=False
+    )
+    assert record.clients.rejected == {VICTIM: "tensor classifier.bias has shape [2]; expected [3]"}
