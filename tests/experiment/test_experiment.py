@@ -183,7 +183,7 @@ def test_an_experiment_is_frozen() -> None:
         ({"partition__alpha": float("nan")}, "partition.alpha is nan; it must be finite."),
         ({"partition__alpha": float("inf")}, "partition.alpha is inf; it must be finite."),
         ({"partition__alpha": None}, "partition.alpha is None; it must be a valid number."),
-        ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'label', 'feature',"),
+        ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'classes', 'feature',"),
         ({"dataset__domains": "a"}, "dataset.domains is 'a'; it must be a valid tuple."),
         ({"prototypes__per_class": 0}, "prototypes.per_class is 0; it must be greater than"),
         ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),

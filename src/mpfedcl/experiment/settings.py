@@ -4,11 +4,16 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.source_files import partition_files, partition_summaries
+
+# One of the names of the files in data/partitions/, which no type checker knows.
+PartitionKind = str if TYPE_CHECKING else Literal[tuple(partition_files())]
+_KINDS = " ".join(f"{kind}: {summary}" for kind, summary in partition_summaries().items())
 
 
 class Settings(BaseModel):
@@ -72,9 +77,7 @@ class PartitionSettings(Settings):
     """How the images are split among the clients."""
 
     section: ClassVar[str] = "partition"
-    kind: Literal["label", "feature", "iid", "classes", "quantity"] = "label"
-    """label: Dirichlet shares of each class; feature: one domain per client; iid: equal shares at
-    random; classes: a few classes each; quantity: Dirichlet shares of the whole."""
+    kind: Annotated[PartitionKind, Field(description=_KINDS)] = "label"
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True

@@ -21,8 +21,7 @@ def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str
         "quantity": f"quantity skew Dir({partition.alpha:g})",
         "classes": f"{partition.classes_per_client} classes per client",
         "feature": "feature skew",
-        "iid": "iid",
-    }[partition.kind]
+    }.get(partition.kind, partition.kind)
     if partition.validation:
         words += f", {100 * partition.validation:g} % of training held out as test"
     return f"{words}, seed {experiment.seed}" if with_seed else words
