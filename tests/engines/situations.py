@@ -15,7 +15,7 @@ from mpfedcl.models import Model
 from mpfedcl.rng import generator
 from mpfedcl.rounds.clock import Clock
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import METHODS, small
+from small_experiments import HIDDEN, METHODS, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -140,6 +140,7 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
         "partition__alpha": 0.5,
         "train__batch_size": 4,
         "train__lr": 0.1,
+        "model__hidden": HIDDEN,
     }
     return small(root, method, **settings | dict(changes))
 

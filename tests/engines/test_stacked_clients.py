@@ -17,7 +17,7 @@ from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rounds.round_loop import RoundLoop, RoundRecord
 from small_experiments import HIDDEN
 
-pytestmark = pytest.mark.usefixtures("small_model")
+pytestmark = pytest.mark.usefixtures("quick_files")
 
 
 # One client goes astray

@@ -16,7 +16,7 @@ from mpfedcl.network.client.client import ClientRefusal, ClientSettings, Network
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_experiment
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 
 def hello(experiment: Experiment, **changes: Any) -> Message:

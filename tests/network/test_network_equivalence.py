@@ -16,7 +16,7 @@ from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
 from small_experiments import METHODS, read_records
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 SCAFFOLD = "custom_method:Scaffold"
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}

@@ -88,6 +88,9 @@ _PLAIN_ERRORS = {
     r"Error parsing --(\S+): could not convert string to float: ('.*')": (
         r"--\1 is \2; it must be a number"
     ),
+    r"Error parsing --(\S+): Could not find valid parse for arguments: \[(.*)\]": (
+        r"--\1 is \2; it must be numbers"
+    ),
     r"invalid choice ('.*') for argument '--(\S+)'. Expected one of \((.*)\)": (
         r"--\2 is \1; it must be one of \3"
     ),

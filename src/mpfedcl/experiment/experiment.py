@@ -23,6 +23,7 @@ from mpfedcl.experiment.settings import (
     FedProtoSettings,
     FedProxSettings,
     GuardSettings,
+    ModelSettings,
     NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
@@ -108,6 +109,7 @@ class Experiment(Settings):
     dbscan: DbscanSettings = DbscanSettings()
     guard: GuardSettings = GuardSettings()
     encoder: EncoderSettings = EncoderSettings()
+    model: ModelSettings = ModelSettings()
     network: NetworkSettings = NetworkSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""

@@ -188,6 +188,15 @@ class EncoderSettings(Settings):
     """Train the encoder too (resnet18): each client runs the full network."""
 
 
+class ModelSettings(Settings):
+    """The network that clients train: fully connected layers, on pixels or behind the encoder."""
+
+    section: ClassVar[str] = "model"
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
+    """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
+    256 behind an encoder]."""
+
+
 class GuardSettings(Settings):
     """What an update from a client may look like."""
 
