@@ -203,8 +203,10 @@ def test_splits_are_those_of_earlier_versions(kind: str, wanted: str, tmp_path: 
         images = random.integers(0, 255, (280, 3, 3), dtype=numpy.uint8)
         numpy.savez(
             tmp_path / f"{name}.npz",
-            **{"x_train": images[:200], "y_train": labels[:200]},
-            **{"x_test": images[200:], "y_test": labels[200:]},
+            x_train=images[:200],
+            y_train=labels[:200],
+            x_test=images[200:],
+            y_test=labels[200:],
         )
     variants: list[dict[str, Any]] = [
         {},

@@ -50,6 +50,23 @@ def test_no_other_way_of_naming_code(client: NetworkClient, name: str) -> None:
         client.answer("hello", hello(folder_experiment().replace(method=name)))
 
 
+def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
+    tmp_path: Path, client: NetworkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = "pull_method:Pull"
+    # This process has not seen the class: the section is a table of whatever was sent.
+    monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
+    asked = folder_experiment().replace(method=method, pull={"beta": -1})
+    with pytest.raises(ClientRefusal, match="this client imports none"):
+        client.answer("hello", hello(asked))
+    settings = ClientSettings("north", tmp_path / "memory", tmp_path / "own", methods=(method,))
+    allowing = NetworkClient(settings)
+    with pytest.raises(ClientRefusal, match=r"pull\.beta is -1; it must be greater than"):
+        allowing.answer("hello", hello(asked))
+    sound = folder_experiment().replace(method=method, pull={"beta": 2})
+    assert Introduction.from_message(allowing.answer("hello", hello(sound))).name == "north"
+
+
 def test_folders_and_files_that_a_server_names_are_never_used(
     tmp_path: Path, client: NetworkClient
 ) -> None:

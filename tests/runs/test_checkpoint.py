@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpfedcl.methods import ServerState
+from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.round_loop import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -19,7 +19,7 @@ def make_checkpoint(number: int) -> Checkpoint:
     rows = Prototypes(
         torch.randn(2, 4, generator=random), torch.tensor([0, 2]), torch.tensor([5, number])
     )
-    server = ServerState(
+    server = Server(
         {"a.weight": torch.randn(3, 2, generator=random)},
         {"control": torch.randn(3, generator=random, dtype=torch.float64)},
     )

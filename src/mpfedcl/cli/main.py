@@ -5,7 +5,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any, NoReturn
 import tyro
 
 from mpfedcl.cli.arguments import deployment, experiments, federation
-from mpfedcl.cli.arguments.settings_flags import SETTINGS_RULES
+from mpfedcl.cli.arguments.settings_flags import settings_rules
+from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.settings import Settings
 
 _HELP = """\
 mpfedcl: federated learning for clients whose data differ
@@ -167,10 +170,15 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 def parse(argv: list[str]) -> Any:
     """Return a command's arguments: defaults, then the file's, then the flags'."""
     name, rest = _find_command(argv)
-    command, program = _COMMANDS[name][0], f"mpfedcl {name}"
-    parsed = _parse(command, rest, program)
+    command = _COMMANDS[name][0]
+    sections: Mapping[str, type[Settings]] = {}
+    if "settings" in command.__dataclass_fields__:
+        many = "methods" in command.__dataclass_fields__
+        sections = import_own_methods(rest, from_files=not many)
+    program = _Program(f"mpfedcl {name}", rest, sections)
+    parsed = program.parse(command)
     if isinstance(parsed, experiments.Run) and parsed.resume is not None:
-        return _parse_resume(parsed, rest, program)
+        return _parse_resume(parsed, program)
     kept: Experiment | None = None
     if isinstance(parsed, federation.FederationStart) and parsed.resume is not None:
         kept = _read_resumed_experiment(parsed.resume)
@@ -183,18 +191,18 @@ def parse(argv: list[str]) -> Any:
     given = (
         {"directory": parsed.directory} if isinstance(parsed, federation.FederationStart) else {}
     )
-    anew = _parse(command, rest, program, command(**given, settings=kept))
+    anew = program.parse(command, command(**given, settings=kept))
     if isinstance(anew, federation.FederationStart) and anew.resume is not None:
         _refuse_changes(anew.settings, kept, ("rounds",), "resume allows only --rounds beside it")
     return anew
 
 
-def _parse_resume(first: experiments.Run, argv: list[str], program: str) -> experiments.Run:
+def _parse_resume(first: experiments.Run, program: "_Program") -> experiments.Run:
     if first.file is not None or first.out is not None:
         raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
     assert first.resume is not None
     kept = _read_resumed_experiment(first.resume)
-    parsed: experiments.Run = _parse(experiments.Run, argv, program, experiments.Run(settings=kept))
+    parsed: experiments.Run = program.parse(experiments.Run, experiments.Run(settings=kept))
     _refuse_changes(parsed.settings, kept, ("rounds", *RESULT_NEUTRAL_SETTINGS), _RESUME_ALLOWS)
     return parsed
 
@@ -212,17 +220,26 @@ def _refuse_changes(asked: Experiment, kept: Experiment, free: Sequence[str], ru
         raise InvalidInput(f"{rule}; other settings stay as they were.")
 
 
-def _parse(command: type[Any], argv: list[str], program: str, default: Any = None) -> Any:
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            given = {} if default is None else {"default": default}
-            return tyro.cli(command, prog=program, args=argv, registry=SETTINGS_RULES, **given)
-    except SystemExit as end:
-        if end.code in (0, None):
-            raise
-        sentence = _first_paragraph(said.getvalue())
-        raise InvalidInput(f"{sentence} (see {program} --help).") from None
+@dataclass(frozen=True)
+class _Program:
+    """A command's name as it is said in help, its words, and the sections that methods bring."""
+
+    name: str
+    words: list[str]
+    sections: Mapping[str, type[Settings]]
+
+    def parse(self, command: type[Any], default: Any = None) -> Any:
+        """Return the command's arguments; what is not given is as in `default`."""
+        said, rules = io.StringIO(), settings_rules(self.sections)
+        try:
+            with contextlib.redirect_stderr(said):
+                given = {} if default is None else {"default": default}
+                return tyro.cli(command, prog=self.name, args=self.words, registry=rules, **given)
+        except SystemExit as end:
+            if end.code in (0, None):
+                raise
+            sentence = _first_paragraph(said.getvalue())
+            raise InvalidInput(f"{sentence} (see {self.name} --help).") from None
 
 
 def _first_paragraph(box: str) -> str:

@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.source_files import partition_files, partition_summaries
 
-# One of the names of the files in data/partitions/, which no type checker knows.
-PartitionKind = str if TYPE_CHECKING else Literal[tuple(partition_files())]
+if TYPE_CHECKING:
+    PartitionKind = str
+else:
+    # The names of the files in data/partitions/, which no type checker knows.
+    PartitionKind = Literal[tuple(partition_files())]
 _KINDS = " ".join(f"{kind}: {summary}" for kind, summary in partition_summaries().items())
 
 
@@ -23,6 +26,7 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     section: ClassVar[str] = ""
+    """Its name in a file and before its flags: `section = "fedprox"` makes --fedprox.mu."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -33,8 +37,7 @@ class Settings(BaseModel):
     def flattened(self, prefix: str = "") -> list[tuple[str, Any]]:
         """Return all settings by dotted name."""
         found: list[tuple[str, Any]] = []
-        for name in type(self).model_fields:
-            value = getattr(self, name)
+        for name, value in self:
             if isinstance(value, Settings):
                 found += value.flattened(f"{prefix}{name}.")
             else:
@@ -147,32 +150,6 @@ class ContrastSettings(Settings):
     sample: Annotated[int | None, Field(ge=1)] = None
     """Large pools: contrast each step with the prototypes of this many clients, drawn anew; the
     loss is right on average [default: with all of them]."""
-
-
-class FedProxSettings(Settings):
-    """FedProx."""
-
-    section: ClassVar[str] = "fedprox"
-    mu: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the pull to the global model."""
-
-
-class FedProtoSettings(Settings):
-    """FedProto."""
-
-    section: ClassVar[str] = "fedproto"
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the pull to the global prototypes."""
-
-
-class DbscanSettings(Settings):
-    """Clustering by DBSCAN (dp-fedcl)."""
-
-    section: ClassVar[str] = "dbscan"
-    eps: Annotated[float | None, Field(gt=0)] = None
-    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
-    min_samples: Annotated[int, Field(ge=1)] = 3
-    """Images that make a dense neighbourhood, the image itself included."""
 
 
 class EncoderSettings(Settings):

@@ -9,7 +9,7 @@ import torch
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, ClientReadings, Failure
-from mpfedcl.methods import Method, ServerState
+from mpfedcl.methods import Method, Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.clock import Clock
@@ -65,7 +65,7 @@ class RoundState:
     """All that the next round depends on."""
 
     round: int
-    server: ServerState
+    server: Server
     prototypes: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
 
@@ -73,7 +73,7 @@ class RoundState:
         """Return the state on a device."""
         return type(self)(
             self.round,
-            ServerState(
+            Server(
                 {name: value.to(device) for name, value in self.server.params.items()},
                 {name: value.to(device) for name, value in self.server.extra.items()},
             ),

@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import ServerState
+from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.round_loop import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
@@ -121,6 +121,6 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         )
         for name, received in manifest["received"].items()
     }
-    server = ServerState(below("params"), below("extra"))
+    server = Server(below("params"), below("extra"))
     state = RoundState(manifest["round"], server, rows)
     return Checkpoint(state, below("clients"), manifest["record"])

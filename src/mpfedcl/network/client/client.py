@@ -149,6 +149,12 @@ class NetworkClient:
                 f"method is {experiment.method!r}; this client imports none but those it was "
                 "started with (--methods)."
             )
+        # Its class is known only now, and with it what its own settings may be.
+        find_method(experiment.method)
+        try:
+            experiment = experiment.replace()
+        except InvalidInput as error:
+            raise ClientRefusal(str(error)) from None
         name = settings.encoder or experiment.encoder.name
         if (
             settings.encoder is None
