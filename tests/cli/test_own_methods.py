@@ -80,6 +80,17 @@ def test_a_file_names_the_method_and_flags_win(tmp_path: Path) -> None:
         parse(["run", str(file)])
 
 
+def test_a_file_without_the_usual_ending_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
+    file = tmp_path / "settings.txt"
+    file.write_text(f'method = "{PULL}"\n[pull]\nbeta = 0.5\n')
+    found = parse(["run", str(file), "--rounds", "3"]).settings
+    assert (found.rounds, found.setting("pull__beta")) == (3, 0.5)
+    assert parse(["run", str(file), "--method", "fedavg"]).settings == Experiment(method="fedavg")
+
+
 def test_commands_of_several_methods_have_the_flags_of_all() -> None:
     for command in ("compare", "tune"):
         words = ["--methods", "fedavg", PULL, "custom_method:Scaffold", "--pull.beta", "2"]

@@ -1,5 +1,7 @@
 """Sections that methods declare in their own files, read without running them."""
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,13 @@ def test_the_section_of_a_class_that_is_not_loaded_stays_a_table() -> None:
         assert dict(Experiment.parse_toml(kept.to_toml(), NOWHERE).flattened())["mine"] == table
     # To another method it says nothing.
     assert experiment.replace(method="fedavg") == Experiment(method="fedavg")
+
+
+def test_experiments_travel_between_processes() -> None:
+    table = Experiment(method=OUTSIDE, mine={"beta": 0.5})
+    for experiment in (Experiment(method="fedprox", fedprox={"mu": 0.5}).resolved(), table):
+        assert pickle.loads(pickle.dumps(experiment)) == experiment
+        assert copy.deepcopy(experiment) == experiment
 
 
 def test_names_and_sections_are_known_without_torch() -> None:

@@ -6,6 +6,7 @@ This module imports no torch, so the command line checks its input and shows hel
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -136,6 +137,10 @@ class Experiment(Settings):
             else:
                 sections[name] = values.pop(name)
         super().__init__(**values, **sections)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain values: the classes of methods' sections are made anew by each process.
+        return partial(type(self), **self.model_dump()), ()
 
     def replace(self, **changes: Any) -> Self:
         """Return a new experiment with changes; `partition__alpha=0.1` reaches into a section."""

@@ -18,6 +18,7 @@ from tyro.constructors import (
 )
 
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.method_settings import is_declared
 from mpfedcl.experiment.settings import Settings
 
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
@@ -37,12 +38,20 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
             StructFieldSpec(name, _flag_type(field), getattr(values, name), _help_text(field))
             for name, field in info.type.model_fields.items()
         ]
-        if info.type is Experiment:
-            fields += [
-                StructFieldSpec(name, kind, getattr(values, name, kind()), None)
-                for name, kind in method_sections.items()
-            ]
-        return StructConstructorSpec(instantiate=info.type, fields=tuple(fields))
+        if not isinstance(values, Experiment):
+            return StructConstructorSpec(instantiate=info.type, fields=tuple(fields))
+        fields += [
+            StructFieldSpec(name, kind, getattr(values, name, kind()), None)
+            for name, kind in method_sections.items()
+        ]
+        unknown = {n: v for n, v in (values.model_extra or {}).items() if n not in method_sections}
+
+        def instantiate(method: str, **given: Any) -> Experiment:
+            # The table of a class that nobody has imported yet has no flags, and is kept as it is.
+            kept = {} if is_declared(method) else unknown
+            return Experiment(method=method, **given, **kept)
+
+        return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
 
     return rules
 
