@@ -13,8 +13,8 @@ _Base = TypeVar("_Base")
 def allow_current_folder() -> None:
     """Let classes come from the current folder, where an installed command does not look.
 
-    Only for who names one on the command line: a run directory from elsewhere must not choose what
-    is run of the folder that its reader happens to be in.
+    A method's class only if the command line names it: a run directory from elsewhere must not
+    choose what is run of the folder that its reader happens to be in.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -27,10 +27,11 @@ def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
         found = getattr(importlib.import_module(module_name), class_name)
     # A user's module may fail in any way while it is imported; the sentence says how.
     except Exception as error:
+        elsewhere = str(Path.cwd()) not in sys.path
+        here = f"; the current folder is searched if --{field} names it" if elsewhere else ""
         raise InvalidInput(
             f"{field} is {name!r}; it must name an importable package.module:Class "
-            f"({type(error).__name__}: {error}), which is looked for in the current folder only if "
-            f"--{field} says so."
+            f"({type(error).__name__}: {error}){here}."
         ) from None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise InvalidInput(

@@ -147,7 +147,7 @@ def test_only_the_command_line_finds_a_class_in_the_current_folder(
         code, _, error = call(*again, cwd=tmp_path)
         assert code == 2
         assert "method is 'here_only:Pull'; it must name an importable" in error
-        assert "only if --method says so" in error
+        assert "the current folder is searched if --method names it" in error
     assert call("run", "--resume", "run", "--rounds", 3, *named, cwd=tmp_path)[0] == 0
     # Whoever only reads a run needs no class, and runs none.
     (tmp_path / "here_only.py").unlink()

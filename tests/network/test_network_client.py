@@ -191,7 +191,6 @@ def test_a_share_that_there_is_not(images: Path, tmp_path: Path) -> None:
     [
         ({"diagnostics": ("convergence",)}, "diagnostics is convergence; over a network it must"),
         ({"workers": 2}, "workers is 2; over a network it must be 1"),
-        ({"method": "fedx"}, "method is 'fedx'; it must be one of"),
     ],
 )
 def test_experiments_that_cannot_run_over_a_network(

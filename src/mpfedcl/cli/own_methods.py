@@ -20,7 +20,7 @@ def import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, t
     Without --method a file of settings or the run to resume names it, `from_files`.
     """
     said = [*_values_of("--method", words), *_values_of("--methods", words)]
-    if not all(map(is_built_in, [*said, *_values_of("--track", words)])):
+    if not all(map(is_built_in, said)):
         allow_current_folder()
     if not said and from_files:
         said = list(_methods_in_files(words))

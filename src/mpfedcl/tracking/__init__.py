@@ -11,7 +11,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.tracking.tracker import Tracker, read_failures, write_failures
-from mpfedcl.user_classes import import_class
+from mpfedcl.user_classes import allow_current_folder, import_class
 
 __all__ = ["Record", "Tracker", "add_trackers", "make_trackers", "read_failures"]
 
@@ -86,6 +86,7 @@ def _make_tracker(name: str) -> Tracker:
 
 
 def _make_users_tracker(name: str) -> Tracker:
+    allow_current_folder()
     found = import_class("track", name, Tracker)
     try:
         return found()

@@ -52,20 +52,16 @@ def run_command(arguments: Run) -> int:
         else:
             result = run(arguments.settings, arguments.out, observer)
     if result.summary is None:
+        method = result.experiment.method
+        # The current folder is searched for a class only if it is named again.
+        again = f" --method {method}" if ":" in method else ""
         console.print(
             f"Stopped after round {len(result.history)} of {result.experiment.rounds}. "
-            f"Resume with: mpfedcl run --resume {result.path}{_own_classes(result.experiment)}"
+            f"Resume with: mpfedcl run --resume {result.path}{again}"
         )
         return 130
     show_result(result, draw_figures(result), arguments.readings, as_json=arguments.json)
     return 0
-
-
-def _own_classes(experiment: Experiment) -> str:
-    """Return the flags that name the user's own classes: the current folder's are found only so."""
-    method = "" if ":" not in experiment.method else f" --method {experiment.method}"
-    is_own = any(":" in name for name in experiment.track)
-    return method + (f" --track {' '.join(experiment.track)}" if is_own else "")
 
 
 def show_result(result: RunResult, figures: list[Path], readings: str, *, as_json: bool) -> None:
