@@ -2,21 +2,28 @@
 
 Run it from this folder:  mpfedcl run --method custom_method:Scaffold --rounds 10
 
-It uses most hooks: state of the server, state of each client, gradients corrected at every step,
-and more tensors than the weights in the average. A simpler method overrides only `loss`.
+It has a setting, state of server and clients, gradients corrected at every step, and more than the
+weights in the average. A simpler method overrides only `loss`.
 """
 
 from torch import zeros_like
 
-from mpfedcl.methods import Broadcast, Context, Method, Server, Tally, Tensors
+from mpfedcl.methods import Broadcast, Context, Field, Method, Server, Settings, Tally, Tensors
+
+
+class ScaffoldSettings(Settings):
+    """SCAFFOLD."""
+
+    section = "scaffold"
+    server_lr: float = Field(default=1.0, gt=0)
+    """Length of the server's step towards the average of the clients' models."""
 
 
 class Scaffold(Method):
     """Clients correct their drift: step along gradient - own control + server's control."""
 
-    name = "scaffold"
-    summary = "FedAvg with control variates against client drift"
-    reading = "averaged_classifier"
+    name, summary = "scaffold", "FedAvg with control variates against client drift"
+    settings: ScaffoldSettings
 
     def init_server(self, params: Tensors) -> Server:
         """Start the server's control at zero; it is sent with each broadcast."""
@@ -33,13 +40,11 @@ class Scaffold(Method):
     def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
         """Return the server's control and the length of this round's steps, momentum included."""
         train = self.experiment.train
-        lr = train.learning_rate(broadcast.round)
-        return broadcast.extra, lr / (1 - train.momentum)
+        return broadcast.extra, train.learning_rate(broadcast.round) / (1 - train.momentum)
 
     def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
         """g - c_i + c."""
-        control, _ = context.received
-        return {n: g - context.state[n] + control[n] for n, g in gradients.items()}
+        return {n: g - context.state[n] + context.received[0][n] for n, g in gradients.items()}
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
         """c_i' = c_i - c + (w_start - w_end) / (steps * length)."""
@@ -49,6 +54,6 @@ class Scaffold(Method):
         return {**params, **change}, {n: context.state[n] - control[n] + drift[n] for n in params}
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average the weights; add the mean change to the server's control."""
-        extra = {n: c + means[f"control.{n}"] for n, c in server.extra.items()}
-        return Server({n: means[n] for n in server.params}, extra)
+        """Step towards the mean of the weights; add the mean change to the server's control."""
+        params = {n: w.lerp(means[n], self.settings.server_lr) for n, w in server.params.items()}
+        return Server(params, {n: c + means[f"control.{n}"] for n, c in server.extra.items()})

@@ -22,7 +22,7 @@ from mpfedcl.cli.main import main
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from process_federation import CLIENTS, FaultLog, ProcessFederation
-from small_experiments import EXAMPLES, HIDDEN, Say, save_images, small
+from small_experiments import EXAMPLES, Say, save_images, small
 from watch_server import Server, watched
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
@@ -53,15 +53,14 @@ def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", HIDDEN)
+def quick_files(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs, some hundred of them."""
     # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 @pytest.fixture
-def small_and_quick(small_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_network(quick_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for runs over a network, where nobody waits for long."""
     for module in ("engine", "client_registry"):
         monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)

@@ -26,7 +26,7 @@ from mpfedcl.tensors import Tensors
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HIDDEN = (24, 12)
-"""Layers of the model that the fixture `small_model` makes of the paper's: a thousand weights."""
+"""Layers of a model of a thousand weights, for whole runs, some hundred of them."""
 PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
 
 Json = dict[str, Any]
@@ -94,7 +94,11 @@ def flags(root: Path, **changes: Any) -> list[str]:
         "train.batch-size": 8,
     }
     given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
-    return [word for name, each in (settings | given).items() for word in (f"--{name}", str(each))]
+    return [
+        word
+        for name, each in (settings | given).items()
+        for word in (f"--{name}", *map(str, each if isinstance(each, tuple) else (each,)))
+    ]
 
 
 def tensors_of(update: Update) -> Tensors:

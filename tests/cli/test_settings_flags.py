@@ -7,7 +7,7 @@ import pytest
 import tyro
 from pydantic import Field
 
-from mpfedcl.cli.arguments.settings_flags import SETTINGS_RULES
+from mpfedcl.cli.arguments.settings_flags import settings_rules
 from mpfedcl.experiment.settings import Settings
 
 
@@ -31,7 +31,7 @@ class Whole(Settings):
 
 
 def parse(*words: str, default: Whole | None = None) -> Whole:
-    return tyro.cli(Whole, args=words, default=default or Whole(), registry=SETTINGS_RULES)
+    return tyro.cli(Whole, args=words, default=default or Whole(), registry=settings_rules({}))
 
 
 def test_what_is_parsed_are_the_classes_themselves() -> None:

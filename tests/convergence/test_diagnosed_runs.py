@@ -32,12 +32,8 @@ from small_experiments import (
 
 pytestmark = pytest.mark.whole
 
-ON: dict[str, Any] = {"diagnostics": ("convergence",)}
-
-
-@pytest.fixture(autouse=True)
-def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (16, 8))
+TINY: dict[str, Any] = {"model__hidden": (16, 8)}
+ON: dict[str, Any] = {"diagnostics": ("convergence",), **TINY}
 
 
 def told(record: Json) -> Json:
@@ -119,7 +115,7 @@ def test_off_nothing_is_asked_for(images: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_run_is_the_same_run(images: Path, tmp_path: Path, method: str) -> None:
-    experiment = small(images, method, fraction=0.7, rounds=3)
+    experiment = small(images, method, fraction=0.7, rounds=3, **TINY)
     run(experiment, tmp_path / "off")
     run(experiment.replace(**ON), tmp_path / "on")
     assert_same_results(tmp_path / "on", tmp_path / "off")
@@ -169,15 +165,12 @@ def test_engines_measure_the_same(
 
 
 def test_two_processes_measure_the_same_and_go_on_alike(images: Path, tmp_path: Path) -> None:
-    # The workers are processes of their own with the full model, so the one process has it too.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
-        experiment = small(images, rounds=3, dtype="float64", fraction=0.7, **ON)
-        run(experiment, tmp_path / "one")
-        done: list[object] = []
-        stop = Observer(on_round=done.append, should_stop=lambda: len(done) == 2)
-        run(experiment.replace(workers=2), tmp_path / "two", stop)
-        resume(tmp_path / "two")
+    experiment = small(images, rounds=3, dtype="float64", fraction=0.7, **ON)
+    run(experiment, tmp_path / "one")
+    done: list[object] = []
+    stop = Observer(on_round=done.append, should_stop=lambda: len(done) == 2)
+    run(experiment.replace(workers=2), tmp_path / "two", stop)
+    resume(tmp_path / "two")
     for ours, theirs in zip(
         read_records(tmp_path / "two"), read_records(tmp_path / "one"), strict=True
     ):

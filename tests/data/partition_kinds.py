@@ -6,22 +6,17 @@ from typing import Any
 import numpy
 import pytest
 
-from mpfedcl.data.partition import (
-    partition_by_classes,
-    partition_by_label,
-    partition_by_quantity,
-    partition_iid,
-)
+from mpfedcl.data.partitions import classes, iid, label, quantity
 from mpfedcl.data.train_test_split import Indices
 
 Partition = Callable[..., list[Indices]]
 
 KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
-    "iid": (partition_iid, {}),
-    "label": (partition_by_label, {"alpha": 0.5}),
-    "label, plain": (partition_by_label, {"alpha": 0.5, "balanced": False}),
-    "quantity": (partition_by_quantity, {"alpha": 0.5}),
-    "classes": (partition_by_classes, {"classes_per_client": 1}),
+    "iid": (iid.partition, {}),
+    "label": (label.partition, {"alpha": 0.5}),
+    "label, plain": (label.partition, {"alpha": 0.5, "balanced": False}),
+    "quantity": (quantity.partition, {"alpha": 0.5}),
+    "classes": (classes.partition, {"classes_per_client": 1}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

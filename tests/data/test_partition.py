@@ -1,5 +1,7 @@
 """Partitions: what holds for every kind, and what each kind promises."""
 
+import hashlib
+import itertools
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +18,7 @@ from partition_kinds import (
     partition_labels,
 )
 
-from mpfedcl.data import partition
-from mpfedcl.data.partition import (
-    partition_by_classes,
-    partition_by_label,
-    partition_by_quantity,
-    partition_iid,
-)
+from mpfedcl.data.partitions import _drawing, classes, iid, label, quantity
 from mpfedcl.data.train_test_split import Indices, count_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.rng import numpy_generator
@@ -44,7 +40,7 @@ def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) 
     if kind == "classes":
         options["classes_per_client"] = data.draw(st.integers(1, len(set(labels.tolist()))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "MOST_DRAWS", 200)
+        patch.setattr(_drawing, "MOST_DRAWS", 200)
         try:
             shares = partition_labels(
                 kind, labels, num_clients, min_size=min_size, test_fraction=fraction, **options
@@ -72,6 +68,32 @@ def test_the_seed_decides(kind: str) -> None:
     first, again, other = (partition_labels(kind, labels, 4, seed=seed) for seed in (3, 3, 4))
     assert all(numpy.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not numpy.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "wanted"),
+    [
+        ("iid", {}, "b418d028a3eed311"),
+        ("label", {"alpha": 0.05}, "ba0300a823b99935"),
+        ("label, plain", {"alpha": 0.3}, "7e0e2179196a21bb"),
+        ("quantity", {"alpha": 0.5}, "0fde7c0d1bf77207"),
+        ("classes", {"classes_per_client": 2}, "06328e7cc752197b"),
+    ],
+)
+def test_the_draws_are_those_of_earlier_versions(
+    kind: str, options: dict[str, Any], wanted: str
+) -> None:
+    """Old runs are resumed, and published numbers made again, on the very same images."""
+    digest = hashlib.sha256()
+    for seed, fraction in itertools.product((0, 1, 2**62), (None, 0.5)):
+        for num_images, num_classes, num_clients in ((500, 7, 5), (3000, 10, 8)):
+            labels = make_labels(num_images, num_classes)
+            shares = partition_labels(
+                kind, labels, num_clients, seed=seed, min_size=3, test_fraction=fraction, **options
+            )
+            for share in shares:
+                digest.update(share.astype("<i8").tobytes() + b"|")
+    assert digest.hexdigest()[:16] == wanted
 
 
 @every_kind
@@ -117,13 +139,13 @@ def test_classes_without_images_do_no_harm(kind: str) -> None:
 def test_iid_shares_differ_by_one_at_most(num_images: int, num_clients: int, seed: int) -> None:
     assume(num_clients <= num_images)
     labels = make_labels(num_images, 3)
-    sizes = [len(share) for share in partition_iid(labels, num_clients, seed=seed)]
+    sizes = [len(share) for share in iid.partition(labels, num_clients, seed=seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_iid_gives_everyone_about_the_same_of_each_class() -> None:
     labels = numpy.repeat(numpy.arange(4), 1000)
-    counts = count(labels, partition_iid(labels, 4, seed=0))
+    counts = count(labels, iid.partition(labels, 4, seed=0))
     assert abs(counts - 250).max() < 60  # about four standard deviations
 
 
@@ -141,9 +163,9 @@ def test_balanced_gives_no_class_to_a_client_with_its_fair_share(
     labels = numpy.repeat(numpy.arange(len(class_sizes)), class_sizes)
     assume(len(labels) >= num_clients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "MOST_DRAWS", 200)
+        patch.setattr(_drawing, "MOST_DRAWS", 200)
         try:
-            shares = partition_by_label(labels, num_clients, seed=seed, alpha=alpha)
+            shares = label.partition(labels, num_clients, seed=seed, alpha=alpha)
         except InvalidInput:
             return  # a draw with so many images each is rare or impossible here
     counts = count(labels, shares)
@@ -159,7 +181,7 @@ def deal_slowly(
     fair = sum(class_sizes) / num_clients
     held = [0] * num_clients
     table = numpy.zeros((num_clients, len(class_sizes)), dtype=numpy.int64)
-    for label, size in enumerate(class_sizes):
+    for each, size in enumerate(class_sizes):
         mass = 0.0
         while mass == 0:
             shares = [float(p) for p in generator.dirichlet([alpha] * num_clients)]
@@ -171,7 +193,7 @@ def deal_slowly(
             ends.append(reached)
         cuts = [0, *(round(end / reached * size) for end in ends)]
         for client, (low, high) in enumerate(pairwise(cuts)):
-            table[client, label] = high - low
+            table[client, each] = high - low
             held[client] += high - low
     return table
 
@@ -184,8 +206,8 @@ def test_balanced_agrees_with_a_slow_reimplementation(alpha: float) -> None:
     for seed in range(40):
         # One draw at a time, the two consume the generator alike.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(partition, "_MOST_DRAWS_AT_ONCE", 1)
-            shares = partition_by_label(labels, 4, seed=seed, alpha=alpha)
+            patch.setattr(_drawing, "_MOST_DRAWS_AT_ONCE", 1)
+            shares = label.partition(labels, 4, seed=seed, alpha=alpha)
         generator = numpy_generator(seed, "partition", "label")
         expected = deal_slowly(class_sizes, 4, alpha, generator)
         if expected.sum(axis=1).min() >= 1:  # else the draw was refused and another one taken
@@ -198,7 +220,7 @@ def test_plain_lets_a_full_client_have_more() -> None:
     labels = numpy.repeat(numpy.arange(10), 50)
     beyond = 0
     for seed in range(30):
-        counts = count(labels, partition_by_label(labels, 4, seed=seed, alpha=0.1, balanced=False))
+        counts = count(labels, label.partition(labels, 4, seed=seed, alpha=0.1, balanced=False))
         before = numpy.cumsum(counts, axis=1) - counts
         beyond += int(numpy.any((before >= 125) & (counts > 0)))
     assert beyond > 20
@@ -207,9 +229,9 @@ def test_plain_lets_a_full_client_have_more() -> None:
 def test_large_alpha_gives_equal_shares() -> None:
     labels = numpy.repeat(numpy.arange(3), 4000)
     for balanced in (True, False):
-        shares = partition_by_label(labels, 4, seed=0, alpha=1e6, balanced=balanced)
+        shares = label.partition(labels, 4, seed=0, alpha=1e6, balanced=balanced)
         assert abs(count(labels, shares) - 1000).max() <= 12
-    sizes = [len(share) for share in partition_by_quantity(labels, 4, seed=0, alpha=1e6)]
+    sizes = [len(share) for share in quantity.partition(labels, 4, seed=0, alpha=1e6)]
     assert max(abs(size - 3000) for size in sizes) <= 36
 
 
@@ -220,7 +242,7 @@ def test_shares_have_the_dirichlet_mean_and_spread() -> None:
         [
             [len(share) / num_images for share in shares]
             for shares in (
-                partition_by_label(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
+                label.partition(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
                 for seed in range(400)
             )
         ]
@@ -232,7 +254,7 @@ def test_shares_have_the_dirichlet_mean_and_spread() -> None:
 
 def test_tiny_alpha_gives_a_class_to_one_client() -> None:
     labels = numpy.repeat(numpy.arange(10), 30)
-    counts = count(labels, partition_by_label(labels, 5, seed=0, alpha=1e-6))
+    counts = count(labels, label.partition(labels, 5, seed=0, alpha=1e-6))
     assert numpy.all((counts > 0).sum(axis=0) == 1)
 
 
@@ -243,15 +265,15 @@ def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> 
     per_client = data.draw(st.integers(1, num_classes))
     num_clients = data.draw(st.integers(1, 12))
     labels = numpy.repeat(numpy.arange(num_classes), 37)
-    shares = partition_by_classes(
+    shares = classes.partition(
         labels, num_clients, seed=data.draw(st.integers(0, 999)), classes_per_client=per_client
     )
     counts = count(labels, shares)
     assert numpy.all((counts > 0).sum(axis=1) == per_client)
     holders = (counts > 0).sum(axis=0)
     assert holders.max() - holders.min() <= 1
-    for label in range(num_classes):
-        shares = counts[counts[:, label] > 0, label]
+    for each in range(num_classes):
+        shares = counts[counts[:, each] > 0, each]
         if len(shares):
             assert shares.sum() == 37
             assert shares.max() - shares.min() <= 1
@@ -259,7 +281,7 @@ def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> 
 
 def test_matched_splits_count_only_what_trains() -> None:
     labels = make_labels(400, 4)
-    shares = partition_by_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
+    shares = label.partition(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
     assert count_training(count(labels, shares), 0.5).sum(axis=1).min() >= 20
 
 
@@ -269,9 +291,9 @@ def test_extreme_shares_are_sound(alpha: float, num_clients: int) -> None:
     generator = numpy.random.default_rng(0)
     is_open = generator.random((50, num_clients)) < 0.5
     is_open[:, 0] = True
-    shares = partition._draw_shares(is_open, alpha, generator)
+    shares = _drawing.draw_shares(is_open, alpha, generator)
     assert numpy.isfinite(shares).all()
-    cut = partition._round_shares(shares, 1000)
+    cut = _drawing.round_shares(shares, 1000)
     assert numpy.all(cut.sum(axis=1) == 1000)
     assert cut.min() >= 0
     assert not cut[~is_open].any()

@@ -7,14 +7,14 @@ import numpy
 import pytest
 from partition_kinds import every_kind, make_labels, partition_labels
 
-from mpfedcl.data import partition
+from mpfedcl.data.partitions import _drawing
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 
 
 @pytest.fixture
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "MOST_DRAWS", 200)
+    monkeypatch.setattr(_drawing, "MOST_DRAWS", 200)
 
 
 def sentence_of(kind: str, labels: Indices, num_clients: int, **options: Any) -> str:
@@ -33,7 +33,7 @@ def test_refuses_more_clients_than_images(kind: str) -> None:
 
 @every_kind
 def test_refuses_more_than_there_is_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "_redraw", None)  # no draw is even tried
+    monkeypatch.setattr(_drawing, "MOST_DRAWS", 0)  # no draw is even tried
     sentence = sentence_of(kind, make_labels(100, 3), 5, min_size=21)
     assert "partition.min_size is 21; it must be at most 20" in sentence
     assert "clients 5 and 100 images" in sentence

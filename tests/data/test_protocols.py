@@ -1,6 +1,9 @@
 """The protocols of the benchmark sets: who trains and is tested on how many images of a class."""
 
+import hashlib
+import itertools
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -9,6 +12,7 @@ import pytest
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
+from mpfedcl.data.reader import open_image_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
@@ -180,3 +184,46 @@ def test_refuses_more_training_images_than_there_are() -> None:
     image_index = make_image_index("domainnet", sizes, sizes)
     with pytest.raises(InvalidInput, match=r"dataset\.train_size is 105; it must be at most 50"):
         split_images(image_index, "feature")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("iid", "d9dded4d915da0a7"),
+        ("label", "4e2da7dddf5e0df4"),
+        ("classes", "ea514c60dd73479b"),
+        ("quantity", "a2824bcfdce85d6c"),
+        ("feature", "e9f4c5a0b2829a66"),
+    ],
+)
+def test_splits_are_those_of_earlier_versions(kind: str, wanted: str, tmp_path: Path) -> None:
+    for seed, name in enumerate("abc"):
+        random = numpy.random.default_rng(seed)
+        labels = random.integers(0, 4, 280)
+        images = random.integers(0, 255, (280, 3, 3), dtype=numpy.uint8)
+        numpy.savez(
+            tmp_path / f"{name}.npz",
+            x_train=images[:200],
+            y_train=labels[:200],
+            x_test=images[200:],
+            y_test=labels[200:],
+        )
+    variants: list[dict[str, Any]] = [
+        {},
+        {"dataset__per_class": 20, "dataset__train_size": 60},
+        {"partition__validation": 0.25},
+    ]
+    digest = hashlib.sha256()
+    for seed, test, changes in itertools.product((0, 5), ("shared", "matched"), variants):
+        experiment = Experiment(seed=seed, clients=None if kind == "feature" else 4).replace(
+            **{"dataset__name": "folder", "dataset__root": tmp_path, "partition__kind": kind},
+            **{"partition__alpha": 0.3, "partition__test": test, **changes},
+        )
+        resolved = experiment.resolved()
+        split = split_among_clients(open_image_set(resolved.dataset), resolved)
+        for name in sorted(split.training):
+            digest.update(name.encode())
+            digest.update(split.training[name].rows.astype("<i8").tobytes())
+            digest.update(split.own_test[name].astype("<i8").tobytes())
+        digest.update(split.test.rows.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == wanted

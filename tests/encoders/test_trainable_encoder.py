@@ -150,13 +150,13 @@ def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
 
 def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
     random = find_encoder("random-resnet18", None, tmp_path)
-    params = start(make_model(random, 512, 10, trains_encoder=True))
+    params = start(make_model(random, 512, 10, (), trains_encoder=True))
     assert sum(value.numel() for value in params.values()) == 11_310_410
     path = tmp_path / "model.onnx"
     path.write_bytes(b"anything")
     onnx = find_encoder(f"onnx:{path}", None, tmp_path)
     with pytest.raises(InvalidInput, match=r"encoder.train is true, but .* model\.onnx cannot"):
-        make_model(onnx, 512, 10, trains_encoder=True)
+        make_model(onnx, 512, 10, (), trains_encoder=True)
 
 
 def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:

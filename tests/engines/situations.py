@@ -10,7 +10,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import METHODS, assemble_federation, small
+from small_experiments import HIDDEN, METHODS, assemble_federation, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -135,6 +135,7 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
         "partition__alpha": 0.5,
         "train__batch_size": 4,
         "train__lr": 0.1,
+        "model__hidden": HIDDEN,
     }
     return small(root, method, **settings | dict(changes))
 

@@ -20,7 +20,7 @@ from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, METHODS, read_records, save_images
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_model")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_files")]
 
 Runner = Callable[[Experiment, Path], RunResult]
 
@@ -138,13 +138,12 @@ def test_in_single_precision_a_round_is_the_loops(
     images: Path,
     tmp_path: Path,
     reference: Reference,
-    monkeypatch: pytest.MonkeyPatch,
     method: str,
     engine: str,
 ) -> None:
     # The paper's model, whose products are long enough to round.
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
-    experiment = double(images, method, RAGGED | {"dtype": "float32", "rounds": 1})
+    changes = {"dtype": "float32", "rounds": 1, "model__hidden": ()}
+    experiment = double(images, method, RAGGED | changes)
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, SINGLE)
 

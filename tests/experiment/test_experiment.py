@@ -27,7 +27,7 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 experiments = st.fixed_dictionaries(
     {},
     optional={
-        "method": names,
+        "method": st.sampled_from(["mp-fedcl", "local"]) | names.map(lambda name: f"{name}:Own"),
         "rounds": st.integers(1, 10**9),
         "clients": st.none() | st.integers(1, 10**9),
         "fraction": st.floats(1e-9, 1),
@@ -59,6 +59,7 @@ experiments = st.fixed_dictionaries(
         "fedprox__mu": st.floats(0, 1e9),
         "dbscan__eps": st.none() | positive(),
         "guard__max_norm": positive(1e300),
+        "model__hidden": st.lists(st.integers(1, 65_536), max_size=4).map(tuple),
         "options": st.dictionaries(names, st.text(st.characters(codec="utf-8"), max_size=12)),
     },
 )
@@ -108,8 +109,11 @@ def test_the_paper_s_defaults() -> None:
     assert (prototypes.min_cluster_size, prototypes.pool_ttl) == (1, 1)
     contrast = experiment.contrast
     assert (contrast.form, contrast.temperature, contrast.weight) == ("slots", 0.07, 1.0)
-    assert (experiment.fedprox.mu, experiment.fedproto.weight) == (0.01, 1.0)
-    assert experiment.dbscan.min_samples == 3
+    assert (experiment.setting("fedprox__mu"), experiment.setting("fedproto__weight")) == (
+        0.01,
+        1.0,
+    )
+    assert experiment.setting("dbscan__min_samples") == 3
     assert experiment.dataset.name == "mnist-sample"
 
 
@@ -183,7 +187,7 @@ def test_an_experiment_is_frozen() -> None:
         ({"partition__alpha": float("nan")}, "partition.alpha is nan; it must be finite."),
         ({"partition__alpha": float("inf")}, "partition.alpha is inf; it must be finite."),
         ({"partition__alpha": None}, "partition.alpha is None; it must be a valid number."),
-        ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'label', 'feature',"),
+        ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'classes', 'feature',"),
         ({"dataset__domains": "a"}, "dataset.domains is 'a'; it must be a valid tuple."),
         ({"prototypes__per_class": 0}, "prototypes.per_class is 0; it must be greater than"),
         ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),

@@ -22,6 +22,7 @@ from mpfedcl.network.message import Arrays
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.runs.observer import Observer, RunResult
 from small_experiments import (
+    HIDDEN,
     Json,
     assert_same_results,
     read_records,
@@ -40,7 +41,13 @@ QUICK = {"network__round_timeout": 30.0, "network__patience": 5.0}
 
 def float64_experiment(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
     """Return an experiment of three rounds in float64."""
-    settings = {"rounds": 3, "dtype": "float64", "train__lr": 0.1, "partition__alpha": 0.5}
+    settings = {
+        "rounds": 3,
+        "dtype": "float64",
+        "train__lr": 0.1,
+        "partition__alpha": 0.5,
+        "model__hidden": HIDDEN,
+    }
     return small(root, method, **settings | QUICK | changes)
 
 

@@ -87,7 +87,7 @@ def test_strangers_without_end_are_forgotten() -> None:
     assert len(transport.sent) == len(set(transport.sent))
 
 
-@pytest.mark.usefixtures("small_and_quick")
+@pytest.mark.usefixtures("quick_network")
 def test_npz_files_of_ones_own(tmp_path: Path) -> None:
     save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
     save_images(tmp_path / "many/x.npz", num_train=15, num_test=5, num_classes=5)
@@ -102,7 +102,7 @@ def test_npz_files_of_ones_own(tmp_path: Path) -> None:
     assert read_records(run.path)[1]["clients"]["answered"] == ["few", "many"]
 
 
-@pytest.mark.usefixtures("small_and_quick", "own_places")
+@pytest.mark.usefixtures("quick_network", "own_places")
 def test_pictures_through_an_encoder(tmp_path: Path) -> None:
     """Pictures of any size become features of one length; the server needs no encoder."""
     changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}

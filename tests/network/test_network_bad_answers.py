@@ -15,7 +15,7 @@ from mpfedcl.errors import RunCutShort
 from mpfedcl.network.flower.apps import from_records
 from small_experiments import Json, assert_same_results, read_records, read_summary
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 HONEST = ("client-0", "client-1")
 SECOND = {**BAD_READINGS, "nothing, ever": (lambda *_: None, ""), "an old answer": (None, "")}
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bad_run(small_and_quick: None, many_images: Path, folder: Path) -> Path:
+def bad_run(quick_network: None, many_images: Path, folder: Path) -> Path:
     """A run of two rounds with two honest clients among many others, made once."""
     if not (folder / "run").exists():
         experiment = float64_experiment(

@@ -12,7 +12,7 @@ from flwr.app import Message as FlowerMessage
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_experiments import Json, Say, read_records
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 @pytest.fixture

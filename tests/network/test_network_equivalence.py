@@ -16,11 +16,22 @@ from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
 from small_experiments import METHODS, read_records
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
-SCAFFOLD = "custom_method:Scaffold"
+SCAFFOLD, PULL = "custom_method:Scaffold", "pull_method:Pull"
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}
 ONES = {"partition__kind": "quantity", "partition__alpha": 0.8, "clients": 6}
+
+
+def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Path) -> None:
+    changes = {"pull__beta": 0.3, "pull__norm": "absolute", "pull__layers": ("hidden",)}
+    experiment = float64_experiment(images, PULL, **changes)
+    federation = LoopbackFederation(experiment, tmp_path, methods=PULL)
+    found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
+    assert_like_simulation(found.path, wanted.path, experiment)
+    other = run(experiment.replace(pull__beta=0.0), tmp_path / "other")
+    with pytest.raises(AssertionError):
+        assert_like_simulation(found.path, other.path, experiment)
 
 
 @pytest.mark.parametrize("method", [*METHODS, SCAFFOLD])

@@ -14,7 +14,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.apps import from_records
 from small_experiments import METHODS
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
 SCAFFOLD = "custom_method:Scaffold"
@@ -199,10 +199,7 @@ def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("method", "most"), [("mp-fedcl", 2), ("fedproto", 1)])
-def test_the_bytes_that_the_document_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, most: int
-) -> None:
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (512, 512, 256))
+def test_the_bytes_that_the_document_tells(tmp_path: Path, method: str, most: int) -> None:
     experiment = Experiment(method=method, rounds=1, clients=2).replace(
         dataset__train_size=200, partition__kind="iid", prototypes__per_class=2
     )

@@ -21,7 +21,7 @@ from mpfedcl import resume, run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from small_experiments import read_records, read_summary
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_and_quick")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 SCAFFOLD = "custom_method:Scaffold"
 GONE = 5
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def whole(small_and_quick: None, images: Path, folder: Path) -> Whole:
+def whole(quick_network: None, images: Path, folder: Path) -> Whole:
     """The run of a method that nothing has interrupted, made once."""
 
     def find(method: str) -> Path:

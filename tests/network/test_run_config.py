@@ -8,12 +8,12 @@ import pytest
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.flower.run_config import OWN_KEYS, parse_run_config, setting_keys
+from mpfedcl.network.flower.run_config import KEYS, parse_run_config
 from mpfedcl.network.setup.folders import write_app
 
 ROOT = Path(__file__).parents[2]
 
-OTHER: dict[str, Any] = {
+OTHER = {
     "method": "fedproto",
     "device": "cuda:1",
     "dtype": "float64",
@@ -21,36 +21,42 @@ OTHER: dict[str, Any] = {
     "diagnostics": "convergence",
     "dataset.name": "digit5",
     "dataset.root": "/data",
-    "dataset.classes": "cat dog",
-    "dataset.domains": "mnist usps",
-    "dataset.test_fraction": 0.25,
+    "dataset.classes": "cat,dog",
+    "dataset.domains": "mnist,usps",
+    "dataset.test_fraction": "0.25",
     "partition.kind": "iid",
     "partition.test": "matched",
-    "partition.validation": 0.5,
+    "partition.validation": "0.5",
     "prototypes.padding": "fill",
     "prototypes.init": "random",
     "contrast.form": "pooled",
-    "dbscan.eps": 0.5,
+    "dbscan.eps": "0.5",
     "encoder.name": "none",
     "encoder.weights": "/weights",
-    "fraction": 0.5,
-    "train.lr_decay": 0.5,
-    "train.momentum": 0.25,
-    "network.enough": 0.5,
-    "track": "tensorboard own.module:Tracker",
+    "model.hidden": "32,16",
+    "fraction": "0.5",
+    "train.lr_decay": "0.5",
+    "train.momentum": "0.25",
+    "network.enough": "0.5",
+    "track": "tensorboard,own.module:Tracker",
     "track_to": "/logs",
-    "options": "beta=0.5 gamma=x",
 }
 """A value that is not the default, where none can be made up."""
 
+NAMES = [name for name, _ in Experiment().flattened() if name != "options"]
 
-def another(key: str) -> Any:
-    default = Experiment().setting(key.replace(".", "__"))
-    if key in OTHER:
-        return OTHER[key]
+
+def another(name: str) -> str:
+    default = Experiment().setting(name.replace(".", "__"))
+    if name in OTHER:
+        return OTHER[name]
     if isinstance(default, bool):
-        return not default
-    return 3 if default is None else default + 1
+        return str(not default).lower()
+    return str(3 if default is None else default + 1)
+
+
+def read(settings: str, **config: str) -> Experiment:
+    return parse_run_config({"settings": settings, **config}).experiment
 
 
 def listed(path: Path) -> dict[str, Any]:
@@ -58,8 +64,8 @@ def listed(path: Path) -> dict[str, Any]:
     return app
 
 
-def test_both_apps_list_all_settings_and_nothing_else(tmp_path: Path) -> None:
-    wanted = dict.fromkeys([*OWN_KEYS, *setting_keys()], "")
+def test_both_apps_list_the_keys_and_nothing_else(tmp_path: Path) -> None:
+    wanted = dict.fromkeys(KEYS, "")
     write_app(tmp_path)
     assert listed(ROOT / "pyproject.toml")["config"] == wanted
     assert listed(tmp_path / "pyproject.toml")["config"] == wanted
@@ -71,59 +77,81 @@ def test_both_apps_list_all_settings_and_nothing_else(tmp_path: Path) -> None:
     assert listed(tmp_path / "pyproject.toml")["components"] == components
 
 
-@pytest.mark.parametrize("key", setting_keys())
-def test_every_setting_can_travel(key: str) -> None:
-    value = another(key)
-    # Flower's configurations know texts, numbers and truths alone.
-    assert type(value) in (str, int, float, bool)
-    empty = dict.fromkeys([*OWN_KEYS, *setting_keys()], "")
-    order = parse_run_config({**empty, key: value})
-    name = key.replace(".", "__")
-    found, before = order.experiment.setting(name), Experiment().setting(name)
-    assert found != before
-    assert order.experiment == Experiment().replace(**{name: found})
-    # As text too: that is how a file of settings has it.
-    assert parse_run_config({key: str(value)}).experiment == order.experiment
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_can_travel(name: str) -> None:
+    found = read(f"{name}={another(name)}")
+    field = name.replace(".", "__")
+    value = found.setting(field)
+    assert value != Experiment().setting(field)
+    assert found == Experiment().replace(**{field: value})
+    # As a flag has it too.
+    assert read(f"{name.replace('_', '-')}={another(name)}") == found
+
+
+def test_all_settings_at_once() -> None:
+    found = read("  ".join(f"{name}={another(name)}" for name in NAMES))
+    assert [name for name in NAMES if found.setting(name.replace(".", "__")) is None] == []
+    assert (found.method, found.rounds, found.train.lr_decay) == ("fedproto", 61, 0.5)
+    assert found.model.hidden == (32, 16)
 
 
 def test_what_is_left_open_stays_open() -> None:
-    order = parse_run_config(dict.fromkeys([*OWN_KEYS, *setting_keys()], ""))
-    assert order.experiment == Experiment()
-    assert (order.rounds, order.out, order.resume, order.status) == (None,) * 4
+    request = parse_run_config(dict.fromkeys(KEYS, ""))
+    assert request.experiment == Experiment()
+    assert (request.rounds, request.out, request.resume, request.status) == (None,) * 4
 
 
-def test_lists_and_tables() -> None:
-    config = {"dataset.classes": "cat dog", "options": "beta=0.5 name=a=b", "diagnostics": ""}
-    experiment = parse_run_config(config).experiment
-    assert experiment.dataset.classes == ("cat", "dog")
-    assert experiment.options == {"beta": "0.5", "name": "a=b"}
+def test_lists_tables_and_blanks() -> None:
+    found = read("""dataset.classes='old cat,dog' options.beta=0.5 options.name=a=b""")
+    assert found.dataset.classes == ("old cat", "dog")
+    assert found.options == {"beta": "0.5", "name": "a=b"}
+    assert read("model.hidden=[8,4]").model.hidden == (8, 4)
+    assert read("model.hidden=[8]").model.hidden == (8,)
+    assert read("dataset.classes=1,2").dataset.classes == ("1", "2")
+    assert read("dataset.domains=").dataset.domains == ()
 
 
-def test_a_whole_document_that_others_change() -> None:
+def test_a_whole_document_that_settings_change() -> None:
     document = Experiment(rounds=7, seed=3).replace(dataset__classes=("a b", "c")).to_toml()
-    order = parse_run_config({"experiment": document, "seed": 4, "out": "/x", "status": "/y"})
-    assert (order.experiment.rounds, order.experiment.seed) == (7, 4)
-    # Names with blanks travel in the document.
-    assert order.experiment.dataset.classes == ("a b", "c")
-    assert (order.out, order.status, order.rounds) == (Path("/x"), Path("/y"), None)
+    request = parse_run_config(
+        {"experiment": document, "settings": "seed=4", "out": "/x", "status": "/y"}
+    )
+    assert (request.experiment.rounds, request.experiment.seed) == (7, 4)
+    assert request.experiment.dataset.classes == ("a b", "c")
+    assert (request.out, request.status, request.rounds) == (Path("/x"), Path("/y"), None)
 
 
 def test_more_rounds_for_a_run_that_goes_on() -> None:
-    order = parse_run_config({"resume": "/run", "rounds": "12"})
-    assert (order.resume, order.rounds) == (Path("/run"), 12)
+    request = parse_run_config({"resume": "/run", "settings": "rounds=12"})
+    assert (request.resume, request.rounds) == (Path("/run"), 12)
+
+
+@pytest.mark.usefixtures("example_methods")
+def test_settings_of_a_class_from_outside() -> None:
+    found = read("method=custom_method:Scaffold scaffold.server-lr=0.5")
+    assert found.setting("scaffold__server_lr") == 0.5
+    document = found.to_toml()
+    assert read("scaffold.server_lr=2", experiment=document).setting("scaffold__server_lr") == 2
+    with pytest.raises(InvalidInput, match=r"scaffold\.server_lr is '0'; it must be greater than"):
+        read("method=custom_method:Scaffold scaffold.server_lr=0")
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"round": 3}, "round is not a setting; the settings are batch"),
-        ({"rounds": "three"}, "rounds is 'three'; it must be a valid integer"),
-        ({"rounds": 0}, "rounds is 0; it must be"),
-        ({"train.lr": -1.0}, r"train\.lr is -1\.0; it must be"),
+        ({"rounds": 3}, r"rounds is not a key of a run; .* given as settings='rounds=\.\.\.'"),
+        ({"settings": "round=3"}, "round is not a setting; an experiment has method, rounds"),
+        ({"settings": "rounds"}, "settings has 'rounds'; it must be name=value pairs"),
+        ({"settings": "device='cpu"}, "its quotes must be closed"),
+        ({"settings": "rounds=three"}, "rounds is 'three'; it must be a valid integer"),
+        ({"settings": "rounds=0"}, "rounds is '0'; it must be"),
+        ({"settings": "train.lr=-1.0"}, r"train\.lr is '-1\.0'; it must be"),
+        ({"settings": "train.speed=1"}, r"train\.speed is not a setting; \[train\] has epochs"),
+        ({"settings": "method=odd"}, "method is 'odd'; it must be one of dp-fedcl"),
+        ({"settings": "diagnostics=all"}, "diagnostics"),
         ({"experiment": "rounds = "}, "experiment is not valid TOML"),
-        ({"diagnostics": "all"}, "diagnostics"),
     ],
 )
 def test_bad_values_get_a_sentence(config: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidInput, match=reason.replace("batch", "")):
+    with pytest.raises(InvalidInput, match=reason):
         parse_run_config(config)

@@ -13,7 +13,7 @@ from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
 from small_experiments import assert_same_results, read_records
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 
 def call(federation: LoopbackFederation, **config: Any) -> None:
@@ -32,7 +32,7 @@ def test_a_run_and_more_of_it(
     assert read_status(status)["path"] == str(out)
     said = capsys.readouterr().out
     assert said.startswith("round 1: 3 answered, accuracy ")
-    call(federation, resume=out, rounds=2, status=status)
+    call(federation, resume=out, settings="rounds=2", status=status)
     assert read_status(status)["what"] == "done"
     whole = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path / "whole")
     whole.serve()
@@ -52,9 +52,9 @@ def test_a_run_that_is_stopped(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"round": 3}, "round is not a setting"),
-        ({"rounds": "many"}, "rounds is 'many'; it must be"),
-        ({"method": "fedx"}, "method is 'fedx'; it must be one of"),
+        ({"settings": "round=3"}, "round is not a setting"),
+        ({"settings": "rounds=many"}, "rounds is 'many'; it must be"),
+        ({"settings": "method=fedx"}, "method is 'fedx'; it must be one of"),
         ({"resume": "/missing"}, "resume is '/missing'; it must be a folder that holds a run"),
     ],
 )

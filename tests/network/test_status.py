@@ -46,7 +46,7 @@ def test_a_file_that_says_nothing(tmp_path: Path, content: bytes) -> None:
     assert read_status(path) == {}
 
 
-@pytest.mark.usefixtures("small_and_quick")
+@pytest.mark.usefixtures("quick_network")
 def test_a_run_stops_after_the_round_under_way(images: Path, tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
@@ -63,7 +63,7 @@ def test_a_run_stops_after_the_round_under_way(images: Path, tmp_path: Path) -> 
     assert (said["what"], said["round"], said["rounds"]) == ("training", 1, 3)
 
 
-@pytest.mark.usefixtures("small_and_quick")
+@pytest.mark.usefixtures("quick_network")
 def test_a_run_that_waits_stops_at_once(images: Path, tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     stop_file(status).touch()

@@ -111,8 +111,10 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_method_that_is_gone_is_still_reported(tmp_path: Path) -> None:
-    (run,) = document_of(write_run(tmp_path / "run", method="gone_module:Gone"))["runs"]
+    path = write_run(tmp_path / "run", method="gone_module:Gone", gone__beta=0.5)
+    (run,) = document_of(path)["runs"]
     assert run["settings"]["command"] is None
+    assert "[gone]\nbeta = 0.5\n" in run["settings"]["toml"]
     assert "no pool.safetensors" in run["map"]["missing"]
 
 

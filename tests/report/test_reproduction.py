@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpfedcl.cli.main import parse
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
+from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods import built_in_methods, find_method
 from mpfedcl.report.reproduction import compare_command, file_command, run_command, tune_command
@@ -29,6 +30,9 @@ def values_of(annotation: Any, limits: Any, texts: st.SearchStrategy[str]) -> An
     if NoneType in get_args(annotation):
         (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
         return values_of(annotation, limits, texts)
+    if get_origin(annotation) is Annotated:
+        annotation, field = get_args(annotation)
+        return values_of(annotation, field.metadata, texts)
     if annotation is str:
         return texts
     if annotation is Path:
@@ -58,6 +62,8 @@ def all_settings(kind: type[Settings], texts: st.SearchStrategy[str], prefix: st
 def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
     """Return whole experiments in which up to eight settings are not the defaults."""
     values = all_settings(Experiment, texts)
+    for section, kind in built_in_sections().items():
+        values |= all_settings(kind, texts, f"{section}__")
     first = {
         "method": st.sampled_from(list(built_in_methods())),
         "dataset__name": st.sampled_from(list(SPECIFICATIONS)),

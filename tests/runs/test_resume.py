@@ -27,6 +27,8 @@ from small_experiments import (
 pytestmark = pytest.mark.whole
 
 SCAFFOLD = "custom_method:Scaffold"
+TINY = (16, 8)
+"""Layers of a model that is written in no time: some tests run hundreds of rounds."""
 
 
 @pytest.fixture
@@ -34,19 +36,14 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.fixture
-def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a model that is written in no time: these tests run hundreds of rounds."""
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (16, 8))
-
-
-@pytest.mark.usefixtures("own_methods", "small_model")
+@pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
 def test_a_crash_before_any_file_operation_changes_nothing(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     # Three rounds, so that a checkpoint is dropped; two clients of three, so that some idle.
-    experiment = small(images, method, rounds=3, fraction=0.7, prototypes__pool_ttl=2)
+    changes = {"rounds": 3, "fraction": 0.7, "prototypes__pool_ttl": 2, "model__hidden": TINY}
+    experiment = small(images, method, **changes)
     with OPERATIONS.watch(tmp_path / "whole") as seen:
         run(experiment, tmp_path / "whole")
     assert len(seen) > 30, seen
@@ -64,9 +61,8 @@ def test_a_crash_before_any_file_operation_changes_nothing(
         assert_same_run(path, tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("small_model")
 def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, "fedproto", rounds=2)
+    experiment = small(images, "fedproto", rounds=2, model__hidden=TINY)
     run(experiment.replace(rounds=3), tmp_path / "whole")
     run(experiment, tmp_path / "two")
     shutil.copytree(tmp_path / "two", tmp_path / "more")

@@ -1,5 +1,6 @@
 """Searches that are stopped or killed, and resumed."""
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_processes import CommandProcess, call
-from mpfedcl import resume
+from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER, tune
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
@@ -116,3 +117,17 @@ def test_runs_that_are_there_are_resumed(images: Path, tmp_path: Path) -> None:
     for planned, done in zip(planned_runs, (1, 3, 3), strict=True):
         assert run_planned([planned], JobOptions(RUNNER))
         assert planned.rounds_done() == done
+
+
+def test_a_search_from_before_a_setting_was_added(images: Path, tmp_path: Path) -> None:
+    base = small(images, rounds=ROUNDS)
+    Search.prepare(base, "fedavg", tmp_path, BUDGET).write_description()
+    (tmp_path / "trial-0-seed0").mkdir()
+    (tmp_path / "trial-0-seed0" / "experiment.toml").touch()
+    file = tmp_path / "search.json"
+    content = json.loads(file.read_text())
+    del content["base"]["model"]
+    file.write_text(json.dumps(content))
+    Search.prepare(base, "fedavg", tmp_path, BUDGET)
+    with pytest.raises(InvalidInput, match="holds a search with other settings"):
+        Search.prepare(base.replace(model__hidden=(8,)), "fedavg", tmp_path, BUDGET)

@@ -5,7 +5,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -13,9 +14,11 @@ from typing import Any, NoReturn
 import tyro
 
 from mpfedcl.cli.arguments import deployment, experiments, federation
-from mpfedcl.cli.arguments.settings_flags import SETTINGS_RULES
+from mpfedcl.cli.arguments.settings_flags import settings_rules
+from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.settings import Settings
 
 _HELP = """\
 mpfedcl: federated learning for clients whose data differ
@@ -86,6 +89,9 @@ _PLAIN_ERRORS = {
     ),
     r"Error parsing --(\S+): could not convert string to float: ('.*')": (
         r"--\1 is \2; it must be a number"
+    ),
+    r"Error parsing --(\S+): Could not find valid parse for arguments: \[(.*)\]": (
+        r"--\1 is \2; it must be numbers"
     ),
     r"invalid choice ('.*') for argument '--(\S+)'. Expected one of \((.*)\)": (
         r"--\2 is \1; it must be one of \3"
@@ -163,8 +169,13 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 def parse(argv: list[str]) -> Any:
     """Return a command's arguments: defaults, then the file's, then the flags'."""
     name, rest = _find_command(argv)
-    command, program = _COMMANDS[name][0], f"mpfedcl {name}"
-    parsed = _parse(command, rest, program)
+    command = _COMMANDS[name][0]
+    sections: Mapping[str, type[Settings]] = {}
+    if "settings" in command.__dataclass_fields__:
+        many = "methods" in command.__dataclass_fields__
+        sections = import_own_methods(rest, from_files=not many)
+    program = _Program(f"mpfedcl {name}", rest, sections)
+    parsed = program.parse(command)
     is_run, is_start = (
         isinstance(parsed, each) for each in (experiments.Run, federation.FederationStart)
     )
@@ -185,7 +196,7 @@ def parse(argv: list[str]) -> Any:
     # Flags must win over the file, and only a parse tells which flags there are: parse anew with
     # the file's settings as the defaults.
     given = {"directory": parsed.directory} if is_start else {}
-    anew = _parse(command, rest, program, command(**given, settings=kept))
+    anew = program.parse(command, command(**given, settings=kept))
     if is_resumed:
         free = ("rounds", *RESULT_NEUTRAL_SETTINGS) if is_run else ("rounds",)
         rule = _RESUME_ALLOWS if is_run else "resume allows only --rounds beside it"
@@ -194,17 +205,26 @@ def parse(argv: list[str]) -> Any:
     return anew
 
 
-def _parse(command: type[Any], argv: list[str], program: str, default: Any = None) -> Any:
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            given = {} if default is None else {"default": default}
-            return tyro.cli(command, prog=program, args=argv, registry=SETTINGS_RULES, **given)
-    except SystemExit as end:
-        if end.code in (0, None):
-            raise
-        sentence = _first_paragraph(said.getvalue())
-        raise InvalidInput(f"{sentence} (see {program} --help).") from None
+@dataclass(frozen=True)
+class _Program:
+    """A command's name as it is said in help, its words, and the sections that methods bring."""
+
+    name: str
+    words: list[str]
+    sections: Mapping[str, type[Settings]]
+
+    def parse(self, command: type[Any], default: Any = None) -> Any:
+        """Return the command's arguments; what is not given is as in `default`."""
+        said, rules = io.StringIO(), settings_rules(self.sections)
+        try:
+            with contextlib.redirect_stderr(said):
+                given = {} if default is None else {"default": default}
+                return tyro.cli(command, prog=self.name, args=self.words, registry=rules, **given)
+        except SystemExit as end:
+            if end.code in (0, None):
+                raise
+            sentence = _first_paragraph(said.getvalue())
+            raise InvalidInput(f"{sentence} (see {self.name} --help).") from None
 
 
 def _first_paragraph(box: str) -> str:

@@ -8,15 +8,11 @@ from typing import Any
 import numpy
 
 from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
-from mpfedcl.data.partition import (
-    partition_by_classes,
-    partition_by_label,
-    partition_by_quantity,
-    partition_iid,
-)
+from mpfedcl.data.partitions import divide
 from mpfedcl.data.train_test_split import Indices, split_by_class
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.source_files import splits_domains
 from mpfedcl.rng import numpy_generator
 
 
@@ -54,7 +50,7 @@ class ClientSplit:
 
 def split_among_clients(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
     """Split the images of a resolved experiment among its clients."""
-    by_domain = experiment.partition.kind == "feature"
+    by_domain = splits_domains(experiment.partition.kind)
     split = (_split_by_domain if by_domain else _split_pool)(image_index, experiment)
     if len(split.test.labels) == 0:
         raise InvalidInput(
@@ -72,7 +68,7 @@ def split_own_images(
     Under feature skew it gets what a domain of its name would have got, with the same seed the very
     same images; else all its images are split as a set's are. Several domains are split one by one.
     """
-    by_domain = experiment.partition.kind == "feature"
+    by_domain = splits_domains(experiment.partition.kind)
     split_one = _split_domain if by_domain else _split_pooled
     several = len(image_index.domains) > 1
     subsets = [
@@ -106,28 +102,24 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
 
 
 def _split_by_domain(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
-    """Make each domain a client."""
+    """Give each client whole domains."""
     domains = image_index.domains
     if len(domains) < 2:
         raise InvalidInput(
-            f"partition.kind is 'feature', but {image_index.name} has one domain "
-            f"({domains[0].name}); it must have at least two, or the kind must be another."
-        )
-    if experiment.clients not in (None, len(domains)):
-        listed = ", ".join(domain.name for domain in domains)
-        raise InvalidInput(
-            f"clients is {experiment.clients}; under partition.kind feature it must be "
-            f"{len(domains)}, the number of domains ({listed}), or left out."
+            f"partition.kind is {experiment.partition.kind!r}, but {image_index.name} has one "
+            f"domain ({domains[0].name}); it must have at least two, or the kind must be another."
         )
     training, tests = {}, {}
-    for domain in domains:
-        train, tests[domain.name] = _split_domain(domain, experiment)
-        training[domain.name] = _draw_training(train, domain.name, experiment)
-        found, wanted = len(training[domain.name].labels), experiment.partition.min_size
+    for own in divide([domain.name for domain in domains], experiment):
+        name = "+".join(domains[number].name for number in own)
+        halves = [_split_domain(domains[number], experiment) for number in own]
+        train, tests[name] = (Subset.join(each) for each in zip(*halves, strict=True))
+        training[name] = _draw_training(train, name, experiment)
+        found, wanted = len(training[name].labels), experiment.partition.min_size
         if wanted is not None and found < wanted:
             raise InvalidInput(
-                f"partition.min_size is {wanted:,}, but the domain {domain.name} has {found:,} "
-                f"training images; it must be at most that under partition.kind feature."
+                f"partition.min_size is {wanted:,}, but the domain {name} has {found:,} training "
+                f"images; it must be at most that under partition.kind {experiment.partition.kind}."
             )
     return ClientSplit(training, *_join_tests(tests, experiment))
 
@@ -157,26 +149,9 @@ def _assign_images(
     labels: Indices, experiment: Experiment, test_fraction: float | None
 ) -> dict[str, Indices]:
     """Return which images each client gets, by the client's name."""
-    settings = experiment.partition
-    num_clients = experiment.clients or 1
-    common: dict[str, Any] = {
-        "seed": experiment.seed,
-        "min_size": settings.min_size or 1,
-        "test_fraction": test_fraction,
-    }
-    if settings.kind == "label":
-        indices = partition_by_label(
-            labels, num_clients, alpha=settings.alpha, balanced=settings.balanced, **common
-        )
-    elif settings.kind == "classes":
-        held = settings.classes_per_client
-        indices = partition_by_classes(labels, num_clients, classes_per_client=held, **common)
-    elif settings.kind == "quantity":
-        indices = partition_by_quantity(labels, num_clients, alpha=settings.alpha, **common)
-    else:
-        indices = partition_iid(labels, num_clients, **common)
+    indices = divide(labels, experiment, test_fraction)
     # Padded, so that names sort as numbers do.
-    width = len(str(num_clients - 1))
+    width = len(str(len(indices) - 1))
     return {f"client-{number:0{width}}": own for number, own in enumerate(indices)}
 
 

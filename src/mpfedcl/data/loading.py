@@ -25,7 +25,7 @@ def load_data_and_model(
     experiment: Experiment, device: torch.device, load: Loader = load_federated_data
 ) -> tuple[FederatedData, Model]:
     """Return the clients' data and the model that fits them: pixels, features, or both trained."""
-    settings = experiment.encoder
+    settings, hidden = experiment.encoder, experiment.model.hidden
     if settings.name in (None, "none"):
         if settings.train or settings.weights is not None:
             raise InvalidInput(
@@ -33,7 +33,7 @@ def load_data_and_model(
                 "encoder, such as resnet18."
             )
         data = load(experiment, None).to(device)
-        return data, make_model(None, data.input_size, data.num_classes)
+        return data, make_model(None, data.input_size, data.num_classes, hidden)
     found: list[Encoder] = []
 
     def make_inputs(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
@@ -47,7 +47,9 @@ def load_data_and_model(
     (encoder,) = found
     # On record, so that a run is not resumed behind other weights.
     data.partition["encoder"] = encoder.fingerprint
-    model = make_model(encoder, data.input_size, data.num_classes, trains_encoder=settings.train)
+    model = make_model(
+        encoder, data.input_size, data.num_classes, hidden, trains_encoder=settings.train
+    )
     return data, model
 
 

@@ -148,7 +148,11 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         input_format, input_size = InputFormat(side, side, is_colour=True), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
     model = make_model(
-        encoder, input_size, len(classes), trains_encoder=bool(experiment.encoder.train)
+        encoder,
+        input_size,
+        len(classes),
+        experiment.model.hidden,
+        trains_encoder=bool(experiment.encoder.train),
     )
     file = path / "pool.safetensors"
     pool = read_pool(file, len(classes), method.num_prototypes) if file.is_file() else None

@@ -7,32 +7,36 @@ from mpfedcl.encoders.encoder import Encoder, ResNetEncoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
 from mpfedcl.models.base import Model
-from mpfedcl.models.mlp import Mlp, make_mlp
+from mpfedcl.models.mlp import make_mlp
 from mpfedcl.models.resnet import ResNet18, is_statistic
 from mpfedcl.tensors import Tensors
 
-EMBEDDING_SIZE = 256
 _PREFIX = "encoder."
 IMAGES_AT_ONCE = 256
 """Images that pass together where no gradient is asked for: the whole test set would not fit."""
 
 
 def make_model(
-    encoder: Encoder | None, input_size: int, num_classes: int, *, trains_encoder: bool = False
+    encoder: Encoder | None,
+    input_size: int,
+    num_classes: int,
+    hidden: tuple[int, ...],
+    *,
+    trains_encoder: bool = False,
 ) -> Model:
     """Return the model on pixels, on a frozen encoder's features, or with the encoder in it."""
     if encoder is None or not trains_encoder:
-        return make_mlp(input_size, num_classes, is_encoded=encoder is not None)
+        return make_mlp(input_size, num_classes, hidden, is_encoded=encoder is not None)
     if not isinstance(encoder, ResNetEncoder):
         raise InvalidInput(
             f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "
             "encoder.name must be resnet18 or random-resnet18."
         )
-    return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes)
+    return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes, hidden)
 
 
 class TrainableEncoder:
-    """ResNet-18 and the head 512-256-C; every client trains all of it.
+    """ResNet-18 and the head on its 512 features; every client trains all of it.
 
     Inputs are pixels in 0 to 255, as bytes or as numbers, either [B, 3, size, size] or flattened
     (see `Preprocessing.to_input_bytes`); the model standardizes them itself. Parameters are
@@ -43,11 +47,16 @@ class TrainableEncoder:
     client with few, skewed images cannot spoil them. The affine weights and biases are trained.
     """
 
-    embedding_size = EMBEDDING_SIZE
-
-    def __init__(self, weights: Tensors, preprocessing: Preprocessing, num_classes: int) -> None:
+    def __init__(
+        self,
+        weights: Tensors,
+        preprocessing: Preprocessing,
+        num_classes: int,
+        hidden: tuple[int, ...] = (),
+    ) -> None:
         self._network = ResNet18()
-        self._head = Mlp((self._network.feature_size, EMBEDDING_SIZE), num_classes)
+        self._head = make_mlp(self._network.feature_size, num_classes, hidden, is_encoded=True)
+        self.embedding_size = self._head.embedding_size
         self._preprocessing = preprocessing
         self._weights = {n: v for n, v in weights.items() if not is_statistic(n)}
         self._statistics = {n: v for n, v in weights.items() if is_statistic(n)}

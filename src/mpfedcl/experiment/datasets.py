@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.source_files import splits_domains
 
 Protocol = Mapping[str, Any]
 """Settings by name (`dataset__per_class` is dataset.per_class) that a data set brings along."""
@@ -20,9 +21,9 @@ class DatasetSpecification:
     always: Protocol
     """Defaults under every partition."""
     pooled: Protocol = field(default_factory=dict)
-    """Defaults where images are split among the clients: label, iid, classes, quantity."""
+    """Defaults where the images of all domains are split among the clients, as by label."""
     by_domain: Protocol = field(default_factory=dict)
-    """Defaults under feature skew, where each domain is a client."""
+    """Defaults under feature skew, where clients are whole domains."""
     embedded: bool = False
     class_names: tuple[str, ...] = ()
     """The classes the set must have, in order; empty where the files decide."""
@@ -32,7 +33,8 @@ class DatasetSpecification:
 
     def protocol(self, partition_kind: str) -> dict[str, Any]:
         """Return the defaults under a kind of partition."""
-        return {**self.always, **(self.by_domain if partition_kind == "feature" else self.pooled)}
+        fitting = self.by_domain if splits_domains(partition_kind) else self.pooled
+        return {**self.always, **fitting}
 
 
 _MNIST = "Y. LeCun, C. Cortes, C. J. C. Burges: The MNIST database (CC BY-SA 3.0)"

@@ -6,30 +6,35 @@ This module imports no torch, so the command line checks its input and shows hel
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.method_settings import (
+    find_section,
+    is_declared,
+    read_section,
+    refuse_unknown,
+    sections_of,
+)
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
     DatasetSettings,
-    DbscanSettings,
     EncoderSettings,
-    FedProtoSettings,
-    FedProxSettings,
     GuardSettings,
+    ModelSettings,
     NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
     Settings,
     TrainSettings,
-    UpdateSettings,
 )
 
 FORMAT = 1
@@ -53,6 +58,9 @@ class Experiment(Settings):
     stays open (None) until `resolved` fills it in. A bad value is refused by an `InvalidInput`
     that names the setting, the value and what is allowed.
 
+    Methods bring sections of their own, `fedprox={"mu": 0.1}`. That of a class from outside is a
+    plain table until the class is imported, so that whoever reads a run need not run its code.
+
     Example:
         >>> from mpfedcl import Experiment
         >>> experiment = Experiment(method="fedavg", partition={"alpha": 0.1})
@@ -62,6 +70,8 @@ class Experiment(Settings):
         >>> longer.rounds, longer.partition.alpha, longer.resolved().clients
         (100, 0.5, 5)
     """
+
+    model_config = ConfigDict(extra="allow")
 
     method: str = "mp-fedcl"
     """Method; `mpfedcl methods` names them all, and package.module:Class brings your own."""
@@ -105,23 +115,45 @@ class Experiment(Settings):
     train: TrainSettings = TrainSettings()
     prototypes: PrototypeSettings = PrototypeSettings()
     contrast: ContrastSettings = ContrastSettings()
-    fedprox: FedProxSettings = FedProxSettings()
-    fedproto: FedProtoSettings = FedProtoSettings()
-    dbscan: DbscanSettings = DbscanSettings()
     aggregation: AggregationSettings = AggregationSettings()
-    update: UpdateSettings = UpdateSettings()
     guard: GuardSettings = GuardSettings()
     encoder: EncoderSettings = EncoderSettings()
+    model: ModelSettings = ModelSettings()
     network: NetworkSettings = NetworkSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
+    def __init__(self, **values: Any) -> None:
+        fields = type(self).model_fields
+        method = str(values.get("method", fields["method"].default))
+        refuse_unknown(method)
+        expected = sections_of(method)
+        sections: dict[str, Any] = {}
+        # Sorted, so that equal experiments are equal documents.
+        for name in sorted({*expected, *values} - fields.keys()):
+            if kind := expected.get(name) or find_section(name):
+                sections[name] = read_section(name, kind, values.pop(name, {}))
+            elif is_declared(method) or not isinstance(values[name], dict):
+                allowed = ", ".join([*fields, *expected])
+                raise InvalidInput(f"{name} is not a setting; an experiment has {allowed}.")
+            else:
+                sections[name] = values.pop(name)
+        super().__init__(**values, **sections)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain values: the classes of methods' sections are made anew by each process.
+        return partial(type(self), **self.model_dump()), ()
+
     def replace(self, **changes: Any) -> Self:
         """Return a new experiment with changes; `partition__alpha=0.1` reaches into a section."""
         values = self.model_dump()
+        if "method" in changes and is_declared(method := str(changes["method"])):
+            # The section of another class from outside says nothing to this method.
+            own = {*type(self).model_fields, *sections_of(method)}
+            values = {name: value for name, value in values.items() if name in own}
         for name, value in changes.items():
             section, _, field = name.rpartition("__")
-            (values[section] if section else values)[field] = value
+            (values.setdefault(section, {}) if section else values)[field] = value
         return type(self)(**values)
 
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
@@ -137,7 +169,7 @@ class Experiment(Settings):
             **method_defaults,
         }
         still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
-        return self.replace(**still_open)
+        return self.replace(**{"method": self.method, **still_open})
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""
@@ -146,9 +178,8 @@ class Experiment(Settings):
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""
         section, _, field = name.rpartition("__")
-        if section == "options":
-            return self.options.get(field)
-        return getattr(getattr(self, section) if section else self, field)
+        values = getattr(self, section) if section else self
+        return values.get(field) if isinstance(values, dict) else getattr(values, field)
 
     def to_toml(self) -> str:
         """Return the experiment as a TOML document that `from_toml` reads back."""

@@ -4,21 +4,20 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.source_files import describe_files, partition_files, rule_files
 
-
-def file_names(folder: str) -> list[str]:
-    """Return what the files of one of the package's folders are named after: a name each.
-
-    Only by their names: a file may need torch, which takes seconds to load.
-    """
-    files = (Path(__file__).parents[1] / folder).glob("*.py")
-    stems = sorted(file.stem for file in files if not file.stem.startswith("_"))
-    return [stem.replace("_", "-") for stem in stems if stem != "base"]
+if TYPE_CHECKING:
+    PartitionKind = str
+    RuleName = str
+else:
+    # The names of files, which no type checker knows.
+    PartitionKind = Literal[tuple(partition_files())]
+    RuleName = Literal[tuple(rule_files())]
 
 
 class Settings(BaseModel):
@@ -28,6 +27,7 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     section: ClassVar[str] = ""
+    """Its name in a file and before its flags: `section = "fedprox"` makes --fedprox.mu."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -38,8 +38,7 @@ class Settings(BaseModel):
     def flattened(self, prefix: str = "") -> list[tuple[str, Any]]:
         """Return all settings by dotted name."""
         found: list[tuple[str, Any]] = []
-        for name in type(self).model_fields:
-            value = getattr(self, name)
+        for name, value in self:
             if isinstance(value, Settings):
                 found += value.flattened(f"{prefix}{name}.")
             else:
@@ -82,9 +81,7 @@ class PartitionSettings(Settings):
     """How the images are split among the clients."""
 
     section: ClassVar[str] = "partition"
-    kind: Literal["label", "feature", "iid", "classes", "quantity"] = "label"
-    """label: Dirichlet shares of each class; feature: one domain per client; iid: equal shares at
-    random; classes: a few classes each; quantity: Dirichlet shares of the whole."""
+    kind: Annotated[PartitionKind, Field(description=describe_files(partition_files()))] = "label"
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True
@@ -156,32 +153,6 @@ class ContrastSettings(Settings):
     loss is right on average [default: with all of them]."""
 
 
-class FedProxSettings(Settings):
-    """FedProx."""
-
-    section: ClassVar[str] = "fedprox"
-    mu: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the pull to the global model."""
-
-
-class FedProtoSettings(Settings):
-    """FedProto."""
-
-    section: ClassVar[str] = "fedproto"
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the pull to the global prototypes."""
-
-
-class DbscanSettings(Settings):
-    """Clustering by DBSCAN (dp-fedcl)."""
-
-    section: ClassVar[str] = "dbscan"
-    eps: Annotated[float | None, Field(gt=0)] = None
-    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
-    min_samples: Annotated[int, Field(ge=1)] = 3
-    """Images that make a dense neighbourhood, the image itself included."""
-
-
 class EncoderSettings(Settings):
     """The frozen encoder that turns images into features."""
 
@@ -199,25 +170,16 @@ class AggregationSettings(Settings):
     """How the clients' models become one."""
 
     section: ClassVar[str] = "aggregation"
-    rule: str = "mean"
-    """mean: by number of samples; median: of each number, all clients alike."""
-
-    @field_validator("rule")
-    @classmethod
-    def _check_rule(cls, rule: str) -> str:
-        known = file_names("rounds/aggregation")
-        if rule not in known:
-            raise ValueError(f"one of {', '.join(known)}")
-        return rule
+    rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
 
 
-class UpdateSettings(Settings):
-    """What is done to an update before it leaves its client."""
+class ModelSettings(Settings):
+    """The network that clients train: fully connected layers, on pixels or behind the encoder."""
 
-    section: ClassVar[str] = "update"
-    clip: Annotated[float | None, Field(gt=0)] = None
-    """Longest change of the model that a client may send; a longer one is shortened [default: any
-    length]."""
+    section: ClassVar[str] = "model"
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
+    """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
+    256 behind an encoder]."""
 
 
 class GuardSettings(Settings):
@@ -251,6 +213,5 @@ def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> s
         allowed = ", ".join(model.model_fields)
         place = f"[{section}]" if section else "an experiment"
         return f"{field} is not a setting; {place} has {allowed}."
-    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    wanted = said.replace("a finite number", "finite")
+    wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
     return f"{field} is {first['input']!r}; it must be {wanted}."

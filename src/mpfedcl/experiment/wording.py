@@ -16,13 +16,13 @@ def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
     """Return the partition in a few words."""
     partition = experiment.partition
-    words = {
+    known = {
         "label": f"label skew Dir({partition.alpha:g})",
         "quantity": f"quantity skew Dir({partition.alpha:g})",
         "classes": f"{partition.classes_per_client} classes per client",
         "feature": "feature skew",
-        "iid": "iid",
-    }[partition.kind]
+    }
+    words = known.get(partition.kind, partition.kind)
     if partition.validation:
         words += f", {100 * partition.validation:g} % of training held out as test"
     return f"{words}, seed {experiment.seed}" if with_seed else words

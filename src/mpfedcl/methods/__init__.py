@@ -1,11 +1,25 @@
-"""The methods, found by name. A file in this folder that defines one is all it takes to add one."""
+"""The methods, found by name, and all that is needed to write one.
+
+A file in this folder that defines a method is all it takes to add one.
+"""
 
 import importlib
-import pkgutil
+
+from pydantic import Field
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.method_settings import (
+    built_in_sections,
+    declare,
+    is_built_in,
+    refuse_unknown,
+)
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server, Tally
+from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class
 
@@ -14,9 +28,15 @@ __all__ = [
     "Batch",
     "Broadcast",
     "Context",
+    "Experiment",
+    "Field",
+    "InvalidInput",
     "Method",
+    "PrototypePool",
+    "Prototypes",
     "Reading",
     "Server",
+    "Settings",
     "Tally",
     "Tensors",
     "Update",
@@ -28,28 +48,16 @@ __all__ = [
 
 def built_in_methods() -> dict[str, type[Method]]:
     """Return the methods of this folder by name, sorted."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    found = {cls.name: cls for cls in _subclasses(Method) if cls.__module__.startswith(__name__)}
-    return dict(sorted(found.items()))
-
-
-def is_built_in(name: str) -> bool:
-    """Tell whether a method would be one of this folder: finding it runs nobody else's code."""
-    return ":" not in name
+    for path in method_files().values():
+        importlib.import_module(f"{__name__}.{path.stem}")
+    ours = [cls for cls in _subclasses(Method) if cls.__module__.startswith(__name__)]
+    return {name: cls for name in method_files() for cls in ours if cls.name == name}
 
 
 def find_method(name: str) -> type[Method]:
     """Return a method by name, or a class of the user's own by `package.module:Class`."""
-    if not is_built_in(name):
-        return _import_method(name)
-    methods = built_in_methods()
-    if name not in methods:
-        raise InvalidInput(
-            f"method is {name!r}; it must be one of {', '.join(methods)}, "
-            "or package.module:Class for your own."
-        )
-    return methods[name]
+    refuse_unknown(name)
+    return built_in_methods()[name] if is_built_in(name) else _import_method(name)
 
 
 def _import_method(name: str) -> type[Method]:
@@ -59,7 +67,22 @@ def _import_method(name: str) -> type[Method]:
             f"method is {name!r}, whose reading is {found.reading!r}; it must be one of "
             f"{', '.join(READINGS)}."
         )
+    _declare_settings(name, found.settings_class())
     return found
+
+
+def _declare_settings(name: str, kind: type[Settings]) -> None:
+    """Let experiments know the section of a class from outside."""
+    if kind.__module__.startswith(__name__):
+        # Inherited from a built-in method, whose section every experiment has.
+        kind = Settings
+    taken = {*Experiment.model_fields, *built_in_sections()}
+    if kind is not Settings and (not kind.section.isidentifier() or kind.section in taken):
+        raise InvalidInput(
+            f"method is {name!r}, whose settings have the section {kind.section!r}; it must be a "
+            f"name, and none of {', '.join(sorted(taken))}."
+        )
+    declare(name, kind)
 
 
 def _subclasses(cls: type[Method]) -> list[type[Method]]:

@@ -13,17 +13,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.method_settings import read_section
+from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import (
     PrototypePool,
     Prototypes,
-    dbscan_prototypes,
     kmeans_prototypes,
     mean_prototypes,
 )
@@ -133,21 +134,33 @@ class Method:
         {"train__lr": (0.01, 0.03, 0.1, 0.3)}
     )
     """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
-    `{**Method.knobs, "options__beta": ("0.1", "0.5")}`; the defaults are always tried."""
+    `{**Method.knobs, "mine__beta": (0.1, 0.5)}`; the defaults are always tried."""
+    settings: Settings
+    """Settings of its own: a subclass says `settings: MySettings`, a class of settings in its own
+    file with a `section`, and they are flags and keys of that name."""
 
     trains: ClassVar[bool] = True
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
     shares_model: bool = True
     shares_prototypes: bool = False
-    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
+    clustering: ClassVar[Literal["kmeans", "mean"]] = "kmeans"
     """How `summarize` makes a class's prototypes."""
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         self.experiment = experiment
         self.num_classes = num_classes
-        limits = {"kmeans": experiment.prototypes.per_class, "mean": 1, "dbscan": None}
-        self.num_prototypes: int | None = limits[self.clustering]
+        kind = self.settings_class()
+        values = getattr(experiment, kind.section, {}) if kind.section else {}
+        self.settings = read_section(kind.section, kind, values)
+        per_class = experiment.prototypes.per_class
+        self.num_prototypes = 1 if self.clustering == "mean" else per_class
         """At most so many prototypes per class and client; None: any number."""
+
+    @classmethod
+    def settings_class(cls) -> type[Settings]:
+        """Return the class of its own settings, or `Settings` where it has none."""
+        found: type[Settings] = get_type_hints(cls)["settings"]
+        return found
 
     # What travels, what is kept
 
@@ -207,17 +220,13 @@ class Method:
         Where `shares_prototypes` is false they never travel: they only serve the reading by
         nearest prototype, beside the classifier's.
         """
-        settings, dbscan = self.experiment.prototypes, self.experiment.dbscan
+        settings = self.experiment.prototypes
         common = {
             "num_classes": self.num_classes,
             "min_cluster_size": settings.min_cluster_size,
         }
         if self.clustering == "mean":
             return mean_prototypes(embeddings, labels, **common)
-        if self.clustering == "dbscan":
-            return dbscan_prototypes(
-                embeddings, labels, eps=dbscan.eps, min_samples=dbscan.min_samples, **common
-            )
         num_prototypes = self.num_prototypes or 1
         return kmeans_prototypes(
             embeddings, labels, seeds, num_prototypes=num_prototypes, init=settings.init, **common

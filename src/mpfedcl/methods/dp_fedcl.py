@@ -1,8 +1,26 @@
 """DP-FedCL: as many prototypes as density suggests."""
 
+from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Annotated
 
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
+from mpfedcl.prototypes import Prototypes, dbscan_prototypes
+
+
+class DbscanSettings(Settings):
+    """Clustering by DBSCAN (dp-fedcl)."""
+
+    section = "dbscan"
+    eps: Annotated[float | None, Field(gt=0)] = None
+    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
+    min_samples: Annotated[int, Field(ge=1)] = 3
+    """Images that make a dense neighbourhood, the image itself included."""
 
 
 class DpFedCL(MpFedCL):
@@ -13,6 +31,23 @@ class DpFedCL(MpFedCL):
 
     name = "dp-fedcl"
     summary = "as MP-FedCL, prototypes from DBSCAN's clusters"
-    clustering = "dbscan"
+    settings: DbscanSettings
     defaults = MappingProxyType({"prototypes__padding": "fill"})
     knobs = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        self.num_prototypes = None
+
+    def summarize(
+        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]
+    ) -> list[Prototypes]:
+        """Return the means of DBSCAN's clusters."""
+        return dbscan_prototypes(
+            embeddings,
+            labels,
+            num_classes=self.num_classes,
+            eps=self.settings.eps,
+            min_samples=self.settings.min_samples,
+            min_cluster_size=self.experiment.prototypes.min_cluster_size,
+        )

@@ -2,14 +2,24 @@
 
 import math
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
+
+
+class FedProtoSettings(Settings):
+    """FedProto."""
+
+    section = "fedproto"
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the pull to the global prototypes."""
 
 
 class GlobalPrototypes(NamedTuple):
@@ -28,6 +38,7 @@ class FedProto(Method):
     shares_model = False
     shares_prototypes = True
     clustering = "mean"
+    settings: FedProtoSettings
     knobs = MappingProxyType({**Method.knobs, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)})
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
@@ -43,7 +54,7 @@ class FedProto(Method):
         received: GlobalPrototypes = context.received
         squares = (embeddings - received.vectors[batch.labels]).square().mean(dim=-1)
         pulled = Batch(batch.inputs, batch.labels, batch.mask & received.present[batch.labels])
-        return batch.cross_entropy(logits) + self.experiment.fedproto.weight * pulled.mean(squares)
+        return batch.cross_entropy(logits) + self.settings.weight * pulled.mean(squares)
 
     def project(self, embeddings: Tensor) -> Tensor:
         """FedProto compares raw embeddings."""

@@ -1,12 +1,23 @@
 """FedProx (Li et al., 2020)."""
 
 from types import MappingProxyType
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.base import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.tensors import Tensors
+
+
+class FedProxSettings(Settings):
+    """FedProx."""
+
+    section = "fedprox"
+    mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the pull to the global model."""
 
 
 class FedProx(FedAvg):
@@ -14,10 +25,11 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     summary = "FedAvg with a pull of the weights to the global ones"
+    settings: FedProxSettings
     knobs = MappingProxyType({**FedAvg.knobs, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + mu/2 |w - w_global|^2."""
         distances = [(params[name] - context.start[name]).square().sum() for name in params]
-        proximity = self.experiment.fedprox.mu / 2 * sum(distances[1:], distances[0])
+        proximity = self.settings.mu / 2 * sum(distances[1:], distances[0])
         return super().loss(params, batch, context) + proximity

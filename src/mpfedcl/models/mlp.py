@@ -9,8 +9,8 @@ from torch.nn.functional import linear, relu
 
 from mpfedcl.tensors import Tensors
 
-HIDDEN_SIZES = (512, 512, 256)
-"""The paper's hidden layers on pixels; on features of an encoder only the last one."""
+_ON_PIXELS, _BEHIND_ENCODER = (512, 512, 256), (256,)
+"""The paper's hidden layers."""
 
 
 class Mlp:
@@ -43,7 +43,9 @@ class Mlp:
         return hidden, linear(hidden, params["classifier.weight"], params["classifier.bias"])
 
 
-def make_mlp(input_size: int, num_classes: int, *, is_encoded: bool) -> Mlp:
-    """Return the model on pixels or, where `is_encoded`, on the features of an encoder."""
-    hidden = HIDDEN_SIZES[-1:] if is_encoded else HIDDEN_SIZES
-    return Mlp((input_size, *hidden), num_classes)
+def make_mlp(
+    input_size: int, num_classes: int, hidden: tuple[int, ...], *, is_encoded: bool
+) -> Mlp:
+    """Return the model with these hidden layers; by default the paper's for its kind of inputs."""
+    default = _BEHIND_ENCODER if is_encoded else _ON_PIXELS
+    return Mlp((input_size, *(hidden or default)), num_classes)

@@ -3,6 +3,7 @@
 Every class of settings is treated alike, so a section that is added needs nothing here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -16,23 +17,24 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.method_settings import is_declared
 from mpfedcl.experiment.settings import Settings
 
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
 
-SETTINGS_RULES = ConstructorRegistry()
-"""What `tyro.cli` must be told to parse settings."""
 
+def settings_rules(method_sections: Mapping[str, type[Settings]]) -> ConstructorRegistry:
+    """Return what `tyro.cli` must be told to parse settings, with these sections of methods."""
+    rules = ConstructorRegistry()
 
-@SETTINGS_RULES.struct_rule
-def settings_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Return the flags of a class of settings, in the order of its fields."""
-    if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
-        return None
-    values = info.default if isinstance(info.default, Settings) else info.type()
-    return StructConstructorSpec(
-        instantiate=info.type,
-        fields=tuple(
+    @rules.struct_rule
+    def settings_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
+        """Return the flags of a class of settings, in the order of its fields."""
+        if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
+            return None
+        values = info.default if isinstance(info.default, Settings) else info.type()
+        fields = [
             StructFieldSpec(
                 name,
                 _flag_type(field),
@@ -41,8 +43,23 @@ def settings_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
                 " ".join((field.description or "").split()) or None,
             )
             for name, field in info.type.model_fields.items()
-        ),
-    )
+        ]
+        if not isinstance(values, Experiment):
+            return StructConstructorSpec(instantiate=info.type, fields=tuple(fields))
+        fields += [
+            StructFieldSpec(name, kind, getattr(values, name, kind()), None)
+            for name, kind in method_sections.items()
+        ]
+        unknown = {n: v for n, v in (values.model_extra or {}).items() if n not in method_sections}
+
+        def instantiate(method: str, **given: Any) -> Experiment:
+            # The table of a class that nobody has imported yet has no flags, and is kept as it is.
+            kept = {} if is_declared(method) else unknown
+            return Experiment(method=method, **given, **kept)
+
+        return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
+
+    return rules
 
 
 def _flag_type(field: FieldInfo) -> Any:

@@ -83,7 +83,7 @@ def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) ->
     if arguments.resume is not None:
         rounds = arguments.settings.rounds
         kept = RunDirectory(path).read_experiment().rounds
-        more = {"rounds": str(rounds)} if rounds != kept else {}
+        more = {"settings": f"rounds={rounds}"} if rounds != kept else {}
         return {**places, **more, "resume": str(path.resolve())}
     experiment = arguments.settings
     if experiment.clients is None:

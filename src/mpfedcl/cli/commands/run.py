@@ -53,9 +53,12 @@ def run_command(arguments: Run) -> int:
         else:
             result = run(arguments.settings, arguments.out, observer)
     if result.summary is None:
+        method = result.experiment.method
+        # The current folder is searched for a class only if it is named again.
+        again = f" --method {method}" if ":" in method else ""
         console.print(
             f"Stopped after round {len(result.history)} of {result.experiment.rounds}. "
-            f"Resume with: mpfedcl run --resume {result.path}"
+            f"Resume with: mpfedcl run --resume {result.path}{again}"
         )
         return 130
     show_result(result, draw_figures(result), arguments.readings, as_json=arguments.json)

@@ -32,7 +32,12 @@ class ExportedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
-        self._head = make_model(trained.encoder, trained.input_size, len(trained.class_names))
+        self._head = make_model(
+            trained.encoder,
+            trained.input_size,
+            len(trained.class_names),
+            trained.experiment.model.hidden,
+        )
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)
         self._params = _TensorBuffers(head)

@@ -17,7 +17,7 @@ from mpfedcl.data.own_images import open_own_images
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import is_built_in
+from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer
@@ -159,6 +159,12 @@ class NetworkClient:
                 f"method is {experiment.method!r}; this client imports none but those it was "
                 "started with (--methods)."
             )
+        # Its class is known only now, and with it what its own settings may be.
+        find_method(experiment.method)
+        try:
+            experiment = experiment.replace()
+        except InvalidInput as error:
+            raise ClientRefusal(str(error)) from None
         name = settings.encoder or experiment.encoder.name
         if (
             settings.encoder is None

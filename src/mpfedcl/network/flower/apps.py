@@ -1,7 +1,7 @@
 """Flower's part: a ServerApp, a ClientApp, and a transport over its grid; only `flower/` knows it.
 
-`flwr run . NAME -c "method='fedproto' rounds=20"` runs these apps; an experiment's settings are
-the keys of the run configuration, and an empty text leaves one open.
+`flwr run . NAME -c "settings='method=fedproto rounds=20'"` runs these apps; `run_config.py` has the
+keys of the run configuration.
 """
 
 import itertools

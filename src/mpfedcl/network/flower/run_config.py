@@ -1,5 +1,6 @@
-"""An experiment as Flower's run configuration: plain values by name; an empty text is left open."""
+"""An experiment as Flower's run configuration: a few texts by name; an empty one is left open."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,11 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
 
-OWN_KEYS = ("experiment", "out", "resume", "status")
-"""experiment: a whole TOML document, which the other settings then change; out, resume: the run
-directory on the server; status: a file that says what is being done."""
+KEYS = ("experiment", "settings", "out", "resume", "status")
+"""experiment: a whole TOML document; settings: what to change of it, or of the defaults, as
+`rounds=20 train.lr=0.1`; out, resume: the run directory on the server; status: a file that says
+what is being done."""
 
 
 @dataclass(frozen=True)
@@ -26,45 +27,52 @@ class RunRequest:
     status: Path | None
 
 
-def setting_keys() -> list[str]:
-    """Return the names of all settings as keys: method, rounds, train.lr and so on."""
-    keys = []
-    for name, field in Experiment.model_fields.items():
-        if isinstance(field.default, Settings):
-            keys += [f"{name}.{inner}" for inner in type(field.default).model_fields]
-        else:
-            keys.append(name)
-    return keys
-
-
 def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
     """Read a run configuration; unknown names and bad values get one sentence."""
-    known = {*setting_keys(), *OWN_KEYS}
+    # Only now: whoever lists the keys must not wait for torch.
+    from mpfedcl.methods import find_method
+
     for key in config:
-        if key not in known:
+        if key not in KEYS:
             raise InvalidInput(
-                f"{key} is not a setting; the settings are {', '.join(sorted(known))}."
+                f"{key} is not a key of a run; the keys are {', '.join(KEYS)}, and settings are "
+                f"given as settings='{key}=...'."
             )
-    given = {key: value for key, value in config.items() if value != ""}
+    given = {key: str(config.get(key, "")) for key in KEYS}
     base = Experiment()
-    if "experiment" in given:
-        base = Experiment.parse_toml(str(given["experiment"]), Path("experiment"))
-    changes = {
-        key.replace(".", "__"): _parse(key, value)
-        for key, value in given.items()
-        if key not in OWN_KEYS
-    }
-    paths = {key: Path(str(given[key])) if key in given else None for key in OWN_KEYS[1:]}
-    experiment = base.replace(**changes)
+    if given["experiment"]:
+        base = Experiment.parse_toml(given["experiment"], Path("experiment"))
+    changes = _split_pairs(given["settings"])
+    method = changes.get("method", base.method)
+    # A class from outside is known once it is imported, and with it its settings.
+    find_method(method)
+    base = base.replace(method=method)
+    experiment = base.replace(**{n: _parse(n, text, base) for n, text in changes.items()})
+    paths = {key: Path(given[key]) if given[key] else None for key in ("out", "resume", "status")}
     return RunRequest(experiment, experiment.rounds if "rounds" in changes else None, **paths)
 
 
-def _parse(key: str, value: Any) -> Any:
-    """Return a value as an experiment has it: Flower knows neither lists nor tables."""
-    like = Experiment().setting(key.replace(".", "__"))
-    if isinstance(like, tuple) and isinstance(value, str):
-        return tuple(value.split())
-    if isinstance(like, dict) and isinstance(value, str):
-        pairs = [pair.partition("=") for pair in value.split()]
-        return {name: text for name, _, text in pairs}
-    return value
+def _split_pairs(text: str) -> dict[str, str]:
+    """Return settings as texts, by name as `Experiment.replace` has it; quotes hold blanks."""
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError as error:
+        raise InvalidInput(f"settings is {text!r}; its quotes must be closed ({error}).") from None
+    for name, equals, _ in pairs:
+        if not equals:
+            raise InvalidInput(
+                f"settings has {name!r}; it must be name=value pairs with blanks between them, "
+                "such as rounds=20 train.lr=0.1."
+            )
+    return {name.replace("-", "_").replace(".", "__"): value for name, _, value in pairs}
+
+
+def _parse(name: str, text: str, base: Experiment) -> str | tuple[str, ...]:
+    """Return a value as an experiment takes it; numbers and truths are read from their texts."""
+    try:
+        like = base.setting(name)
+    except AttributeError:
+        return text  # a name that is refused
+    if isinstance(like, tuple):
+        return tuple(filter(None, text.removeprefix("[").removesuffix("]").split(",")))
+    return text

@@ -132,7 +132,7 @@ def _run(
 
 
 def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
-    num_classes = len(experiment.dataset.classes)
+    num_classes, hidden = len(experiment.dataset.classes), experiment.model.hidden
     input_size, fingerprint = form
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
@@ -141,9 +141,9 @@ def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Mod
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-        return make_model(encoder, input_size, num_classes, trains_encoder=True)
+        return make_model(encoder, input_size, num_classes, hidden, trains_encoder=True)
     is_encoded = experiment.encoder.name not in (None, "none")
-    return make_mlp(input_size, num_classes, is_encoded=is_encoded)
+    return make_mlp(input_size, num_classes, hidden, is_encoded=is_encoded)
 
 
 class _RunMonitor:

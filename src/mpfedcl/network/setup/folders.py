@@ -18,7 +18,7 @@ import tomli_w
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.network.flower.run_config import OWN_KEYS, setting_keys
+from mpfedcl.network.flower.run_config import KEYS
 
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -167,14 +167,13 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
 
 def write_app(folder: Path) -> None:
     """Write the Flower app: it names what is installed on every machine, and carries no code."""
-    keys = dict.fromkeys([*OWN_KEYS, *setting_keys()], "")
     flower = {
         "publisher": "mpfedcl",
         "components": {
             "serverapp": "mpfedcl.flower_app:server_app",
             "clientapp": "mpfedcl.flower_app:client_app",
         },
-        "config": keys,
+        "config": dict.fromkeys(KEYS, ""),
     }
     content = {
         "project": {

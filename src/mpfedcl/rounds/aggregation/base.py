@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from safetensors.torch import load
@@ -28,8 +28,6 @@ class Aggregator(ABC):
     Args:
         template: A tensor of the right shape and type for each name that clients send.
     """
-
-    summary: ClassVar[str] = ""
 
     def __init__(self, template: Tensors) -> None:
         self.template = template

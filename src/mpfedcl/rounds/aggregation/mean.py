@@ -1,4 +1,4 @@
-"""The weighted mean, as in FedAvg."""
+"""the mean by number of samples, as in FedAvg."""
 
 import torch
 
@@ -13,8 +13,6 @@ class WeightedMean(Aggregator):
     Folded in client-name order: then the order of arrival never changes a bit. Clients of one stack
     that follow each other are summed by the stack itself.
     """
-
-    summary = "mean by number of samples"
 
     def __init__(self, template: Tensors) -> None:
         super().__init__(template)

@@ -1,4 +1,4 @@
-"""The coordinate-wise median (Yin et al., 2018)."""
+"""the median of each number, all clients alike (Yin et al., 2018)."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,6 @@ class CoordinateMedian(RuleOverAll):
 
     Of an even number of clients it is the mean of the two in the middle.
     """
-
-    summary = "median of each number, all clients alike"
 
     def combine(self, updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
         """Return the medians."""

@@ -1,14 +1,16 @@
-"""Clipping: no client changes the model by more than a given length."""
+"""No client changes the model by more than a given length."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.rounds.processors.base import Processor
 from mpfedcl.tensors import Tensors
@@ -17,6 +19,15 @@ _ROUNDING = 1e-5
 """What a clipped change may be longer than the limit when its length is taken again."""
 _STACKS_KEPT = 4
 """Stacks whose clients take turns in the order of names."""
+
+
+class ClipSettings(Settings):
+    """What is done to an update on its way to the server."""
+
+    section = "update"
+    clip: Annotated[float | None, Field(gt=0)] = None
+    """Longest change of the model that a client may send; a longer one is shortened [default: any
+    length]."""
 
 
 class Clip(Processor):
@@ -36,7 +47,8 @@ class Clip(Processor):
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
         """Return a clip to `update.clip`."""
-        return None if experiment.update.clip is None else cls(experiment.update.clip)
+        limit: float | None = experiment.setting("update__clip")
+        return None if limit is None else cls(limit)
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
         """Shorten the change."""

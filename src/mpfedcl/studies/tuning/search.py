@@ -261,7 +261,9 @@ class Search:
         """Refuse a folder that holds the runs of another search."""
         if not any(self.path.glob("*/experiment.toml")):
             return
-        found = RunDirectory(self.path).read_json("search.json")
+        found = RunDirectory(self.path).read_json("search.json") or {}
+        # Read as settings: those that were added since had their defaults.
+        found["base"] = json.loads(Experiment(**found.get("base", {})).model_dump_json())
         if found != json.loads(json.dumps(self._description())):
             raise InvalidInput(
                 f"out is {str(self.path)!r}; it holds a search with other settings: give another "

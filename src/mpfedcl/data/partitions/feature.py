@@ -1,0 +1,18 @@
+"""One domain per client."""
+
+from collections.abc import Sequence
+
+import numpy
+
+from mpfedcl.data.train_test_split import Indices
+from mpfedcl.errors import InvalidInput
+
+
+def partition(domains: Sequence[str], num_clients: int | None) -> list[Indices]:
+    """Give each client a domain; their number follows from the data."""
+    if num_clients not in (None, len(domains)):
+        raise InvalidInput(
+            f"clients is {num_clients}; under partition.kind feature it must be "
+            f"{len(domains)}, the number of domains ({', '.join(domains)}), or left out."
+        )
+    return [numpy.array([number]) for number in range(len(domains))]

@@ -1,0 +1,210 @@
+"""Methods of one's own on the command line: their flags, their help, and where they come from."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pull_method
+from command_processes import environment
+from mpfedcl import Experiment
+from mpfedcl.cli.main import parse
+from mpfedcl.errors import InvalidInput
+from small_experiments import Say, flags, read_summary
+
+PULL = "pull_method:Pull"
+SOURCE = Path(__file__).parents[2] / "src" / "mpfedcl"
+
+
+def test_flags_help_and_values_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--pull.beta",
+        "0.5",
+        "--pull.norm",
+        "absolute",
+        "--pull.layers",
+        "hidden",
+        "classifier",
+    ]
+    found = parse(["run", "--method", PULL, *words, "--pull.limit", "3"]).settings
+    wanted = {"beta": 0.5, "norm": "absolute", "layers": ("hidden", "classifier"), "limit": 3.0}
+    assert found == Experiment(method=PULL, pull=wanted)
+    assert parse(["run", f"--method={PULL}"]).settings == Experiment(method=PULL)
+    with pytest.raises(SystemExit):
+        parse(["run", "--method", PULL, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--pull.beta FLOAT Weight of the pull to zero. (default: 0.01)" in text
+    assert "--pull.norm {square,absolute}" in text
+    assert "--pull.limit FLOAT Longest pull [default: none]." in text
+    with pytest.raises(SystemExit):
+        parse(["run", "--help"])
+    text = capsys.readouterr().out
+    assert "--pull" not in text
+    assert "--fedprox.mu FLOAT" in text
+    assert parse(["run"]).settings == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (f"--method {PULL} --pull.beta -1", "pull.beta is -1.0; it must be greater than or equal"),
+        (f"--method {PULL} --pull.beta much", "--pull.beta is 'much'; it must be a number"),
+        (f"--method {PULL} --pull.norm odd", "--pull.norm is 'odd'; it must be one of"),
+        (f"--method {PULL} --pull.gamma 1", "Unrecognized options: --pull.gamma"),
+        ("--pull.beta 1", "Unrecognized options: --pull.beta"),
+        ("--method fedprox --fedprox.mu -1", "fedprox.mu is -1.0; it must be greater than or"),
+        ("--fedprox.nu 1", "Unrecognized options: --fedprox.nu"),
+        ("--method odd", "method is 'odd'; it must be one of dp-fedcl, fedavg,"),
+        ("--method pull_method:Missing", "method is 'pull_method:Missing'; it must name an import"),
+        ("--method pull_method:Careless", "whose settings have the section 'train'"),
+    ],
+)
+def test_one_sentence_for_each_mistake(words: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(["run", *words.split()])
+    assert sentence in str(caught.value)
+
+
+def test_a_file_names_the_method_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(f'method = "{PULL}"\n[pull]\nbeta = 0.5\nnorm = "absolute"\n')
+    found = parse(["run", str(file), "--pull.beta", "0.25"]).settings
+    assert found == Experiment(method=PULL, pull={"beta": 0.25, "norm": "absolute"})
+    # Another method than the file's: what the file says of its own section is left out.
+    other = parse(["run", str(file), "--method", "fedavg"]).settings
+    assert other.resolved() == Experiment(method="fedavg").resolved()
+    file.write_text(f'method = "{PULL}"\n[pull]\nbeta = -1\n')
+    with pytest.raises(InvalidInput, match=r"x\.toml: pull\.beta is -1; it must be greater"):
+        parse(["run", str(file)])
+
+
+def test_a_file_without_the_usual_ending_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
+    file = tmp_path / "settings.txt"
+    file.write_text(f'method = "{PULL}"\n[pull]\nbeta = 0.5\n')
+    found = parse(["run", str(file), "--rounds", "3"]).settings
+    assert (found.rounds, found.setting("pull__beta")) == (3, 0.5)
+    assert parse(["run", str(file), "--method", "fedavg"]).settings == Experiment(method="fedavg")
+
+
+def test_commands_of_several_methods_have_the_flags_of_all() -> None:
+    for command in ("compare", "tune"):
+        words = ["--methods", "fedavg", PULL, "custom_method:Scaffold", "--pull.beta", "2"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(SOURCE.parents[1] / "examples")
+            found = parse([command, *words, "--scaffold.server-lr", "3"]).settings
+        assert (found.setting("pull__beta"), found.setting("scaffold__server_lr")) == (2, 3)
+    with pytest.raises(InvalidInput, match=r"Unrecognized options: --pull\.beta"):
+        parse(["compare", "--methods", "fedavg", "--pull.beta", "2"])
+
+
+@pytest.mark.whole
+def test_a_comparison_and_a_run_to_resume(images: Path, tmp_path: Path, said: Say) -> None:
+    words = [*flags(images, model__hidden=(8,)), "--pull.beta", 0.5]
+    assert (
+        said("compare", "--methods", PULL, "fedavg", "--seeds", 0, *words, "--out", tmp_path)[0]
+        == 0
+    )
+    path = tmp_path / f"{PULL.replace(':', '.')}-seed0"
+    assert "[pull]\nbeta = 0.5\n" in (path / "experiment.toml").read_text()
+    assert "pull" not in (tmp_path / "fedavg-seed0" / "experiment.toml").read_text()
+    assert said("run", "--resume", path, "--rounds", 3)[0] == 0
+    assert read_summary(path)["rounds"] == 3
+    code, _, error = said("run", "--resume", path, "--pull.beta", 1)
+    assert code == 2
+    assert "other settings stay as they were" in error
+
+
+def call(*words: object, cwd: Path) -> tuple[int, str, str]:
+    """Call the installed command, which does not look in the current folder by itself."""
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("mpfedcl"), *map(str, words)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.whole
+def test_only_the_command_line_finds_a_class_in_the_current_folder(
+    images: Path, tmp_path: Path
+) -> None:
+    shutil.copy(pull_method.__file__, tmp_path / "here_only.py")
+    named = ["--method", "here_only:Pull"]
+    words = [*flags(images, model__hidden=(8,)), "--pull.beta", 0.5, "--out", "run"]
+    assert call("run", *named, *words, "--workers", 2, cwd=tmp_path)[0] == 0
+    toml = tmp_path / "run" / "experiment.toml"
+    assert "[pull]\nbeta = 0.5\n" in toml.read_text()
+    for again in (["run", "run/experiment.toml"], ["run", "--resume", "run", "--rounds", 3]):
+        code, _, error = call(*again, cwd=tmp_path)
+        assert code == 2
+        assert "method is 'here_only:Pull'; it must name an importable" in error
+        assert "the current folder is searched if --method names it" in error
+    assert call("run", "--resume", "run", "--rounds", 3, *named, cwd=tmp_path)[0] == 0
+    # Whoever only reads a run needs no class, and runs none.
+    (tmp_path / "here_only.py").unlink()
+    code, _, error = call("report", "run", cwd=tmp_path)
+    assert (code, error) == (0, "")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "here_only:Pull" in page
+    assert "beta = 0.5" in page
+
+
+def test_a_file_added_to_the_package_is_all_it_takes(tmp_path: Path) -> None:
+    package = tmp_path / "package" / "mpfedcl"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "methods" / "late_pull.py").write_text(
+        Path(pull_method.__file__)
+        .read_text()
+        .partition("class GentlePull")[0]
+        .replace('"pull",', '"late-pull",')
+    )
+    (package / "data" / "partitions" / "as_they_come.py").write_text(
+        '"""Consecutive images for each client."""\n\n'
+        "import numpy\n\n\n"
+        "def partition(labels, num_clients, *, classes_per_client):\n"
+        "    assert classes_per_client == 7\n"
+        "    return numpy.array_split(numpy.arange(len(labels)), num_clients)\n"
+    )
+    program = (
+        "import sys; from mpfedcl.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+
+    def call_copy(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, words)],
+            cwd=tmp_path,
+            env=environment(PYTHONPATH=str(package.parent)),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    shown = call_copy("run", "--help")
+    assert shown.stderr == "False\n"
+    text = " ".join(shown.stdout.replace("│", " ").split())
+    assert "--pull.beta FLOAT Weight of the pull to zero. (default: 0.01)" in text
+    assert "--partition.kind {as-they-come,classes,feature,iid,label,quantity}" in text
+    assert "as-they-come: Consecutive images for each client." in text
+    wrong = call_copy("run", "--method", "late-push")
+    assert wrong.returncode == 2
+    assert "it must be one of dp-fedcl, fedavg, fedproto, fedprox, late-pull, local" in wrong.stderr
+    assert wrong.stderr.endswith("False\n")
+    done = call_copy(
+        *("run", "--method", "late-pull", "--pull.beta", 0.5, "--rounds", 1, "--clients", 4),
+        *("--partition.kind", "as-they-come", "--partition.classes-per-client", 7),
+        *("--model.hidden", 8, "--out", "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[pull]\nbeta = 0.5\n" in (tmp_path / "run" / "experiment.toml").read_text()
