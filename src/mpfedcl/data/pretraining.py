@@ -3,8 +3,8 @@
 import numpy
 import torch
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices, split_by_class
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.pretraining_data import PretrainingData

@@ -9,7 +9,7 @@ from sklearn.manifold import TSNE
 
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.paper_figures import (
@@ -53,9 +53,9 @@ def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:
     partitions = {}
     for name, experiment in picture.experiments.items():
         complete = resolve_with_seed(experiment.replace(dataset__root=runs.root), runs.seeds[0])
-        image_index = open_image_set(complete.dataset)
-        partitions[name] = split_among_clients(image_index, complete).describe(
-            image_index.class_names
+        sample_index = open_data_set(complete.dataset)
+        partitions[name] = split_among_clients(sample_index, complete).describe(
+            sample_index.class_names
         )
     draw_partitions(partitions, f"{picture.title}, seed {runs.seeds[0]}: training images", path)
 

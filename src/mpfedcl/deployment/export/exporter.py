@@ -18,10 +18,10 @@ from mpfedcl.deployment.export.exported_network import (
 from mpfedcl.deployment.export.onnx_encoder import prepend_encoder
 from mpfedcl.deployment.export.verification import (
     Agreement,
-    CheckImages,
+    CheckSamples,
     ExportedFunction,
     compare_with_pytorch,
-    load_check_images,
+    load_check_samples,
     refuse_disagreement,
 )
 from mpfedcl.deployment.predictor import Predictor
@@ -120,7 +120,7 @@ def _pack_program(
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     from_features = is_joined or not wanted.with_encoder
     network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
-    real = load_check_images(trained, wanted.check_images)
+    real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
@@ -151,7 +151,7 @@ def _verify(
     predictor: Predictor,
     wanted: ExportSettings,
     rule: PredictionRule,
-    real: CheckImages,
+    real: CheckSamples,
     answer: ExportedFunction,
 ) -> Agreement:
     found = compare_with_pytorch(
@@ -166,7 +166,7 @@ def _verify(
     return found
 
 
-def _describe_check(found: Agreement, real: CheckImages) -> dict[str, Any]:
+def _describe_check(found: Agreement, real: CheckSamples) -> dict[str, Any]:
     return {"images": len(real.images), "from": real.origin, **asdict(found)}
 
 
