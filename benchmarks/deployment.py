@@ -21,7 +21,7 @@ import numpy
 import onnxruntime
 
 from mpfedcl.deployment.export.exporter import ExportSettings, export_run
-from mpfedcl.deployment.export.verification import CheckImages, load_check_images
+from mpfedcl.deployment.export.verification import CheckSamples, load_check_samples
 from mpfedcl.deployment.predictor import Predictor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.tables import TextTable
@@ -42,7 +42,7 @@ def main() -> None:
 def measure_run(path: Path) -> TextTable:
     """Return one run's table."""
     predictor = Predictor.load(path)
-    real = load_check_images(predictor.trained, 1000)
+    real = load_check_samples(predictor.trained, 1000)
     if real.labels is None:
         sys.exit(f"{path}: the run's data must be here (MPFEDCL_DATA)")
     said = [each.label for each in predictor.predict(real.images)]
@@ -68,7 +68,7 @@ def measure_run(path: Path) -> TextTable:
     return TextTable(title, COLUMNS, rows)
 
 
-def measure_file(path: Path, real: CheckImages, expected: Any) -> list[str]:
+def measure_file(path: Path, real: CheckSamples, expected: Any) -> list[str]:
     """Return the cells of one ONNX file."""
     began = time.perf_counter()
     options = onnxruntime.SessionOptions()
@@ -87,7 +87,7 @@ def measure_file(path: Path, real: CheckImages, expected: Any) -> list[str]:
     ]
 
 
-def time_single(ask: Callable[[Any], object], real: CheckImages) -> float:
+def time_single(ask: Callable[[Any], object], real: CheckSamples) -> float:
     """Return the median milliseconds of one image, images in turn."""
     seconds = []
     for number in range(_WARM_UP + _REPEATS):

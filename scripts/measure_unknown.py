@@ -16,7 +16,7 @@ import numpy
 
 from mpfedcl import Experiment, Predictor, run
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.reader import find_data_folder, open_image_set
+from mpfedcl.data.reader import find_data_folder, open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
 from mpfedcl.report.tables import TextTable
@@ -39,12 +39,14 @@ def digits_rows(folder: Path) -> list[list[str]]:
     """The digits inside the package; MNIST's other test digits are new to them."""
     path = trained(folder / "digits", Experiment())
     data = numpy.load(find_data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
-    inside = open_image_set(DatasetSettings())
+    inside = open_data_set(DatasetSettings())
     known = inside.store.load(numpy.arange(len(inside.store)), (28, 28), is_colour=False)
     seen = {image.tobytes() for image in known}
     new = numpy.stack([image for image in data["x_test"] if image.tobytes() not in seen])
-    image_index = open_image_set(DatasetSettings(name="office10"))
-    photos = image_index.store.load(numpy.arange(len(image_index.store)), (28, 28), is_colour=False)
+    sample_index = open_data_set(DatasetSettings(name="office10"))
+    photos = sample_index.store.load(
+        numpy.arange(len(sample_index.store)), (28, 28), is_colour=False
+    )
     return [
         flagged("digits 0 to 9", "other digits of MNIST (known)", path, new),
         flagged("digits 0 to 9", "photos of Office-10", path, photos),
@@ -84,12 +86,12 @@ def office_rows(folder: Path) -> list[list[str]]:
         dataset__name="office10", partition__kind="feature", dataset__test_per_class=25
     )
     path = trained(folder / "office10", experiment)
-    image_index = open_image_set(DatasetSettings(name="office10"))
-    split = split_among_clients(image_index, experiment.resolved())
-    left = numpy.setdiff1d(numpy.arange(len(image_index.store)), split.all_rows)
-    foreign = open_image_set(DatasetSettings(name="sixdomain", domains=("photo",)))
+    sample_index = open_data_set(DatasetSettings(name="office10"))
+    split = split_among_clients(sample_index, experiment.resolved())
+    left = numpy.setdiff1d(numpy.arange(len(sample_index.store)), split.all_rows)
+    foreign = open_data_set(DatasetSettings(name="sixdomain", domains=("photo",)))
     every = numpy.arange(len(foreign.store))
-    known = image_index.store.load(left, (64, 64), is_colour=True)
+    known = sample_index.store.load(left, (64, 64), is_colour=True)
     animals = foreign.store.load(every, (64, 64), is_colour=True)
     return [
         flagged("Office-10", "other photos of it (known)", path, known),

@@ -10,8 +10,8 @@ import numpy
 import pytest
 from PIL import Image
 
-from mpfedcl.data.image_set import ImageSet
 from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.samples import ImageSet
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images

@@ -39,7 +39,7 @@ def everything(_path: PurePosixPath) -> bool:
     return True
 
 
-def image_index(folder: Path) -> list[str]:
+def sample_index(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -65,7 +65,7 @@ def test_only_what_is_wanted_is_written(tmp_path: Path, folder: Path, kind: str)
     make = make_zip if kind.endswith("zip") else make_tar
     archive = make(tmp_path / kind, {"x/one.png": b"one", "x/two.txt": b"two", "three.png": b""})
     assert unpack_archive(archive, folder, lambda path: path.suffix == ".png") == folder
-    assert image_index(folder) == ["three.png", "x/one.png"]
+    assert sample_index(folder) == ["three.png", "x/one.png"]
     assert (folder / "x" / "one.png").read_bytes() == b"one"
 
 
@@ -75,10 +75,10 @@ def test_names_that_lead_out_are_refused(
     tmp_path: Path, folder: Path, kind: str, name: str
 ) -> None:
     make = make_zip if kind.endswith("zip") else make_tar
-    before = image_index(tmp_path)
+    before = sample_index(tmp_path)
     archive = make(tmp_path / kind, {name.replace("ROOT", str(tmp_path)): b"evil"})
     assert "leads out of the folder" in refusal(archive, folder)
-    assert image_index(tmp_path) == sorted([*before, kind])
+    assert sample_index(tmp_path) == sorted([*before, kind])
 
 
 def test_links_are_passed_over(tmp_path: Path, folder: Path) -> None:

@@ -12,7 +12,7 @@ from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
+from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from small_experiments import save_images, small
@@ -20,7 +20,7 @@ from small_experiments import save_images, small
 KINDS = ("label", "iid", "classes", "quantity", "feature")
 
 
-def make_image_index(counts: list[list[int]], *, official: bool) -> ImageIndex:
+def make_sample_index(counts: list[list[int]], *, official: bool) -> SampleIndex:
     """Return a set that never has to be opened; `counts` are images of each class by domain."""
     domains, begin = [], 0
     for number, sizes in enumerate(counts):
@@ -30,13 +30,13 @@ def make_image_index(counts: list[list[int]], *, official: bool) -> ImageIndex:
             parts.append(Subset(numpy.arange(begin, begin + len(labels)), labels))
             begin += len(labels)
         domains.append(DomainIndex(f"domain-{number}", *parts))
-    return ImageIndex("folder", tuple("abc"), tuple(domains), ImageFileStore([]))
+    return SampleIndex("folder", tuple("abc"), tuple(domains), ImageFileStore([]))
 
 
-def split_images(image_index: ImageIndex, **changes: Any) -> ClientSplit:
+def split_images(sample_index: SampleIndex, **changes: Any) -> ClientSplit:
     base = Experiment().replace(dataset__name="folder", encoder__name="none", partition__alpha=2.0)
     clients = None if changes["partition__kind"] == "feature" else 3
-    return split_among_clients(image_index, base.replace(clients=clients, **changes).resolved())
+    return split_among_clients(sample_index, base.replace(clients=clients, **changes).resolved())
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,10 +51,10 @@ def split_images(image_index: ImageIndex, **changes: Any) -> ClientSplit:
 def test_each_client_is_tested_on_a_share_of_its_own_training_images(
     counts: list[list[int]], official: bool, kind: str, test: str, fraction: float, seed: int
 ) -> None:
-    image_index = make_image_index(counts, official=official)
+    sample_index = make_sample_index(counts, official=official)
     common = {"partition__kind": kind, "partition__test": test, "seed": seed}
-    whole = split_images(image_index, **common)
-    held = split_images(image_index, **common, partition__validation=fraction)
+    whole = split_images(sample_index, **common)
+    held = split_images(sample_index, **common, partition__validation=fraction)
     assert list(held.training) == list(whole.training)
     validation = []
     for name, before in whole.training.items():
@@ -78,10 +78,10 @@ def test_each_client_is_tested_on_a_share_of_its_own_training_images(
 
 
 def test_the_draw_is_by_seed_and_touches_nothing_else() -> None:
-    image_index = make_image_index([[40, 40, 40]], official=True)
+    sample_index = make_sample_index([[40, 40, 40]], official=True)
     common = {"partition__kind": "label", "partition__test": "shared"}
     first, again, less = (
-        split_images(image_index, **common, partition__validation=share)
+        split_images(sample_index, **common, partition__validation=share)
         for share in (0.25, 0.25, 0.0)
     )
     for name, part in first.training.items():
@@ -89,22 +89,22 @@ def test_the_draw_is_by_seed_and_touches_nothing_else() -> None:
     assert numpy.array_equal(first.test.rows, again.test.rows)
     assert sum(len(part.rows) for part in less.training.values()) == 120
     assert len(less.test.rows) == 120
-    other = split_images(image_index, **common, partition__validation=0.25, seed=1)
+    other = split_images(sample_index, **common, partition__validation=0.25, seed=1)
     assert set(other.test.rows) != set(first.test.rows)
 
 
 def test_single_images_stay_in_training() -> None:
-    image_index = make_image_index([[1, 1, 1], [10, 1, 2]], official=True)
-    split = split_images(image_index, partition__kind="feature", partition__validation=0.5)
+    sample_index = make_sample_index([[1, 1, 1], [10, 1, 2]], official=True)
+    split = split_images(sample_index, partition__kind="feature", partition__validation=0.5)
     assert [len(part.labels) for part in split.training.values()] == [3, 7]
     assert [len(own) for own in split.own_test.values()] == [0, 6]
     assert split.test.labels.tolist() == [0, 0, 0, 0, 0, 2]
 
 
 def test_nothing_to_hold_out_is_refused() -> None:
-    image_index = make_image_index([[1, 1, 1], [1, 1, 1]], official=True)
+    sample_index = make_sample_index([[1, 1, 1], [1, 1, 1]], official=True)
     with pytest.raises(InvalidInput) as refused:
-        split_images(image_index, partition__kind="feature", partition__validation=0.5)
+        split_images(sample_index, partition__kind="feature", partition__validation=0.5)
     assert str(refused.value).startswith("partition.validation is 0.5 and holds out no image")
 
 

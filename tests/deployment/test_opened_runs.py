@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.input_images import InputFormat
+from mpfedcl.deployment.input_samples import InputFormat
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator

@@ -14,7 +14,7 @@ from encoder_experiments import pictured
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.images import Images
 from small_experiments import small
 
@@ -140,12 +140,12 @@ def test_the_accuracy_is_that_of_the_run(pictures: Path, tmp_path: Path) -> None
     """From the files on, by another way than the run's: through no cache, in other batches."""
     result = run(pictured(pictures), tmp_path / "run")
     assert result.summary is not None
-    image_index = open_image_set(result.experiment.dataset)
-    test = split_among_clients(image_index, result.experiment).test
-    assert isinstance(image_index.store, ImageFileStore)
-    paths = [image_index.store.paths[row] for row in test.rows]
+    sample_index = open_data_set(result.experiment.dataset)
+    test = split_among_clients(sample_index, result.experiment).test
+    assert isinstance(sample_index.store, ImageFileStore)
+    paths = [sample_index.store.paths[row] for row in test.rows]
     said = Predictor.load(result.path).predict(paths)
-    right = [image_index.class_names[n] for n in test.labels]
+    right = [sample_index.class_names[n] for n in test.labels]
     by_prototype = numpy.mean([p.label == truth for p, truth in zip(said, right, strict=True)])
     by_classifier = numpy.mean(
         [p.classifier.label == truth for p, truth in zip(said, right, strict=True)]

@@ -10,10 +10,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_split import split_among_clients, split_own_images
-from mpfedcl.data.image_set import ImageIndex, Subset
-from mpfedcl.data.inputs import InputMaker, make_pixel_inputs
-from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.client_split import split_among_clients, split_own_samples
+from mpfedcl.data.inputs import InputMaker, make_plain_inputs
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.samples import SampleIndex, Subset
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -112,28 +112,28 @@ class FederatedData:
         )
 
 
-def load_own_images(
+def load_own_samples(
     experiment: Experiment,
     make_inputs: InputMaker | None = None,
     *,
-    image_index: ImageIndex,
+    sample_index: SampleIndex,
     name: str,
 ) -> FederatedData:
     """Open the images of one client that has them to itself, and hold some of them out to test."""
-    train, test = split_own_images(image_index, name, experiment)
+    train, test = split_own_samples(sample_index, name, experiment)
     if not len(train.labels):
         raise InvalidInput(
             f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
             "must be more of a class, or the test fraction must be smaller."
         )
     everything = Subset.join([train, test])
-    inputs = (make_inputs or make_pixel_inputs)(image_index, everything.rows, experiment)
+    inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)
     inputs = inputs.flatten(start_dim=1)
     labels, count = torch.from_numpy(everything.labels), len(train.labels)
     own = torch.arange(len(test.labels))
     client = ClientData(name, inputs[:count], labels[:count], own)
     return FederatedData(
-        image_index.name, image_index.class_names, (client,), inputs[count:], labels[count:], {}
+        sample_index.name, sample_index.class_names, (client,), inputs[count:], labels[count:], {}
     )
 
 
@@ -142,13 +142,13 @@ def load_federated_data(
 ) -> FederatedData:
     """Split an experiment's data set among the clients, then open the images they need."""
     experiment = experiment.resolved()
-    image_index = open_image_set(experiment.dataset)
-    split = split_among_clients(image_index, experiment)
-    make_inputs = make_inputs or make_pixel_inputs
-    inputs = make_inputs(image_index, split.all_rows, experiment)
+    sample_index = open_data_set(experiment.dataset)
+    split = split_among_clients(sample_index, experiment)
+    make_inputs = make_inputs or make_plain_inputs
+    inputs = make_inputs(sample_index, split.all_rows, experiment)
     # On record, because flat pixels no longer tell what images they were.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
-    partition = {**split.describe(image_index.class_names), "input_shape": shape}
+    partition = {**split.describe(sample_index.class_names), "input_shape": shape}
     clients = tuple(
         ClientData(
             name,
@@ -159,8 +159,8 @@ def load_federated_data(
         for name, subset in split.training.items()
     )
     return FederatedData(
-        image_index.name,
-        image_index.class_names,
+        sample_index.name,
+        sample_index.class_names,
         clients,
         inputs[torch.from_numpy(split.positions_of(split.test))],
         torch.from_numpy(split.test.labels),

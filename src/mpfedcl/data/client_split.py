@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
-from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.data.partitions import divide
+from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.data.train_test_split import Indices, split_by_class
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -48,10 +48,10 @@ class ClientSplit:
         return numpy.searchsorted(self.all_rows, subset.rows)
 
 
-def split_among_clients(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
+def split_among_clients(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
     """Split the images of a resolved experiment among its clients."""
     by_domain = splits_domains(experiment.partition.kind)
-    split = (_split_by_domain if by_domain else _split_pool)(image_index, experiment)
+    split = (_split_by_domain if by_domain else _split_pool)(sample_index, experiment)
     if len(split.test.labels) == 0:
         raise InvalidInput(
             f"dataset.test_fraction is {_test_fraction(experiment):g} and leaves no image "
@@ -60,8 +60,8 @@ def split_among_clients(image_index: ImageIndex, experiment: Experiment) -> Clie
     return _hold_out_validation(split, experiment) if experiment.partition.validation else split
 
 
-def split_own_images(
-    image_index: ImageIndex, name: str, experiment: Experiment
+def split_own_samples(
+    sample_index: SampleIndex, name: str, experiment: Experiment
 ) -> tuple[Subset, Subset]:
     """Return the training and test images of a client that has images of its own.
 
@@ -70,10 +70,10 @@ def split_own_images(
     """
     by_domain = splits_domains(experiment.partition.kind)
     split_one = _split_domain if by_domain else _split_pooled
-    several = len(image_index.domains) > 1
+    several = len(sample_index.domains) > 1
     subsets = [
         split_one(replace(each, name=f"{name}/{each.name}" if several else name), experiment)
-        for each in image_index.domains
+        for each in sample_index.domains
     ]
     train, test = (Subset.join(each) for each in zip(*subsets, strict=True))
     size = experiment.dataset.train_size
@@ -101,12 +101,12 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
     return ClientSplit(training, test, own_test)
 
 
-def _split_by_domain(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
+def _split_by_domain(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
     """Give each client whole domains."""
-    domains = image_index.domains
+    domains = sample_index.domains
     if len(domains) < 2:
         raise InvalidInput(
-            f"partition.kind is {experiment.partition.kind!r}, but {image_index.name} has one "
+            f"partition.kind is {experiment.partition.kind!r}, but {sample_index.name} has one "
             f"domain ({domains[0].name}); it must have at least two, or the kind must be another."
         )
     training, tests = {}, {}
@@ -124,18 +124,18 @@ def _split_by_domain(image_index: ImageIndex, experiment: Experiment) -> ClientS
     return ClientSplit(training, *_join_tests(tests, experiment))
 
 
-def _split_pool(image_index: ImageIndex, experiment: Experiment) -> ClientSplit:
+def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
     """Split the images of all domains together among the clients."""
     if experiment.partition.test == "shared":
-        splits = [_split_pooled(domain, experiment) for domain in image_index.domains]
-        pool = _draw_pool([train for train, _ in splits], image_index.name, experiment)
+        splits = [_split_pooled(domain, experiment) for domain in sample_index.domains]
+        pool = _draw_pool([train for train, _ in splits], sample_index.name, experiment)
         test = Subset.join([test for _, test in splits])
         indices = _assign_images(pool.labels, experiment, test_fraction=None)
         own_test = dict.fromkeys(indices, numpy.arange(len(test.labels)))
         training = {name: pool.select(own) for name, own in indices.items()}
         return ClientSplit(training, test, own_test)
     # Matched: a client is tested on some of its own images, not on an official test set.
-    pool = _draw_pool([each.train for each in image_index.domains], image_index.name, experiment)
+    pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
     fraction = _test_fraction(experiment)
     training, tests = {}, {}
     for name, own in _assign_images(pool.labels, experiment, fraction).items():

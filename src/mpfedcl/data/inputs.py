@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.image_set import ImageIndex
+from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.feature_cache import FeatureCache
@@ -16,19 +16,19 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.images import Images, choose_size
 
-InputMaker = Callable[[ImageIndex, Indices, Experiment], Tensor]
+InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
 """Turns images of a set, by number, into inputs [images, ...] in the experiment's precision."""
 
 
-def make_pixel_inputs(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
-    """Return pixels [images, height, width] or [images, height, width, 3]; see `scale_pixels`."""
+def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+    """Return pixels [images, height, width] or [images, height, width, 3]; see `to_inputs`."""
     # The size comes from all images of the set, so that it does not depend on the draw.
-    sizes, is_colour = image_index.store.inspect_images()
+    sizes, is_colour = sample_index.store.inspect_images()
     size = choose_size(sizes, experiment.dataset.image_size)
-    return scale_pixels(image_index.store.load(rows, size, is_colour), experiment)
+    return to_inputs(sample_index.store.load(rows, size, is_colour), experiment)
 
 
-def scale_pixels(images: Images, experiment: Experiment) -> Tensor:
+def to_inputs(images: Images, experiment: Experiment) -> Tensor:
     """Return bytes as numbers, standardized by the set's constants or in 0 to 1."""
     pixels = torch.from_numpy(numpy.ascontiguousarray(images))
     inputs = pixels.to(getattr(torch, experiment.dtype)).div_(255)
@@ -41,13 +41,13 @@ def scale_pixels(images: Images, experiment: Experiment) -> Tensor:
 def feature_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of features [images, feature_size]; images are opened only if it must be."""
 
-    def make(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
+    def make(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
         def load() -> Images:
             # In the encoder's size at once: less memory, and every image is resized once.
             size = encoder.preprocessing.image_size
-            return image_index.store.load(rows, (size, size), is_colour=True)
+            return sample_index.store.load(rows, (size, size), is_colour=True)
 
-        names = json.dumps(image_index.store.identify(rows)).encode()
+        names = json.dumps(sample_index.store.identify(rows)).encode()
         with FeatureCache() as cache:
             signature = hashlib.sha256(names).hexdigest()
             features = cache.encode_source(encoder, signature, load)
@@ -59,9 +59,9 @@ def feature_input_maker(encoder: Encoder) -> InputMaker:
 def byte_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
 
-    def make(image_index: ImageIndex, rows: Indices, _experiment: Experiment) -> Tensor:
+    def make(sample_index: SampleIndex, rows: Indices, _experiment: Experiment) -> Tensor:
         size = encoder.preprocessing.image_size
-        images = image_index.store.load(rows, (size, size), is_colour=True)
+        images = sample_index.store.load(rows, (size, size), is_colour=True)
         return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
 
     return make

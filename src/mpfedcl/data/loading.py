@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.image_set import ImageIndex
 from mpfedcl.data.inputs import InputMaker, byte_input_maker, feature_input_maker
 from mpfedcl.data.reader import find_data_folder
+from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder, find_encoder
 from mpfedcl.encoders.trainable_encoder import make_model
@@ -36,12 +36,12 @@ def load_data_and_model(
         return data, make_model(None, data.input_size, data.num_classes, hidden)
     found: list[Encoder] = []
 
-    def make_inputs(image_index: ImageIndex, rows: Indices, experiment: Experiment) -> Tensor:
+    def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
         # Only once the data are split: data that are missing are the first thing to say.
         encoder = find_experiment_encoder(experiment, device)
         found.append(encoder)
         make = byte_input_maker(encoder) if settings.train else feature_input_maker(encoder)
-        return make(image_index, rows, experiment)
+        return make(sample_index, rows, experiment)
 
     data = load(experiment, make_inputs).to(device)
     (encoder,) = found

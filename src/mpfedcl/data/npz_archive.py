@@ -95,7 +95,7 @@ def open_archive(
     return DomainArchive(stores["x_train"], labels["y_train"], stores["x_test"], labels["y_test"])
 
 
-def open_unlabelled_images(opener: Opener, shown: str, identity: str) -> ArchiveImageStore:
+def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveImageStore:
     """Open images that need no labels: the array x_test, else x, else x_train."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
-from mpfedcl.data.image_set import (
+from mpfedcl.data.npz_archive import DomainArchive, open_archive
+from mpfedcl.data.samples import (
     DomainImages,
     DomainIndex,
-    ImageIndex,
     ImageSet,
-    ImageStore,
-    JoinedImageStore,
+    JoinedSampleStore,
+    SampleIndex,
+    SampleStore,
     Subset,
 )
-from mpfedcl.data.npz_archive import DomainArchive, open_archive
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
@@ -30,7 +30,7 @@ _MOST_NAMES_LISTED = 5
 _LONGEST_NAME = 200
 
 
-def open_image_set(dataset: DatasetSettings) -> ImageIndex:
+def open_data_set(dataset: DatasetSettings) -> SampleIndex:
     """Find the data set that the settings name and list it; no image is opened."""
     spec = find_specification(dataset.name)
     try:
@@ -48,7 +48,7 @@ def open_image_set(dataset: DatasetSettings) -> ImageIndex:
     return found
 
 
-def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageIndex:
+def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
     _choose_domains([spec.name], dataset, f"the embedded {spec.name}")
     resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
     archive = open_archive(
@@ -60,7 +60,7 @@ def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Imag
     return index_archives({spec.name: archive}, spec, dataset)
 
 
-def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageIndex:
+def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
     root = find_set_folder(dataset)
     archives, folders = _list_domains(root, dataset)
     chosen = _choose_domains(sorted({*archives, *folders}), dataset, str(root))
@@ -81,11 +81,11 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> ImageInde
 
 def read_image_set(dataset: DatasetSettings) -> ImageSet:
     """Read the data set that the settings name, whole, in one size and one colour mode."""
-    image_index = open_image_set(dataset)
-    sizes, is_colour = image_index.store.inspect_images()
+    sample_index = open_data_set(dataset)
+    sizes, is_colour = sample_index.store.inspect_images()
     size = choose_size(sizes, dataset.image_size)
     # All at once: files are decoded in parallel, and broken ones are all named together.
-    images = image_index.store.load(numpy.arange(len(image_index.store)), size, is_colour)
+    images = sample_index.store.load(numpy.arange(len(sample_index.store)), size, is_colour)
     domains = tuple(
         DomainImages(
             domain.name,
@@ -94,9 +94,9 @@ def read_image_set(dataset: DatasetSettings) -> ImageSet:
             None if domain.test is None else images[domain.test.rows],
             None if domain.test is None else domain.test.labels,
         )
-        for domain in image_index.domains
+        for domain in sample_index.domains
     )
-    return ImageSet(image_index.name, domains, image_index.class_names)
+    return ImageSet(sample_index.name, domains, sample_index.class_names)
 
 
 def open_archive_file(path: Path, num_classes: int | None) -> DomainArchive:
@@ -106,10 +106,10 @@ def open_archive_file(path: Path, num_classes: int | None) -> DomainArchive:
 
 def index_archives(
     archives: dict[str, DomainArchive], spec: DatasetSpecification, dataset: DatasetSettings
-) -> ImageIndex:
+) -> SampleIndex:
     """List domains kept as archives; the store has each domain's training part, then its test."""
     domains: list[DomainIndex] = []
-    stores: list[ImageStore] = []
+    stores: list[SampleStore] = []
     begin = 0
     for name, archive in archives.items():
         subsets: list[Subset] = []
@@ -123,7 +123,7 @@ def index_archives(
                 begin += len(store)
         domains.append(DomainIndex(name, *subsets))
     class_names = spec.class_names or _name_classes(domains)
-    return ImageIndex(dataset.name, class_names, tuple(domains), JoinedImageStore(stores))
+    return SampleIndex(dataset.name, class_names, tuple(domains), JoinedSampleStore(stores))
 
 
 def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
@@ -234,7 +234,7 @@ def index_folders(
     chosen: list[str],
     spec: DatasetSpecification,
     dataset: DatasetSettings,
-) -> ImageIndex:
+) -> SampleIndex:
     """List domains kept as folders of class folders."""
     # Classes come from every domain, chosen or not, so that a label means the same in all runs.
     classes = {
@@ -275,7 +275,7 @@ def index_folders(
         DomainIndex(name, everything.select(rows))
         for name, rows in zip(chosen, numpy.split(everything.rows, ends), strict=True)
     )
-    return ImageIndex(dataset.name, class_names, domains, ImageFileStore(paths))
+    return SampleIndex(dataset.name, class_names, domains, ImageFileStore(paths))
 
 
 def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:

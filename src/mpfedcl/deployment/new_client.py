@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_data import load_own_images
-from mpfedcl.data.image_set import ImageIndex
+from mpfedcl.data.client_data import load_own_samples
 from mpfedcl.data.inputs import byte_input_maker, feature_input_maker
-from mpfedcl.data.own_images import open_own_images
+from mpfedcl.data.own_samples import open_own_samples
+from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.engines import InProcessEngine
@@ -60,9 +60,9 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        image_index = open_own_images(source, trained.class_names)
-        self.data = load_own_images(
-            self._experiment, self._make_inputs, image_index=image_index, name=name
+        sample_index = open_own_samples(source, trained.class_names)
+        self.data = load_own_samples(
+            self._experiment, self._make_inputs, sample_index=sample_index, name=name
         )
         self.client = self.data.clients[0]
 
@@ -141,13 +141,13 @@ class NewClient:
         return broadcast.params, update
 
     def _make_inputs(
-        self, image_index: ImageIndex, rows: Indices, experiment: Experiment
+        self, sample_index: SampleIndex, rows: Indices, experiment: Experiment
     ) -> Tensor:
         encoder, input_format = self._trained.encoder, self._trained.input_format
         if encoder is not None:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
-            return make(image_index, rows, experiment)
-        _, is_colour = image_index.store.inspect_images()
-        images = image_index.store.load(rows, input_format.size, is_colour)
+            return make(sample_index, rows, experiment)
+        _, is_colour = sample_index.store.inspect_images()
+        images = sample_index.store.load(rows, input_format.size, is_colour)
         return self._trained.inputs(input_format.convert(images))

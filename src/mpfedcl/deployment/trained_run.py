@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mpfedcl.data.inputs import scale_pixels
+from mpfedcl.data.inputs import to_inputs
 from mpfedcl.data.loading import find_experiment_encoder
-from mpfedcl.deployment.input_images import InputFormat
+from mpfedcl.deployment.input_samples import InputFormat
 from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.trainable_encoder import make_model
@@ -99,7 +99,7 @@ class TrainedRun:
         """Return the model's inputs for images in this run's `input_format`."""
         dtype = getattr(torch, self.experiment.dtype)
         if self.encoder is None:
-            return scale_pixels(images, self.experiment).flatten(start_dim=1)
+            return to_inputs(images, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
             return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(images))
         # The caller shows how far it is.

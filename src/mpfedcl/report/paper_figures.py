@@ -16,7 +16,7 @@ from sklearn.manifold import TSNE
 
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.figures import COLOURS, MARKERS, draw_partition_into, figure_file
@@ -142,9 +142,9 @@ def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:
     with figure_file(path, rows, columns, figsize=size, squeeze=False) as (page, grid):
         for axes, (name, experiment) in zip(grid.flat, picture.experiments.items(), strict=False):
             complete = resolve_with_seed(experiment.replace(dataset__root=runs.root), runs.seeds[0])
-            image_index = open_image_set(complete.dataset)
-            split = split_among_clients(image_index, complete)
-            draw_partition_into(axes, split.describe(image_index.class_names), name)
+            sample_index = open_data_set(complete.dataset)
+            split = split_among_clients(sample_index, complete)
+            draw_partition_into(axes, split.describe(sample_index.class_names), name)
         for axes in list(grid.flat)[len(picture.experiments) :]:
             axes.set_visible(False)
         page.suptitle(f"{picture.title}, seed {runs.seeds[0]}: training images")

@@ -38,10 +38,10 @@ def federation_client_command(arguments: FederationClient) -> int:
             f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
         )
     if arguments.data is not None:
-        from mpfedcl.data.own_images import open_own_images
+        from mpfedcl.data.own_samples import open_own_samples
 
         # Now, not in the first round: whoever starts a client is still watching.
-        open_own_images(arguments.data, None)
+        open_own_samples(arguments.data, None)
     if not arguments.insecure:
         check_private(client.key)
     program("flower-supernode")

@@ -6,8 +6,8 @@ from typing import Any
 from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.image_set import ImageIndex
-from mpfedcl.data.reader import is_available, open_image_set
+from mpfedcl.data.reader import is_available, open_data_set
+from mpfedcl.data.samples import SampleIndex
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
@@ -81,13 +81,13 @@ def data_show_command(arguments: DataShow) -> int:
             f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
         )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
-    image_index = open_image_set(experiment.dataset)
-    content = split_among_clients(image_index, experiment).describe(image_index.class_names)
+    sample_index = open_data_set(experiment.dataset)
+    content = split_among_clients(sample_index, experiment).describe(sample_index.class_names)
     from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
     sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
     draw_partition(content, f"training images, {describe_partition(experiment)}", arguments.out)
-    draw_contact_sheet(*_pick_images(image_index), arguments.name, sheet)
+    draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
     if arguments.json:
         pictures = [str(arguments.out), str(sheet)]
         print(json.dumps({"pictures": pictures, **content}, indent=2))
@@ -99,15 +99,15 @@ def data_show_command(arguments: DataShow) -> int:
     return 0
 
 
-def _pick_images(image_index: ImageIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
+def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
     """Return the first training image of each class by domain, and the classes, at most twelve."""
-    classes = list(image_index.class_names[:_MOST_CLASSES_SHOWN])
+    classes = list(sample_index.class_names[:_MOST_CLASSES_SHOWN])
     picked: dict[str, list[Images | None]] = {}
-    for domain in image_index.domains:
+    for domain in sample_index.domains:
         picked[domain.name] = []
         for label in range(len(classes)):
             rows = domain.train.rows[domain.train.labels == label][:1]
-            images = image_index.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
+            images = sample_index.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
             picked[domain.name].append(images[0] if len(rows) else None)
     return picked, classes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mpfedcl.cli.arguments.deployment import Predict
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
-from mpfedcl.deployment.input_images import NamedImage, list_images, read_batches
+from mpfedcl.deployment.input_samples import NamedSample, list_samples, read_batches
 from mpfedcl.deployment.predictor import Prediction, Predictor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.tables import TextTable
@@ -29,7 +29,7 @@ def predict_command(arguments: Predict) -> int:
         false_alarms=arguments.false_alarms,
         weights=arguments.weights,
     )
-    images = list_images(arguments.images, sys.stdin)
+    images = list_samples(arguments.images, sys.stdin)
     if predictor.remark:
         console.print(predictor.remark)
     predicted: list[tuple[str, Prediction]] = []
@@ -54,7 +54,7 @@ def predict_command(arguments: Predict) -> int:
 
 
 def _predict(
-    predictor: Predictor, images: Sequence[NamedImage]
+    predictor: Predictor, images: Sequence[NamedSample]
 ) -> Iterator[tuple[str, Prediction | str]]:
     """Yield each image's name with what is said of it, or with what is wrong with it."""
     for names, readable, faults in read_batches(images, predictor.trained.input_format):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_set import DomainImages
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.files import lock_folder, sync_folder
 
 SCRATCH = ".preparing"

@@ -5,12 +5,12 @@ from pathlib import Path, PurePosixPath
 import numpy
 
 from mpfedcl.data.image_files import read_image_files
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.originals_folder import (
     OriginalsFolder,
     enumerate_names,
     find_train_and_test,
 )
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification

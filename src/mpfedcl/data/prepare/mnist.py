@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.originals_folder import OriginalsFolder, check_labels
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images

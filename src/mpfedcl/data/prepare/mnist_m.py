@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from mpfedcl.data.image_files import read_image_files
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.originals_folder import (
     OriginalsFolder,
     check_labels,
     enumerate_names,
     find_or_unpack,
 )
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images, resize_images

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare import domainnet, mnist, mnist_m, office, svhn_and_synth, usps
 from mpfedcl.data.prepare.destination import (
     ImageFolders,
@@ -14,6 +13,7 @@ from mpfedcl.data.prepare.destination import (
     write_domain,
 )
 from mpfedcl.data.prepare.originals_folder import OriginalsFolder
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.errors import InvalidInput
 
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.originals_folder import (
     OriginalsFolder,
     check_labels,
     find_or_unpack,
     find_train_and_test,
 )
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images

@@ -7,12 +7,12 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.data.image_set import DomainImages
 from mpfedcl.data.prepare.originals_folder import (
     OriginalsFolder,
     check_labels,
     find_train_and_test,
 )
+from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images

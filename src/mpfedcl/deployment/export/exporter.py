@@ -14,7 +14,7 @@ from mpfedcl.deployment.export.exported_network import ExportedNetwork, Predicti
 from mpfedcl.deployment.export.verification import (
     ExportedFunction,
     compare_with_pytorch,
-    load_check_images,
+    load_check_samples,
     refuse_disagreement,
 )
 from mpfedcl.deployment.predictor import Predictor
@@ -113,7 +113,7 @@ def _pack_program(
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     from_features = is_joined or not wanted.with_encoder
     network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
-    real = load_check_images(trained, wanted.check_images)
+    real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "

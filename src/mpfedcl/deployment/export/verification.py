@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.image_set import Subset
-from mpfedcl.data.reader import open_image_set
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.samples import Subset
 from mpfedcl.deployment.export.exported_network import PredictionRule
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.errors import InvalidInput
@@ -31,7 +31,7 @@ _IMAGES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class CheckImages:
+class CheckSamples:
     """Images to check with: the run's own test images, else the digits inside the package."""
 
     images: Images
@@ -53,34 +53,34 @@ class Agreement:
     accuracy_of_pytorch: float | None
 
 
-def load_check_images(trained: TrainedRun, most: int) -> CheckImages:
+def load_check_samples(trained: TrainedRun, most: int) -> CheckSamples:
     """Return up to so many images in the model's input format."""
     experiment, input_format = trained.experiment, trained.input_format
     try:
-        image_index = open_image_set(experiment.dataset)
-        split = split_among_clients(image_index, experiment)
-        if image_index.class_names != trained.class_names:
+        sample_index = open_data_set(experiment.dataset)
+        split = split_among_clients(sample_index, experiment)
+        if sample_index.class_names != trained.class_names:
             raise InvalidInput("the classes are others now.")
         test = _draw_evenly(split.test, most)
-        images = image_index.store.load(test.rows, input_format.size, input_format.is_colour)
+        images = sample_index.store.load(test.rows, input_format.size, input_format.is_colour)
         seen = _draw_evenly(Subset.join(list(split.training.values())), _IMAGES_TO_RANGE)
-        training = image_index.store.load(seen.rows, input_format.size, input_format.is_colour)
-        return CheckImages(images, test.labels, training, f"test images of {image_index.name}")
+        training = sample_index.store.load(seen.rows, input_format.size, input_format.is_colour)
+        return CheckSamples(images, test.labels, training, f"test images of {sample_index.name}")
     except InvalidInput:
-        image_index = open_image_set(DatasetSettings())
-        (domain,) = image_index.domains
+        sample_index = open_data_set(DatasetSettings())
+        (domain,) = sample_index.domains
         assert domain.test is not None
         rows = _draw_evenly(domain.test, most).rows
-        digits = image_index.store.load(rows, (28, 28), is_colour=False)
-        origin = f"test images of {image_index.name}, because the run's own are not here"
-        return CheckImages(input_format.convert(digits), None, None, origin)
+        digits = sample_index.store.load(rows, (28, 28), is_colour=False)
+        origin = f"test images of {sample_index.name}, because the run's own are not here"
+        return CheckSamples(input_format.convert(digits), None, None, origin)
 
 
 def compare_with_pytorch(
     trained: TrainedRun,
     params: Tensors,
     rule: PredictionRule,
-    real: CheckImages,
+    real: CheckSamples,
     answer: ExportedFunction,
     *,
     from_features: bool,
@@ -114,7 +114,7 @@ def compare_with_pytorch(
     )
 
 
-def refuse_disagreement(found: Agreement, real: CheckImages, *, is_quantized: bool) -> None:
+def refuse_disagreement(found: Agreement, real: CheckSamples, *, is_quantized: bool) -> None:
     """Refuse a file that says something else than PyTorch; int8 may lose a point of accuracy."""
     about = f"on {len(real.images):,} {real.origin}"
     if is_quantized:

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from mpfedcl.data.client_data import FederatedData, load_own_images
+from mpfedcl.data.client_data import FederatedData, load_own_samples
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.own_images import open_own_images
+from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -199,21 +199,21 @@ class NetworkClient:
             return data.with_one_client(data.names[settings.share], settings.name), model
         assert settings.data is not None
         self._check_classes(experiment.dataset.classes)
-        image_index = open_own_images(settings.data, experiment.dataset.classes)
+        sample_index = open_own_samples(settings.data, experiment.dataset.classes)
         own = experiment.replace(
             # All that is here is used: caps are a benchmark's.
             **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),
             dataset__train_size=None,
         )
-        load = partial(load_own_images, image_index=image_index, name=settings.name)
+        load = partial(load_own_samples, sample_index=sample_index, name=settings.name)
         return load_data_and_model(own, device, load)
 
     def _check_classes(self, known: tuple[str, ...]) -> None:
         """Name the class that the others do not have; the reader would name the folder too."""
         assert self._settings.data is not None
-        image_index = open_own_images(self._settings.data, None)
-        odd = sorted(set(image_index.class_names) - set(known))
-        if known and odd and isinstance(image_index.store, ImageFileStore):
+        sample_index = open_own_samples(self._settings.data, None)
+        odd = sorted(set(sample_index.class_names) - set(known))
+        if known and odd and isinstance(sample_index.store, ImageFileStore):
             raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
     def _introduce(self, data: FederatedData) -> Message:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mpfedcl.data.reader import is_available, open_image_set
+from mpfedcl.data.reader import is_available, open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 _PAPER = ("mnist", "digit5", "office10", "domainnet")
@@ -74,5 +74,5 @@ class PaperDatasets:
 
     def domains(self, dataset: str) -> list[str]:
         """Return a set's domains, which are its clients under feature skew."""
-        image_index = open_image_set(DatasetSettings(name=dataset, root=self.root))
-        return [domain.name for domain in image_index.domains]
+        sample_index = open_data_set(DatasetSettings(name=dataset, root=self.root))
+        return [domain.name for domain in sample_index.domains]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.image_set import ImageIndex
-from mpfedcl.data.own_images import open_own_images
+from mpfedcl.data.own_samples import open_own_samples
+from mpfedcl.data.samples import SampleIndex
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -28,13 +28,13 @@ def write_archive(path: Path, labels: list[int], test_labels: list[int] | None =
     numpy.savez(path, **arrays)  # type: ignore[arg-type]
 
 
-def labels_of(image_index: ImageIndex) -> dict[str, tuple[list[int], list[int] | None]]:
+def labels_of(sample_index: SampleIndex) -> dict[str, tuple[list[int], list[int] | None]]:
     return {
         each.name: (
             each.train.labels.tolist(),
             None if each.test is None else each.test.labels.tolist(),
         )
-        for each in image_index.domains
+        for each in sample_index.domains
     }
 
 
@@ -43,17 +43,17 @@ def test_class_folders(tmp_path: Path) -> None:
     write_class(tmp_path / "mine" / "ant", 1)
     # What lies beside it is nobody's business.
     write_class(tmp_path / "other" / "zebra", 1)
-    image_index = open_own_images(tmp_path / "mine", CLASSES)
-    assert image_index.class_names == CLASSES
-    assert labels_of(image_index) == {"mine": ([0, 2, 2], None)}
-    first = image_index.store.load(numpy.array([2]), (4, 4), False)
+    sample_index = open_own_samples(tmp_path / "mine", CLASSES)
+    assert sample_index.class_names == CLASSES
+    assert labels_of(sample_index) == {"mine": ([0, 2, 2], None)}
+    first = sample_index.store.load(numpy.array([2]), (4, 4), False)
     assert first[0, 0, 0] == 1
 
 
 def test_domains_of_class_folders(tmp_path: Path) -> None:
     write_class(tmp_path / "day" / "bee", 2)
     write_class(tmp_path / "night" / "cat", 1)
-    assert labels_of(open_own_images(tmp_path, CLASSES)) == {
+    assert labels_of(open_own_samples(tmp_path, CLASSES)) == {
         "day": ([1, 1], None),
         "night": ([2], None),
     }
@@ -62,10 +62,10 @@ def test_domains_of_class_folders(tmp_path: Path) -> None:
 def test_archives(tmp_path: Path) -> None:
     write_archive(tmp_path / "set" / "day.npz", [0, 2, 1], [2])
     write_archive(tmp_path / "set" / "night.npz", [1])
-    file = open_own_images(tmp_path / "set" / "day.npz", CLASSES)
+    file = open_own_samples(tmp_path / "set" / "day.npz", CLASSES)
     assert labels_of(file) == {"day": ([0, 2, 1], [2])}
     assert file.class_names == CLASSES
-    folder = open_own_images(tmp_path / "set", CLASSES)
+    folder = open_own_samples(tmp_path / "set", CLASSES)
     assert labels_of(folder) == {"day": ([0, 2, 1], [2]), "night": ([1], None)}
 
 
@@ -73,15 +73,15 @@ def test_a_class_that_the_run_does_not_know(tmp_path: Path) -> None:
     write_class(tmp_path / "ant", 1)
     write_class(tmp_path / "yak", 1)
     with pytest.raises(InvalidInput, match="the class 'yak'; the run's classes are ant, bee, cat"):
-        open_own_images(tmp_path, CLASSES)
+        open_own_samples(tmp_path, CLASSES)
 
 
 def test_a_label_that_the_run_does_not_know(tmp_path: Path) -> None:
     write_archive(tmp_path / "set" / "day.npz", [0, 3])
     with pytest.raises(InvalidInput, match="the label 3; the run has 3 classes"):
-        open_own_images(tmp_path / "set", CLASSES)
+        open_own_samples(tmp_path / "set", CLASSES)
     with pytest.raises(InvalidInput, match="y_train"):
-        open_own_images(tmp_path / "set" / "day.npz", CLASSES)
+        open_own_samples(tmp_path / "set" / "day.npz", CLASSES)
 
 
 def test_what_is_no_source(tmp_path: Path) -> None:
@@ -98,4 +98,4 @@ def test_what_is_no_source(tmp_path: Path) -> None:
         "hollow": "bee has no images",
     }.items():
         with pytest.raises(InvalidInput, match=expected):
-            open_own_images(tmp_path / name, CLASSES)
+            open_own_samples(tmp_path / name, CLASSES)

@@ -12,7 +12,7 @@ import numpy
 from PIL import Image
 
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
-from mpfedcl.data.npz_archive import open_unlabelled_images
+from mpfedcl.data.npz_archive import open_unlabelled_samples
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
 from mpfedcl.images import Images, Size, resize_images
@@ -67,16 +67,16 @@ class InputFormat:
 
 
 @dataclass(frozen=True)
-class NamedImage:
+class NamedSample:
     """An image that is opened when it is asked for; what is wrong with it is said then."""
 
     name: str
     load: Callable[[InputFormat], Images]
 
 
-def list_images(words: Sequence[str], stdin: TextIO) -> list[NamedImage]:
+def list_samples(words: Sequence[str], stdin: TextIO) -> list[NamedSample]:
     """Return what the words name, in their order; `-` stands for a path a line on stdin."""
-    found: list[NamedImage] = []
+    found: list[NamedSample] = []
     for word in words:
         if word == "-":
             for line in stdin:
@@ -88,14 +88,14 @@ def list_images(words: Sequence[str], stdin: TextIO) -> list[NamedImage]:
 
 
 def read_batches(
-    images: Sequence[NamedImage], input_format: InputFormat
+    images: Sequence[NamedSample], input_format: InputFormat
 ) -> Iterator[tuple[list[str], Images, dict[int, str]]]:
     """Yield the images batch by batch, decoded in parallel; none is lost for another's fault.
 
     A batch is all names, the images that could be read, and what is wrong with the others by place.
     """
 
-    def attempt(image: NamedImage) -> Images | str:
+    def attempt(image: NamedSample) -> Images | str:
         try:
             return image.load(input_format)
         except InvalidInput as error:
@@ -112,7 +112,7 @@ def read_batches(
             yield [image.name for image in part], stacked, faults
 
 
-def _list_path(word: str) -> list[NamedImage]:
+def _list_path(word: str) -> list[NamedSample]:
     path = Path(word).expanduser()
     if path.exists() or not glob.has_magic(word):
         return _list_one(path)
@@ -123,7 +123,7 @@ def _list_path(word: str) -> list[NamedImage]:
     return [image for each in matches for image in _list_one(Path(each))]
 
 
-def _list_one(path: Path) -> list[NamedImage]:
+def _list_one(path: Path) -> list[NamedSample]:
     if path.is_dir():
         pictures = sorted(each for each in path.rglob("*") if is_image_file(each))
         if not pictures:
@@ -133,16 +133,16 @@ def _list_one(path: Path) -> list[NamedImage]:
     return _from_archive(path) if path.suffix.lower() == ".npz" else [_from_file(path)]
 
 
-def _from_file(path: Path) -> NamedImage:
-    return NamedImage(
+def _from_file(path: Path) -> NamedSample:
+    return NamedSample(
         str(path),
         lambda wanted: read_image_file(path, wanted.size, wanted.is_colour),
     )
 
 
-def _from_archive(path: Path) -> list[NamedImage]:
+def _from_archive(path: Path) -> list[NamedSample]:
     try:
-        store = open_unlabelled_images(lambda: path.open("rb"), str(path), identify_file(path))
+        store = open_unlabelled_samples(lambda: path.open("rb"), str(path), identify_file(path))
         # At once and in their own size: an archive is read from its beginning each time.
         (size,), is_colour = store.inspect_images()
         images = store.load(numpy.arange(len(store)), size, is_colour)
@@ -154,14 +154,14 @@ def _from_archive(path: Path) -> list[NamedImage]:
             _unreadable(str(path), f"{path} cannot be read ({reason}); it must be an npz file.")
         ]
 
-    def image(number: int) -> NamedImage:
-        return NamedImage(f"{path}[{number}]", lambda wanted: wanted.convert(images[[number]])[0])
+    def image(number: int) -> NamedSample:
+        return NamedSample(f"{path}[{number}]", lambda wanted: wanted.convert(images[[number]])[0])
 
     return [image(number) for number in range(len(store))]
 
 
-def _unreadable(name: str, fault: str) -> NamedImage:
+def _unreadable(name: str, fault: str) -> NamedSample:
     def refuse(_wanted: InputFormat) -> Images:
         raise InvalidInput(fault)
 
-    return NamedImage(name, refuse)
+    return NamedSample(name, refuse)

@@ -11,7 +11,7 @@ from mpfedcl.data.train_test_split import Indices
 from mpfedcl.images import Images, Size
 
 
-class ImageStore(Protocol):
+class SampleStore(Protocol):
     """Images that are opened only when asked for, by their number."""
 
     def __len__(self) -> int: ...
@@ -27,10 +27,10 @@ class ImageStore(Protocol):
 
 
 @dataclass(frozen=True)
-class JoinedImageStore:
+class JoinedSampleStore:
     """Several stores, one after the other."""
 
-    stores: Sequence[ImageStore]
+    stores: Sequence[SampleStore]
 
     def __len__(self) -> int:
         return sum(len(store) for store in self.stores)
@@ -55,7 +55,7 @@ class JoinedImageStore:
             images[positions] = store.load(within, size, is_colour)
         return images
 
-    def _split_by_store(self, rows: Indices) -> list[tuple[ImageStore, Indices, Indices]]:
+    def _split_by_store(self, rows: Indices) -> list[tuple[SampleStore, Indices, Indices]]:
         """Return for each store that is needed the positions in `rows`, and its own numbers."""
         found, begin = [], 0
         for store in self.stores:
@@ -97,13 +97,13 @@ class DomainIndex:
 
 
 @dataclass(frozen=True)
-class ImageIndex:
+class SampleIndex:
     """A data set before any image is opened: domains in order of name, labels, classes."""
 
     name: str
     class_names: tuple[str, ...]
     domains: tuple[DomainIndex, ...]
-    store: ImageStore
+    store: SampleStore
 
 
 @dataclass(frozen=True)

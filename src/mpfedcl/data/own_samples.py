@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.data.image_files import ImageFileStore, is_image_file
-from mpfedcl.data.image_set import DomainIndex, ImageIndex, Subset
 from mpfedcl.data.reader import (
     index_archives,
     index_folders,
     list_visible_entries,
     open_archive_file,
-    open_image_set,
+    open_data_set,
 )
+from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings
@@ -25,7 +25,7 @@ _LAYOUTS = (
 _MOST_CLASSES_LISTED = 12
 
 
-def open_own_images(path: Path, class_names: Sequence[str] | None) -> ImageIndex:
+def open_own_samples(path: Path, class_names: Sequence[str] | None) -> SampleIndex:
     """List images by the given classes, some of which may be missing; no image is opened.
 
     Class folders go by name; the labels of npz files are positions among the classes, from 0. Where
@@ -33,22 +33,22 @@ def open_own_images(path: Path, class_names: Sequence[str] | None) -> ImageIndex
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
-    image_index = _open(path, len(class_names) if class_names else None)
+    sample_index = _open(path, len(class_names) if class_names else None)
     if not class_names:
-        return image_index
-    if isinstance(image_index.store, ImageFileStore):
-        return _relabel(image_index, class_names, path)
-    subsets = [subset for each in image_index.domains for subset in (each.train, each.test)]
+        return sample_index
+    if isinstance(sample_index.store, ImageFileStore):
+        return _relabel(sample_index, class_names, path)
+    subsets = [subset for each in sample_index.domains for subset in (each.train, each.test)]
     largest = max(int(each.labels.max()) for each in subsets if each and len(each.labels))
     if largest >= len(class_names):
         raise InvalidInput(
             f"data is {str(path)!r}, which has the label {largest}; the run has "
             f"{len(class_names)} classes, so labels must be from 0 to {len(class_names) - 1}."
         )
-    return replace(image_index, class_names=tuple(class_names))
+    return replace(sample_index, class_names=tuple(class_names))
 
 
-def _open(path: Path, num_classes: int | None) -> ImageIndex:
+def _open(path: Path, num_classes: int | None) -> SampleIndex:
     folder = DatasetSettings(name="folder", root=path)
     spec = find_specification("folder")
     if path.is_file():
@@ -65,11 +65,11 @@ def _open(path: Path, num_classes: int | None) -> ImageIndex:
         )
     if any(is_image_file(file) for entry in inner for file in list_visible_entries(entry)):
         return index_folders({path.name: path}, [path.name], spec, folder)
-    return open_image_set(folder)
+    return open_data_set(folder)
 
 
-def _relabel(image_index: ImageIndex, class_names: Sequence[str], path: Path) -> ImageIndex:
-    unknown = sorted(set(image_index.class_names) - set(class_names))
+def _relabel(sample_index: SampleIndex, class_names: Sequence[str], path: Path) -> SampleIndex:
+    unknown = sorted(set(sample_index.class_names) - set(class_names))
     if unknown:
         shown = ", ".join(class_names[:_MOST_CLASSES_LISTED])
         more = len(class_names) - _MOST_CLASSES_LISTED
@@ -78,13 +78,13 @@ def _relabel(image_index: ImageIndex, class_names: Sequence[str], path: Path) ->
             f"{shown}{f' and {more} more' if more > 0 else ''}, and class folders must be named "
             "as they are."
         )
-    labels = numpy.array([list(class_names).index(name) for name in image_index.class_names])
+    labels = numpy.array([list(class_names).index(name) for name in sample_index.class_names])
 
     def relabel(subset: Subset) -> Subset:
         return Subset(subset.rows, labels[subset.labels])
 
     domains = tuple(
         DomainIndex(each.name, relabel(each.train), each.test and relabel(each.test))
-        for each in image_index.domains
+        for each in sample_index.domains
     )
-    return replace(image_index, class_names=tuple(class_names), domains=domains)
+    return replace(sample_index, class_names=tuple(class_names), domains=domains)
