@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.encoders.trainable_encoder import make_model
@@ -33,7 +34,12 @@ class ExportedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
-        self._head = make_model(trained.encoder, find_input_size(trained), len(trained.class_names))
+        self._head = make_model(
+            trained.encoder,
+            find_input_size(trained),
+            len(trained.class_names),
+            takes_features=isinstance(trained.input_format, VectorFormat),
+        )
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)
         self._params = _TensorBuffers(head)

@@ -1,4 +1,4 @@
-"""From a run to one file: traced, checked on real images, and only then written."""
+"""From a run to one file: traced, checked on real samples, and only then written."""
 
 import io
 import json
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.export import onnx_graph
 from mpfedcl.deployment.export.exported_network import (
     ExportedNetwork,
@@ -118,12 +119,13 @@ def _pack_program(
     trained, name = predictor.trained, note["input"]["name"]
     encoder = trained.encoder
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
-    from_features = is_joined or not wanted.with_encoder
+    from_features = is_joined or _takes_features(trained, wanted)
     network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
     real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
-            "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
+            "quantize is 'int8', whose ranges and accuracy are measured on the run's own "
+            f"{trained.input_format.noun}s; "
             f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
         )
     example = torch.zeros(2, find_input_size(trained))
@@ -140,11 +142,17 @@ def _pack_program(
         graph = prepend_encoder(graph, encoder, name)
     if wanted.quantized:
         assert real.training is not None
-        seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
+        takes_features = _takes_features(trained, wanted)
+        seen = trained.inputs(real.training).numpy() if takes_features else real.training
         graph = onnx_graph.quantize(graph, name, seen)
     found = _verify(predictor, wanted, rule, real, onnx_graph.open_graph(graph, name))
     note["checked"] = _describe_check(found, real)
     return onnx_graph.pack_graph(graph, note)
+
+
+def _takes_features(trained: TrainedRun, wanted: ExportSettings) -> bool:
+    """Tell whether features go in: the encoder is left out, or the run was trained on vectors."""
+    return not wanted.with_encoder or isinstance(trained.input_format, VectorFormat)
 
 
 def _verify(
@@ -160,14 +168,14 @@ def _verify(
         rule,
         real,
         answer,
-        from_features=not wanted.with_encoder,
+        from_features=_takes_features(predictor.trained, wanted),
     )
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
     return found
 
 
 def _describe_check(found: Agreement, real: CheckSamples) -> dict[str, Any]:
-    return {"images": len(real.images), "from": real.origin, **asdict(found)}
+    return {"images": len(real.samples), "from": real.origin, **asdict(found)}
 
 
 def _run_program(program: torch.export.ExportedProgram) -> ExportedFunction:
@@ -234,6 +242,13 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
 
 def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
     input_format, encoder = trained.input_format, trained.encoder
+    if isinstance(input_format, VectorFormat):
+        return {
+            "name": "features",
+            "type": "float32",
+            "shape": ["batch", *input_format.shape],
+            "scaling": "none: numbers as they are",
+        }
     described: dict[str, Any] = {
         "name": "images",
         "type": "uint8",
