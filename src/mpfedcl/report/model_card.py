@@ -77,13 +77,14 @@ def _title(subject: CardSubject) -> str:
 
 def _front_matter(subject: CardSubject) -> str:
     summary, experiment = subject.summary, subject.experiment
+    task = "image-classification" if subject.noun == "image" else "tabular-classification"
     lines = [
         "---",
         "library_name: mpfedcl",
-        "pipeline_tag: image-classification",
+        f"pipeline_tag: {task}",
         "tags:",
         "- federated-learning",
-        "- image-classification",
+        f"- {task}",
         f"- {yaml_string(experiment.method)}",
         "datasets:",
         f"- {yaml_string(subject.data)}",
@@ -97,7 +98,7 @@ def _front_matter(subject: CardSubject) -> str:
             f"- name: {yaml_string(_title(subject))}",
             "  results:",
             "  - task:",
-            "      type: image-classification",
+            f"      type: {task}",
             "    dataset:",
             f"      name: {yaml_string(subject.data)}",
             f"      type: {yaml_string(subject.data)}",
@@ -119,14 +120,14 @@ def _introduction(subject: CardSubject) -> str:
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
     return (
         f"# {escape_markdown(_title(subject))}\n\n"
-        f"Image classifiers trained by federated learning with mpfedcl "
+        f"{subject.noun.capitalize()} classifiers trained by federated learning with mpfedcl "
         f"{escape_markdown(summary['versions']['mpfedcl'])}: {what}. "
         f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
         f"{summary['rounds']:,} rounds, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
-        f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test images right, "
-        f"in the last round ({READING_TITLES[summary['reading']]}).\n"
+        f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test "
+        f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}).\n"
     )
 
 
@@ -150,17 +151,17 @@ def _megabytes(summary: dict[str, Any], way: str) -> str:
 
 
 def _privacy_section(subject: CardSubject) -> str:
-    summary, pool = subject.summary, subject.pool
+    summary, pool, noun = subject.summary, subject.pool, subject.noun
     notes = ["There is no privacy guarantee of any kind."]
     if pool is not None and len(pool):
         alone = int((pool.counts == 1).sum())
         notes.append(
             f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one that "
-            f"stands for the fewest images stands for {int(pool.counts.min()):,}."
+            f"stands for the fewest {subject.noun}s stands for {int(pool.counts.min()):,}."
         )
         if alone:
             notes.append(
-                f"A prototype of one image is that image's embedding, and {alone:,} are such; "
+                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
                 "`--prototypes.min-cluster-size` forbids them."
             )
     if summary["parameters_sent"]:
@@ -173,16 +174,18 @@ def _privacy_section(subject: CardSubject) -> str:
 
 
 def _usage_section(subject: CardSubject) -> str:
+    samples = "IMAGES" if subject.noun == "image" else "VECTORS.npz"
     commands = (
-        "mpfedcl predict RUN IMAGES     # RUN: the folder this card is in\nmpfedcl report RUN"
+        f"mpfedcl predict RUN {samples}     # RUN: the folder this card is in\nmpfedcl report RUN"
     )
     lines = "\n".join(
         f"{_tensor_kind(each)} = load_file({printable_name(each)!r})" for each in subject.files
     )
     python = code_block(_PYTHON.format(lines=lines), "python")
     about_pool = (
-        "The pool has `vectors`, `labels`, `counts` and `owners`; an image belongs to the class of "
-        "the prototype nearest to its embedding.\n"
+        "The pool has `vectors`, `labels`, `counts` and `owners`; "
+        f"{'an image' if subject.noun == 'image' else 'a sample'} belongs to the class of the "
+        "prototype nearest to its embedding.\n"
     )
     return "\n".join(
         [
@@ -201,7 +204,7 @@ def _reproduction_section(subject: CardSubject) -> str:
     needs = (
         ""
         if find_specification(subject.experiment.dataset.name).embedded
-        else ("\nIt needs the same images; where a path stands, yours goes there.\n")
+        else (f"\nIt needs the same {subject.noun}s; where a path stands, yours goes there.\n")
     )
     versions = ", ".join(
         f"{name} {escape_markdown(v)}" for name, v in subject.summary["versions"].items()

@@ -37,6 +37,12 @@ class CardSubject:
         return describe_data(self.experiment, self.partition)[0]
 
     @property
+    def noun(self) -> str:
+        """What a sample is; those of a frozen encoder's features were images."""
+        is_flat = len(self.partition.get("input_shape") or ()) == 1
+        return "vector" if is_flat and "encoder" not in self.partition else "image"
+
+    @property
     def accuracies(self) -> dict[str, float]:
         """The clients that were read, and how well each does on its own test."""
         readings = self.summary["accuracy_per_client"] or {}
@@ -49,13 +55,13 @@ def data_section(subject: CardSubject) -> str:
     spec, holdings = find_specification(experiment.dataset.name), partition["clients"]
     sizes = [sum(each["train"]) for each in holdings.values()]
     classes = [escape_markdown(name) for name in partition["classes"]]
-    accuracies = subject.accuracies
+    accuracies, nouns = subject.accuracies, f"{subject.noun}s"
     # The worst first, where not all fit; who was not read comes last.
     ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
     shown = [name for name in holdings if name in set(ranked)]
     grid = TextTable(
         "",
-        ["client", "training images", "test images", "classes held (images)", "accuracy %"],
+        ["client", f"training {nouns}", f"test {nouns}", f"classes held ({nouns})", "accuracy %"],
         [
             [
                 escape_markdown(name),
@@ -69,9 +75,9 @@ def data_section(subject: CardSubject) -> str:
     )
     is_shared = experiment.partition.test == "shared"
     summary = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(spec.summary)}."
-    source, split = _describe_source(experiment), describe_partition(experiment)
+    source, split = _describe_source(experiment, nouns), describe_partition(experiment)
     if partition.get("network"):
-        summary = "Each client's own images, which stayed with it."
+        summary = f"Each client's own {nouns}, which stayed with it."
         source = "as each client has them; parts of a public set where it was started with --share."
         split, is_shared = "as it is among the clients", False
     left_out = len(holdings) - len(shown)
@@ -80,17 +86,17 @@ def data_section(subject: CardSubject) -> str:
         "## Data\n\n"
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
-        f"{sum(sizes):,} training images, {min(sizes):,} to {max(sizes):,} per client.\n\n"
+        f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client.\n\n"
         f"Source and licence: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
-        f"{'the same images' if is_shared else 'images of their own'}."
+        f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
         f"\n\n{grid.markdown()}{note if left_out else ''}"
     )
 
 
-def _describe_source(experiment: Experiment) -> str:
+def _describe_source(experiment: Experiment, nouns: str) -> str:
     if experiment.dataset.name == "folder":
-        return "images of whoever made this run; their terms hold."
+        return f"{nouns} of whoever made this run; their terms hold."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
 
@@ -106,15 +112,15 @@ def _list_classes(counts: list[int], classes: list[str]) -> str:
 def readings_section(subject: CardSubject) -> str:
     """Return the four readings on both tests, their deviation over clients, the worst case."""
     summary, values = subject.summary, list(subject.accuracies.values())
-    grid = readings_table("", summary["readings"])
+    grid, nouns = readings_table("", summary["readings"]), f"{subject.noun}s"
     for row, reading in zip(grid.rows, READINGS, strict=True):
         row[0] += " (headline)" if reading == summary["reading"] else ""
     lines = [
         "## Readings\n",
         grid.markdown(),
-        "*own*: each client on its own test images; *union*: on all clients' test images together. "
-        "*personal*: a client's own model after its training; *averaged*: the server's. A dash: "
-        "this method has no such thing.\n",
+        f"*own*: each client on its own test {nouns}; *union*: on all clients' test {nouns} "
+        "together. *personal*: a client's own model after its training; *averaged*: the server's. "
+        "A dash: this method has no such thing.\n",
     ]
     if values:
         lines.append(
