@@ -1,6 +1,7 @@
 """Domains as npz files: what is read, and the sentence for each fault."""
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -330,3 +331,21 @@ def test_large_images_that_are_packed_as_usual_are_read(tmp_path: Path) -> None:
     assert images.nbytes > 2**26
     (domain,) = open_data_set(DatasetSettings(name="folder", root=tmp_path)).domains
     assert len(domain.train.labels) == 4100
+
+
+def test_no_more_is_unpacked_than_is_declared(tmp_path: Path) -> None:
+    """An archive that hides its size is read only as far as it says."""
+    content = io.BytesIO()
+    numpy.save(content, numpy.zeros((5000, 128, 128), dtype=numpy.uint8))
+    labels = io.BytesIO()
+    numpy.save(labels, numpy.zeros(5000, dtype=int))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_train.npy", content.getvalue())
+        archive.writestr("y_train.npy", labels.getvalue())
+        archive.getinfo("x_train.npy").file_size = 1000
+    tracemalloc.start()
+    sentence = refusal(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "a.npz: x_train cannot be read" in sentence
+    assert most < 2**23

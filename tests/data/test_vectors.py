@@ -22,7 +22,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors
 
-ARRAYS = {
+ARRAYS: dict[str, NDArray[Any]] = {
     "x_train": numpy.arange(12, dtype=numpy.float32).reshape(6, 2),
     "y_train": numpy.arange(6) % 3,
     "x_test": numpy.arange(8, dtype=numpy.float32).reshape(4, 2),

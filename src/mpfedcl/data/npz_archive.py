@@ -17,6 +17,7 @@ from mpfedcl.data.sample_format import (
     SampleFormat,
     Samples,
     VectorFormat,
+    describe_samples,
     find_not_finite,
 )
 from mpfedcl.data.train_test_split import Indices
@@ -56,7 +57,7 @@ class ArchiveStore:
         return self.shape[0]
 
     def __str__(self) -> str:
-        return "images" if self.vector_width is None else str(VectorFormat(self.vector_width))
+        return describe_samples(self.vector_width)
 
     def identify(self, rows: Indices) -> list[str]:
         """Return the file's identity and the sample's place in it."""

@@ -29,7 +29,7 @@ class ImageFormat:
     vector_width: ClassVar[None] = None
 
     def __str__(self) -> str:
-        return "images"
+        return describe_samples(self.vector_width)
 
     @property
     def size(self) -> Size:
@@ -78,7 +78,7 @@ class VectorFormat:
     noun: ClassVar[str] = "vector"
 
     def __str__(self) -> str:
-        return f"vectors of {self.vector_width} number{'' if self.vector_width == 1 else 's'}"
+        return describe_samples(self.vector_width)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,6 +105,13 @@ class VectorFormat:
 
 
 SampleFormat = ImageFormat | VectorFormat
+
+
+def describe_samples(vector_width: int | None) -> str:
+    """Return in words what samples are; the width is None for images."""
+    if vector_width is None:
+        return "images"
+    return f"vectors of {vector_width:,} number{'' if vector_width == 1 else 's'}"
 
 
 def choose_format(

@@ -7,7 +7,13 @@ from typing import Protocol
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, VectorFormat
+from mpfedcl.data.sample_format import (
+    ImageFormat,
+    SampleFormat,
+    Samples,
+    VectorFormat,
+    describe_samples,
+)
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.images import Images
 
@@ -112,7 +118,7 @@ class SampleIndex:
         return ImageFormat.noun if self.vector_width is None else VectorFormat.noun
 
     def __str__(self) -> str:
-        return "images" if self.vector_width is None else str(VectorFormat(self.vector_width))
+        return describe_samples(self.vector_width)
 
 
 @dataclass(frozen=True)
