@@ -45,7 +45,7 @@ def measure_run(path: Path) -> TextTable:
     real = load_check_samples(predictor.trained, 1000)
     if real.labels is None:
         sys.exit(f"{path}: the run's data must be here (MPFEDCL_DATA)")
-    said = [each.label for each in predictor.predict(real.images)]
+    said = [each.label for each in predictor.predict(real.samples)]
     expected = numpy.array([predictor.class_names.index(label) for label in said])
     size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 1e6
     pytorch = time_single(lambda image: predictor.predict(image), real)
@@ -64,7 +64,7 @@ def measure_run(path: Path) -> TextTable:
             rows.append([name, *measure_file(done.path, real, expected)])
     experiment = predictor.trained.experiment
     title = f"{experiment.method} on {experiment.dataset.name}"
-    print(f"{title}, {len(real.images):,} {real.origin}\n")
+    print(f"{title}, {len(real.samples):,} {real.origin}\n")
     return TextTable(title, COLUMNS, rows)
 
 
@@ -75,7 +75,7 @@ def measure_file(path: Path, real: CheckSamples, expected: Any) -> list[str]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     loaded = time.perf_counter() - began
-    parts = [real.images[n : n + 50] for n in range(0, len(real.images), 50)]
+    parts = [real.samples[n : n + 50] for n in range(0, len(real.samples), 50)]
     label = numpy.concatenate([session.run(["label"], {"images": part})[0] for part in parts])
     milliseconds = time_single(lambda image: session.run(None, {"images": image}), real)
     return [
@@ -91,8 +91,8 @@ def time_single(ask: Callable[[Any], object], real: CheckSamples) -> float:
     """Return the median milliseconds of one image, images in turn."""
     seconds = []
     for number in range(_WARM_UP + _REPEATS):
-        place = number % len(real.images)
-        image = real.images[place : place + 1]
+        place = number % len(real.samples)
+        image = real.samples[place : place + 1]
         # Of this thread alone: other programs on the machine do not count.
         began = time.thread_time()
         ask(image)

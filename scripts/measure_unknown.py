@@ -17,6 +17,7 @@ import numpy
 from mpfedcl import Experiment, Predictor, run
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import find_data_folder, open_data_set
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
 from mpfedcl.report.tables import TextTable
@@ -40,13 +41,12 @@ def digits_rows(folder: Path) -> list[list[str]]:
     path = trained(folder / "digits", Experiment())
     data = numpy.load(find_data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
     inside = open_data_set(DatasetSettings())
-    known = inside.store.load(numpy.arange(len(inside.store)), (28, 28), is_colour=False)
+    small = ImageFormat(28, 28, is_colour=False)
+    known = inside.store.load(numpy.arange(len(inside.store)), small)
     seen = {image.tobytes() for image in known}
     new = numpy.stack([image for image in data["x_test"] if image.tobytes() not in seen])
     sample_index = open_data_set(DatasetSettings(name="office10"))
-    photos = sample_index.store.load(
-        numpy.arange(len(sample_index.store)), (28, 28), is_colour=False
-    )
+    photos = sample_index.store.load(numpy.arange(len(sample_index.store)), small)
     return [
         flagged("digits 0 to 9", "other digits of MNIST (known)", path, new),
         flagged("digits 0 to 9", "photos of Office-10", path, photos),
@@ -91,8 +91,9 @@ def office_rows(folder: Path) -> list[list[str]]:
     left = numpy.setdiff1d(numpy.arange(len(sample_index.store)), split.all_rows)
     foreign = open_data_set(DatasetSettings(name="sixdomain", domains=("photo",)))
     every = numpy.arange(len(foreign.store))
-    known = sample_index.store.load(left, (64, 64), is_colour=True)
-    animals = foreign.store.load(every, (64, 64), is_colour=True)
+    wanted = ImageFormat(64, 64, is_colour=True)
+    known = sample_index.store.load(left, wanted)
+    animals = foreign.store.load(every, wanted)
     return [
         flagged("Office-10", "other photos of it (known)", path, known),
         flagged("Office-10", "photos of sixdomain", path, animals),

@@ -22,7 +22,7 @@ from mpfedcl.cli.main import main
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from process_federation import CLIENTS, FaultLog, ProcessFederation
-from small_experiments import EXAMPLES, Say, save_images, small
+from small_experiments import EXAMPLES, Say, save_images, save_vectors, small
 from watch_server import Server, watched
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
@@ -35,6 +35,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a tiny image set: one domain, three classes, 60 training and 30 test images."""
     root = tmp_path_factory.mktemp("images")
     save_images(root / "stripes.npz")
+    return root
+
+
+@pytest.fixture(scope="session")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a tiny set of vectors of five numbers: two domains, one in each precision."""
+    root = tmp_path_factory.mktemp("vectors")
+    save_vectors(root / "north.npz")
+    save_vectors(root / "south.npz", dtype="float64")
     return root
 
 

@@ -53,6 +53,30 @@ def save_images(
     )
 
 
+def save_vectors(
+    path: Path,
+    *,
+    num_train: int = 60,
+    num_test: int = 30,
+    num_classes: int = 3,
+    width: int = 5,
+    dtype: str = "float32",
+) -> None:
+    """Write a domain of vectors, a corner a class with noise around it."""
+    random = numpy.random.default_rng(7)
+    labels = numpy.arange(num_train + num_test) % num_classes
+    vectors = random.normal(0, 0.3, (len(labels), width))
+    vectors[numpy.arange(len(labels)), labels % width] += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numpy.savez(
+        path,
+        x_train=vectors[:num_train].astype(dtype),
+        y_train=labels[:num_train],
+        x_test=vectors[num_train:].astype(dtype),
+        y_test=labels[num_train:],
+    )
+
+
 def save_pictures(root: Path, classes: Sequence[str], domains: Sequence[str] = ("one",)) -> Path:
     """Write 12 pictures of 6x6 pixels of each class in each domain; return the root."""
     random = numpy.random.default_rng(7)

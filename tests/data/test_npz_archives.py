@@ -1,6 +1,7 @@
 """Domains as npz files: what is read, and the sentence for each fault."""
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
-from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.reader import open_data_set, read_image_set
 from mpfedcl.data.samples import ImageSet
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
@@ -286,3 +287,65 @@ def test_refuses_an_archive_that_does_not_fit_into_memory(tmp_path: Path) -> Non
         archive.writestr("y_train.npy", labels.getvalue())
     sentence = refusal(tmp_path)
     assert "a.npz: x_train" in sentence
+
+
+def make_blank(path: Path, num_images: int) -> Path:
+    """Write images that are packed a thousand times smaller than they are."""
+    images = numpy.zeros((num_images, 128, 128), dtype=numpy.uint8)
+    numpy.savez_compressed(path, x_train=images, y_train=numpy.arange(num_images) % 2)
+    return path
+
+
+def test_refuses_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path: Path) -> None:
+    path = make_blank(tmp_path / "a.npz", 2**12 + 1)
+    sentence = refusal(tmp_path)
+    assert f"a.npz has {path.stat().st_size:,} bytes and would unpack to 67," in sentence
+    assert "above 67,108,864 bytes a file must unpack to at most 100 times its size" in sentence
+
+
+def test_refuses_it_before_anything_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_blank(tmp_path / "a.npz", 5000)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a member was opened")
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", refuse)
+    archive = DatasetSettings(name="folder", root=tmp_path)
+    with pytest.raises(InvalidInput, match="would unpack to"):
+        open_data_set(archive)
+
+
+def test_small_blank_images_are_read(tmp_path: Path) -> None:
+    path = make_blank(tmp_path / "a.npz", 200)
+    assert path.stat().st_size * 100 < 200 * 128 * 128
+    assert not read_folder(tmp_path).domains[0].train_images.any()
+
+
+def test_large_images_that_are_packed_as_usual_are_read(tmp_path: Path) -> None:
+    images = numpy.zeros((4100, 128, 128), dtype=numpy.uint8)
+    images[:60] = numpy.random.default_rng(0).integers(0, 256, (60, 128, 128))
+    path = tmp_path / "a.npz"
+    numpy.savez_compressed(path, x_train=images, y_train=numpy.arange(4100) % 2)
+    assert images.nbytes > 2**26
+    (domain,) = open_data_set(DatasetSettings(name="folder", root=tmp_path)).domains
+    assert len(domain.train.labels) == 4100
+
+
+def test_no_more_is_unpacked_than_is_declared(tmp_path: Path) -> None:
+    """An archive that hides its size is read only as far as it says."""
+    content = io.BytesIO()
+    numpy.save(content, numpy.zeros((5000, 128, 128), dtype=numpy.uint8))
+    labels = io.BytesIO()
+    numpy.save(labels, numpy.zeros(5000, dtype=int))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_train.npy", content.getvalue())
+        archive.writestr("y_train.npy", labels.getvalue())
+        archive.getinfo("x_train.npy").file_size = 1000
+    tracemalloc.start()
+    sentence = refusal(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "a.npz: x_train cannot be read" in sentence
+    assert most < 2**23

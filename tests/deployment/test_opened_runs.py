@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.input_samples import InputFormat
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
@@ -47,12 +47,12 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     numpy.savez(tmp_path / "images" / "wide.npz", x_train=pixels, y_train=labels)
     path = run(small(tmp_path / "images", clients=2), tmp_path / "run").path
-    assert load_trained_run(path).input_format == InputFormat(4, 9, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(4, 9, is_colour=False)
     # 4 x 9 numbers might as well be 6 x 6: what is on record is what counts.
     content = json.loads((path / "partition.json").read_text())
     content["input_shape"] = "damaged"
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == InputFormat(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_colour=False)
 
 
 def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Path) -> None:
@@ -60,14 +60,14 @@ def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Pa
     content = json.loads((path / "partition.json").read_text())
     assert content.pop("input_shape") == [6, 6]
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == InputFormat(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_colour=False)
 
 
 @given(st.integers(1, 60), st.booleans())
 def test_square_forms_are_guessed(side: int, is_colour: bool) -> None:
-    form = InputFormat(side, side, is_colour)
-    assert InputFormat.guess(int(numpy.prod(form.shape))) == form
-    assert InputFormat.from_shape(list(form.shape)) == form
+    form = ImageFormat(side, side, is_colour)
+    assert ImageFormat.guess(int(numpy.prod(form.shape))) == form
+    assert ImageFormat.from_shape(list(form.shape)) == form
 
 
 @given(
@@ -78,7 +78,7 @@ def test_any_image_is_brought_to_the_form(
     count: int, height: int, width: int, channels: tuple[int, ...], is_colour: bool
 ) -> None:
     images = numpy.full((count, height, width, *channels), 77, dtype=numpy.uint8)
-    form = InputFormat(5, 4, is_colour)
+    form = ImageFormat(5, 4, is_colour)
     brought = form.convert(images)
     assert brought.shape == (count, *form.shape)
     assert (brought == 77).all()
@@ -90,7 +90,7 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
         save_file(ResNet18().init(generator(number, "test"), torch.float32), file)
     experiment = pictured(pictures, encoder__name="resnet18", encoder__weights=first)
     path = run(experiment, tmp_path / "run").path
-    assert load_trained_run(path).input_format == InputFormat(64, 64, is_colour=True)
+    assert load_trained_run(path).input_format == ImageFormat(64, 64, is_colour=True)
     first.rename(moved)
     with pytest.raises(InvalidInput, match=r"resnet18\.safetensors', which does not exist"):
         load_trained_run(path)

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mpfedcl.data.image_files import ImageFileStore
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.encoders.encoder import ResNetEncoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
@@ -225,7 +226,8 @@ def test_real_weights_give_real_images_features_of_their_own() -> None:
     assert found.preprocessing == Preprocessing(64)
     classes = sorted((folder / "office10" / "dslr").iterdir())
     paths = [sorted(each.iterdir())[number] for each in classes[:3] for number in range(2)]
-    images = ImageFileStore(paths).load(numpy.arange(len(paths)), (128, 128), is_colour=True)
+    large = ImageFormat(128, 128, is_colour=True)
+    images = ImageFileStore(paths).load(numpy.arange(len(paths)), large)
     features = found.encode(images)
     assert numpy.array_equal(features, find_encoder("resnet18", None, folder).encode(images))
     assert numpy.isfinite(features).all()

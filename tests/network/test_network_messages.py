@@ -31,6 +31,7 @@ UP: dict[str, dict[str, type]] = {
         "test": int,
         "input_size": int,
         "encoder": str,
+        "samples": str,
     },
     "train": {
         "num_samples": int,

@@ -31,7 +31,7 @@ def test_a_second_run_opens_no_image(
 
     for kind, name in (
         (ImageFileStore, "load"),
-        (ImageFileStore, "inspect_images"),
+        (ImageFileStore, "inspect"),
         (ResNetEncoder, "encode"),
     ):
         monkeypatch.setattr(kind, name, refuse)

@@ -1,4 +1,4 @@
-"""The clients' data: images of a set, split among them and turned into tensors."""
+"""The clients' data: samples of a set, split among them and turned into tensors."""
 
 import math
 from collections.abc import Collection
@@ -25,7 +25,7 @@ class ClientData:
 
     name: str
     inputs: Tensor
-    """[images, features], standardized by the set's constants, or in 0 to 1."""
+    """[samples, numbers]: pixels standardized by the set's constants or in 0 to 1, or features."""
     labels: Tensor
     """[images], int64."""
     test: Tensor
@@ -43,6 +43,8 @@ class FederatedData:
     test_labels: Tensor
     partition: dict[str, Any]
     """Who holds what, as `ClientSplit.describe` tells it."""
+    holds_vectors: bool = False
+    """Whether samples are vectors, and no images."""
 
     @property
     def num_classes(self) -> int:
@@ -51,7 +53,7 @@ class FederatedData:
 
     @property
     def input_size(self) -> int:
-        """Numbers that stand for one image."""
+        """Numbers that stand for one sample."""
         # By shape: one client alone may have no image to be tested on.
         return math.prod(self.test_inputs.shape[1:])
 
@@ -119,12 +121,12 @@ def load_own_samples(
     sample_index: SampleIndex,
     name: str,
 ) -> FederatedData:
-    """Open the images of one client that has them to itself, and hold some of them out to test."""
+    """Open the samples of one client that has them to itself, and hold some of them out."""
     train, test = split_own_samples(sample_index, name, experiment)
     if not len(train.labels):
         raise InvalidInput(
-            f"data has {len(test.labels)} images, and the split leaves none to learn from; there "
-            "must be more of a class, or the test fraction must be smaller."
+            f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to learn "
+            "from; there must be more of a class, or the test fraction must be smaller."
         )
     everything = Subset.join([train, test])
     inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)
@@ -133,14 +135,20 @@ def load_own_samples(
     own = torch.arange(len(test.labels))
     client = ClientData(name, inputs[:count], labels[:count], own)
     return FederatedData(
-        sample_index.name, sample_index.class_names, (client,), inputs[count:], labels[count:], {}
+        sample_index.name,
+        sample_index.class_names,
+        (client,),
+        inputs[count:],
+        labels[count:],
+        {},
+        sample_index.vector_width is not None,
     )
 
 
 def load_federated_data(
     experiment: Experiment, make_inputs: InputMaker | None = None
 ) -> FederatedData:
-    """Split an experiment's data set among the clients, then open the images they need."""
+    """Split an experiment's data set among the clients, then open the samples they need."""
     experiment = experiment.resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
@@ -165,6 +173,7 @@ def load_federated_data(
         inputs[torch.from_numpy(split.positions_of(split.test))],
         torch.from_numpy(split.test.labels),
         {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
+        sample_index.vector_width is not None,
     )
 
 

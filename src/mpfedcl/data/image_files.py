@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy
 from PIL import ExifTags, Image, ImageOps
 
+from mpfedcl.data.sample_format import ImageFormat, SampleFormat, choose_format
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
-from mpfedcl.images import Images, Size, choose_size, resize_image
+from mpfedcl.images import Images, Size, resize_image
 from mpfedcl.waiting_bar import WaitingBar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
@@ -45,20 +46,19 @@ class ImageFileStore:
         """Return path, size and times of change of each file."""
         return [identify_file(self.paths[row]) for row in rows]
 
-    def inspect_images(self) -> tuple[set[Size], bool]:
+    def inspect(self) -> set[SampleFormat]:
         """Read the headers of all files."""
-        headers = _map_files(_read_header, self.paths, "Looking at images")
-        return {size for size, _ in headers}, any(is_colour for _, is_colour in headers)
+        return {*_map_files(_read_header, self.paths, "Looking at images")}
 
-    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
+    def load(self, rows: Indices, wanted: SampleFormat) -> Images:
         """Decode files into one array; no more than images in their final size stays in memory."""
+        assert isinstance(wanted, ImageFormat)
         paths = [self.paths[row] for row in rows]
-        shape = (len(paths), *size, *((3,) if is_colour else ()))
-        images = numpy.empty(shape, dtype=numpy.uint8)
+        images = numpy.empty((len(paths), *wanted.shape), dtype=numpy.uint8)
         positions = {path: position for position, path in enumerate(paths)}
 
         def decode(path: Path) -> None:
-            images[positions[path]] = _decode(path, size, is_colour)
+            images[positions[path]] = _decode(path, wanted.size, wanted.is_colour)
 
         _map_files(decode, paths, "Decoding images")
         return images
@@ -67,8 +67,8 @@ class ImageFileStore:
 def read_image_files(paths: Sequence[Path], image_size: int | None) -> Images:
     """Decode files into one array: RGB if any is, in the size that `choose_size` picks."""
     store = ImageFileStore(paths)
-    sizes, is_colour = store.inspect_images()
-    return store.load(numpy.arange(len(paths)), choose_size(sizes, image_size), is_colour)
+    wanted = choose_format(store.inspect(), image_size)
+    return store.load(numpy.arange(len(paths)), wanted)
 
 
 def read_image_file(path: Path, size: Size, is_colour: bool) -> Images:
@@ -151,15 +151,15 @@ def _open(path: Path) -> Image.Image:
     return image
 
 
-def _read_header(path: Path) -> tuple[Size, bool]:
-    """Return the size that the upright image will have, and whether it has colour."""
+def _read_header(path: Path) -> ImageFormat:
+    """Return the format that the upright image will have."""
     with _open(path) as image:
         turned = False
         # Pillow would decode a whole PNG in search of an EXIF block at its end.
         if image.format != "PNG" or "exif" in image.info:
             turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
         size = (image.width, image.height) if turned else (image.height, image.width)
-        return size, image.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES)
+        return ImageFormat(*size, image.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES))
 
 
 def _flatten(image: Image.Image, mode: str) -> Image.Image:

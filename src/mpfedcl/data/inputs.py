@@ -1,4 +1,4 @@
-"""From images to a model's inputs: pixels as they are, or features of a frozen encoder."""
+"""From samples to a model's inputs: pixels or vectors, or features of a frozen encoder."""
 
 import hashlib
 import json
@@ -8,34 +8,44 @@ import numpy
 import torch
 from torch import Tensor
 
+from mpfedcl.data.sample_format import ImageFormat, Samples, choose_format
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.images import Images, choose_size
+from mpfedcl.images import Images
 
 InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
-"""Turns images of a set, by number, into inputs [images, ...] in the experiment's precision."""
+"""Turns samples of a set, by number, into inputs [samples, ...] in the experiment's precision."""
 
 
 def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
-    """Return pixels [images, height, width] or [images, height, width, 3]; see `to_inputs`."""
+    """Return pixels [images, height, width] or [images, height, width, 3], or vectors."""
     # The size comes from all images of the set, so that it does not depend on the draw.
-    sizes, is_colour = sample_index.store.inspect_images()
-    size = choose_size(sizes, experiment.dataset.image_size)
-    return to_inputs(sample_index.store.load(rows, size, is_colour), experiment)
+    formats = sample_index.store.inspect()
+    wanted = choose_format(formats, experiment.dataset.image_size, experiment.dtype)
+    return to_inputs(sample_index.store.load(rows, wanted), experiment)
 
 
-def to_inputs(images: Images, experiment: Experiment) -> Tensor:
-    """Return bytes as numbers, standardized by the set's constants or in 0 to 1."""
-    pixels = torch.from_numpy(numpy.ascontiguousarray(images))
-    inputs = pixels.to(getattr(torch, experiment.dtype)).div_(255)
+def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
+    """Return vectors as they are; bytes standardized by the set's constants or in 0 to 1."""
+    numbers = torch.from_numpy(numpy.ascontiguousarray(samples))
+    inputs = numbers.to(getattr(torch, experiment.dtype))
+    if numbers.is_floating_point():
+        return inputs
+    inputs.div_(255)
     if experiment.dataset.standardize:
         spec = find_specification(experiment.dataset.name)
         inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)
     return inputs
+
+
+def encoder_input_format(encoder: Encoder) -> ImageFormat:
+    """Return the format in which an encoder takes images."""
+    size = encoder.preprocessing.image_size
+    return ImageFormat(size, size, is_colour=True)
 
 
 def feature_input_maker(encoder: Encoder) -> InputMaker:
@@ -44,8 +54,7 @@ def feature_input_maker(encoder: Encoder) -> InputMaker:
     def make(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
         def load() -> Images:
             # In the encoder's size at once: less memory, and every image is resized once.
-            size = encoder.preprocessing.image_size
-            return sample_index.store.load(rows, (size, size), is_colour=True)
+            return sample_index.store.load(rows, encoder_input_format(encoder))
 
         names = json.dumps(sample_index.store.identify(rows)).encode()
         with FeatureCache() as cache:
@@ -60,8 +69,7 @@ def byte_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
 
     def make(sample_index: SampleIndex, rows: Indices, _experiment: Experiment) -> Tensor:
-        size = encoder.preprocessing.image_size
-        images = sample_index.store.load(rows, (size, size), is_colour=True)
+        images = sample_index.store.load(rows, encoder_input_format(encoder))
         return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
 
     return make

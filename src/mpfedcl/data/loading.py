@@ -18,13 +18,13 @@ from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.models import Model
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]
-"""Opens data, given how images become inputs (pixels without)."""
+"""Opens data, given how images become inputs; without it, pixels or vectors as they are."""
 
 
 def load_data_and_model(
     experiment: Experiment, device: torch.device, load: Loader = load_federated_data
 ) -> tuple[FederatedData, Model]:
-    """Return the clients' data and the model that fits them: pixels, features, or both trained."""
+    """Return the clients' data and the model that fits them: on samples, features, or both."""
     settings, hidden = experiment.encoder, experiment.model.hidden
     if settings.name in (None, "none"):
         if settings.train or settings.weights is not None:
@@ -33,10 +33,18 @@ def load_data_and_model(
                 "encoder, such as resnet18."
             )
         data = load(experiment, None).to(device)
-        return data, make_model(None, data.input_size, data.num_classes, hidden)
+        model = make_model(
+            None, data.input_size, data.num_classes, hidden, takes_features=data.holds_vectors
+        )
+        return data, model
     found: list[Encoder] = []
 
     def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+        if sample_index.vector_width is not None:
+            raise InvalidInput(
+                f"encoder.name is {settings.name!r}, but the samples are {sample_index}; it must "
+                "be none or left out, because encoders take images."
+            )
         # Only once the data are split: data that are missing are the first thing to say.
         encoder = find_experiment_encoder(experiment, device)
         found.append(encoder)

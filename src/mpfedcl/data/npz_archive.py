@@ -1,5 +1,7 @@
 """Domains kept as numpy archives: x_train, y_train and, where there is a split, x_test, y_test."""
 
+import math
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +12,27 @@ import numpy
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
+from mpfedcl.data.sample_format import (
+    ImageFormat,
+    SampleFormat,
+    Samples,
+    VectorFormat,
+    describe_samples,
+    find_not_finite,
+)
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
-from mpfedcl.images import Images, Size, resize_images
+from mpfedcl.experiment.npz_headers import VECTOR_TYPES, is_array_of_vectors, read_array_header
+from mpfedcl.images import resize_images
 
 MOST_CLASSES = 65_536
 """A label beyond it is a mistake in the file, and a model with so many outputs would not fit."""
 
-_IMAGES_AT_ONCE = 4096
+_SAMPLES_AT_ONCE = 4096
+_BYTES_AT_ONCE = 2**26
+_MOST_TIMES_UNPACKED = 100
+_BYTES_NEVER_REFUSED = 2**26
+"""Few enough for any memory; blank or very regular samples are packed better than 100 times."""
 _NEEDED = ("x_train", "y_train")
 _OPTIONAL = ("x_test", "y_test")
 
@@ -25,8 +40,8 @@ Opener = Callable[[], IO[bytes]]
 
 
 @dataclass(frozen=True)
-class ArchiveImageStore:
-    """The images of one array of an archive; only its header is read until they are asked for."""
+class ArchiveStore:
+    """The samples of one array of an archive; only its header is read until they are asked for."""
 
     open: Opener
     key: str
@@ -35,77 +50,97 @@ class ArchiveImageStore:
     """How errors name the file."""
     identity: str
     """What tells this file from others, and from itself before a change."""
+    vector_width: int | None = None
+    """Numbers of each vector; None for images."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __str__(self) -> str:
+        return describe_samples(self.vector_width)
+
     def identify(self, rows: Indices) -> list[str]:
-        """Return the file's identity and the image's place in it."""
+        """Return the file's identity and the sample's place in it."""
         return [f"{self.identity}|{self.key}|{row}" for row in rows]
 
-    def inspect_images(self) -> tuple[set[Size], bool]:
-        """All images of an array are alike."""
-        return {(self.shape[1], self.shape[2])}, _is_colour(self.shape)
+    def inspect(self) -> set[SampleFormat]:
+        """All samples of an array are alike."""
+        if self.vector_width is not None:
+            return {VectorFormat(self.vector_width)}
+        return {ImageFormat(self.shape[1], self.shape[2], _is_colour(self.shape))}
 
-    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
-        """Read the images that are wanted out of the array, and resize them."""
+    def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
+        """Read the samples that are wanted out of the array, and convert them."""
         with _open_archive(self.open, self.shown) as archive:
-            images = _read_rows(archive, self.key, rows, self.shown)
-        if not _is_colour(images.shape):
-            images = images.reshape(images.shape[:3])
-        return resize_images(images, size, is_colour)
+            samples = _read_rows(archive, self.key, rows, self.shown, wanted.dtype)
+        if isinstance(wanted, VectorFormat):
+            return samples
+        if not _is_colour(samples.shape):
+            samples = samples.reshape(samples.shape[:3])
+        return resize_images(samples, wanted.size, wanted.is_colour)
 
 
 @dataclass(frozen=True)
 class DomainArchive:
-    """One domain's archive, labels read and images left where they are."""
+    """One domain's archive, labels read and samples left where they are."""
 
-    train: ArchiveImageStore
+    train: ArchiveStore
     train_labels: Indices
-    test: ArchiveImageStore | None
+    test: ArchiveStore | None
     test_labels: Indices | None
 
 
 def open_archive(
     opener: Opener, shown: str, identity: str, num_classes: int | None
 ) -> DomainArchive:
-    """Read an archive's labels and check all that can be wrong with it but the pixels."""
+    """Read an archive's labels and check all that can be wrong with it but the samples."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
         _check_keys(found, shown)
-        shapes = {
-            key: _read_shape(archive, key, shown) for key in ("x_train", "x_test") if key in found
+        stores = {
+            key: _open_store(archive, key, opener, shown, identity)
+            for key in ("x_train", "x_test")
+            if key in found
         }
         labels = {
             key: _check_labels(_read_array(archive, key, shown), f"{shown}: {key}", num_classes)
             for key in ("y_train", "y_test")
             if key in found
         }
-    stores = {
-        key: ArchiveImageStore(opener, key, shape, shown, identity) for key, shape in shapes.items()
-    }
-    if shapes["x_train"][:1] == (0,):
-        raise InvalidInput(f"{shown}: x_train has 0 images; it must have at least 1.")
-    _check_image_shape(shapes["x_train"], f"{shown}: x_train")
-    _check_lengths(shapes["x_train"][0], labels["y_train"], shown, "train")
-    if "x_test" not in shapes or (shapes["x_test"][:1] == (0,) and len(labels["y_test"]) == 0):
-        return DomainArchive(stores["x_train"], labels["y_train"], None, None)
-    _check_image_shape(shapes["x_test"], f"{shown}: x_test")
-    _check_lengths(shapes["x_test"][0], labels["y_test"], shown, "test")
-    return DomainArchive(stores["x_train"], labels["y_train"], stores["x_test"], labels["y_test"])
+    train, test = stores["x_train"], stores.get("x_test")
+    if train.shape[:1] == (0,):
+        noun = "images" if train.vector_width is None else "vectors"
+        raise InvalidInput(f"{shown}: x_train has 0 {noun}; it must have at least 1.")
+    _check_shape(train)
+    _check_lengths(train, labels["y_train"], "train")
+    if test is None or (test.shape[:1] == (0,) and len(labels["y_test"]) == 0):
+        return DomainArchive(train, labels["y_train"], None, None)
+    _check_shape(test)
+    _check_lengths(test, labels["y_test"], "test")
+    refuse_mixture(test, train)
+    return DomainArchive(train, labels["y_train"], test, labels["y_test"])
 
 
-def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveImageStore:
-    """Open images that need no labels: the array x_test, else x, else x_train."""
+def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveStore:
+    """Open samples that need no labels: the array x_test, else x, else x_train."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
         key = next((each for each in ("x_test", "x", "x_train") if each in found), None)
         if key is None:
             listed = ", ".join(sorted(found)) or "nothing"
             raise InvalidInput(f"{shown} has {listed}; it must have x_test, x or x_train.")
-        shape = _read_shape(archive, key, shown)
-    _check_image_shape(shape, f"{shown}: {key}")
-    return ArchiveImageStore(opener, key, shape, shown, identity)
+        store = _open_store(archive, key, opener, shown, identity)
+    _check_shape(store)
+    return store
+
+
+def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
+    """Refuse samples that cannot be used together."""
+    if store.vector_width != other.vector_width:
+        raise InvalidInput(
+            f"{store.shown}: {store.key} has {store}, and {other.shown}: {other.key} has {other}; "
+            "a set must have images alone, or vectors of one width."
+        )
 
 
 @contextmanager
@@ -122,48 +157,78 @@ def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
                 f"{shown} is a single array; it must be an npz archive (numpy.savez)."
             )
         with zipfile.ZipFile(file) as archive:
+            _refuse_bomb(archive, file.seek(0, os.SEEK_END), shown)
             yield archive
 
 
-def _read_shape(archive: zipfile.ZipFile, key: str, shown: str) -> tuple[int, ...]:
-    """Read the header of an array of images: its shape, once its type is seen to be right.
+def _refuse_bomb(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
+    """Refuse what would fill the memory: zipfile unpacks no more than is declared here."""
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > max(_BYTES_NEVER_REFUSED, _MOST_TIMES_UNPACKED * num_bytes):
+        raise InvalidInput(
+            f"{shown} has {num_bytes:,} bytes and would unpack to {unpacked:,}; above "
+            f"{_BYTES_NEVER_REFUSED:,} bytes a file must unpack to at most {_MOST_TIMES_UNPACKED} "
+            "times its size."
+        )
+
+
+def _open_store(
+    archive: zipfile.ZipFile, key: str, opener: Opener, shown: str, identity: str
+) -> ArchiveStore:
+    """Read the header of an array of samples: its shape, once its type is seen to be right.
 
     An empty list may be of any type: numpy writes one as float.
     """
     with _explain_faults(f"{shown}: {key}"), archive.open(f"{key}.npy") as member:
-        shape, _, dtype = _read_header(member)
-    if dtype != numpy.uint8 and shape[:1] != (0,):
-        raise InvalidInput(f"{shown}: {key} has dtype {dtype}; it must be uint8 (0 to 255).")
-    return shape
+        shape, _, dtype = read_array_header(member)
+    width = shape[1] if is_array_of_vectors(shape, dtype) else None
+    if width is None and dtype != numpy.uint8 and shape[:1] != (0,):
+        about, types = f"{shown}: {key} has dtype {dtype}", " or ".join(VECTOR_TYPES)
+        if len(shape) > 2:
+            raise InvalidInput(f"{about}; it must be uint8 (0 to 255).")
+        raise InvalidInput(
+            f"{about} and shape {shape}; it must be vectors, {types} [vectors, numbers], or "
+            "images, uint8 [images, height, width] or [images, height, width, 3]."
+        )
+    return ArchiveStore(opener, key, shape, shown, identity, width)
 
 
-def _read_rows(archive: zipfile.ZipFile, key: str, rows: Indices, shown: str) -> Images:
-    """Read some images of an array, piece by piece: a set may be larger than the memory."""
-    with _explain_faults(f"{shown}: {key}"), archive.open(f"{key}.npy") as member:
-        shape, is_fortran, _ = _read_header(member)
-        if is_fortran:
-            return numpy.asarray(_read_array(archive, key, shown)[rows])
-        order = numpy.argsort(rows, kind="stable")
-        images = numpy.empty((len(rows), *shape[1:]), dtype=numpy.uint8)
-        for begin in range(0, shape[0], _IMAGES_AT_ONCE):
-            end = min(begin + _IMAGES_AT_ONCE, shape[0])
-            content = member.read((end - begin) * images[:0].strides[0])
-            piece = numpy.frombuffer(content, dtype=numpy.uint8).reshape(-1, *shape[1:])
-            if len(piece) != end - begin:
-                raise ValueError("it ends too soon")
-            first, last = numpy.searchsorted(rows[order], (begin, end))
+def _read_rows(
+    archive: zipfile.ZipFile, key: str, rows: Indices, shown: str, dtype: str
+) -> Samples:
+    """Read some samples of an array, piece by piece: a set may be larger than the memory."""
+    order = numpy.argsort(rows, kind="stable")
+    samples: Samples | None = None
+    with _explain_faults(f"{shown}: {key}"):
+        for begin, piece in _read_pieces(archive, key, shown):
+            if dtype in VECTOR_TYPES and (found := find_not_finite(piece, begin)):
+                raise InvalidInput(
+                    f"{shown}: {key} has {found}; vectors must be finite numbers of at most 3.4e38."
+                )
+            if samples is None:
+                samples = numpy.empty((len(rows), *piece.shape[1:]), dtype)
+            first, last = numpy.searchsorted(rows[order], (begin, begin + len(piece)))
             chosen = order[first:last]
-            images[chosen] = piece[rows[chosen] - begin]
-    return images
+            samples[chosen] = piece[rows[chosen] - begin]
+    assert samples is not None
+    return samples
 
 
-def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, numpy.dtype[Any]]:
-    version = numpy_format.read_magic(member)
-    if version == (1, 0):
-        shape, is_fortran, dtype = numpy_format.read_array_header_1_0(member)
-    else:
-        shape, is_fortran, dtype = numpy_format.read_array_header_2_0(member)
-    return tuple(shape), is_fortran, dtype
+def _read_pieces(archive: zipfile.ZipFile, key: str, shown: str) -> Iterator[tuple[int, Samples]]:
+    """Yield an array in pieces of some samples, each with the number of its first one."""
+    with archive.open(f"{key}.npy") as member:
+        shape, is_fortran, dtype = read_array_header(member)
+        if is_fortran or not math.prod(shape):
+            yield 0, _read_array(archive, key, shown)
+            return
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        at_once = max(1, min(_SAMPLES_AT_ONCE, _BYTES_AT_ONCE // row_bytes))
+        for begin in range(0, shape[0], at_once):
+            count = min(at_once, shape[0] - begin)
+            content = member.read(count * row_bytes)
+            if len(content) != count * row_bytes:
+                raise ValueError("it ends too soon")
+            yield begin, numpy.frombuffer(content, dtype).reshape(count, *shape[1:])
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, shown: str) -> NDArray[Any]:
@@ -210,11 +275,14 @@ def _is_colour(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] == 3
 
 
-def _check_image_shape(shape: tuple[int, ...], shown: str) -> None:
+def _check_shape(store: ArchiveStore) -> None:
+    shape, about = store.shape, f"{store.shown}: {store.key} has shape {store.shape}"
+    if store.vector_width == 0:
+        raise InvalidInput(f"{about}; vectors must have at least 1 number.")
     is_grey = len(shape) == 3 or (len(shape) == 4 and shape[3] == 1)
-    if not (is_grey or _is_colour(shape)) or 0 in shape[1:]:
+    if store.vector_width is None and (not (is_grey or _is_colour(shape)) or 0 in shape[1:]):
         raise InvalidInput(
-            f"{shown} has shape {shape}; it must be [images, height, width] or "
+            f"{about}; it must be [images, height, width] or "
             "[images, height, width, channels] with 1 or 3 channels."
         )
 
@@ -235,9 +303,10 @@ def _check_labels(labels: NDArray[Any], shown: str, num_classes: int | None) -> 
     return checked
 
 
-def _check_lengths(num_images: int, labels: Indices, shown: str, part: str) -> None:
-    if num_images != len(labels):
+def _check_lengths(store: ArchiveStore, labels: Indices, part: str) -> None:
+    if len(store) != len(labels):
+        noun = "images" if store.vector_width is None else "vectors"
         raise InvalidInput(
-            f"{shown}: x_{part} has {num_images:,} images and y_{part} {len(labels):,} labels; "
-            "they must be equally many."
+            f"{store.shown}: x_{part} has {len(store):,} {noun} and y_{part} {len(labels):,} "
+            "labels; they must be equally many."
         )

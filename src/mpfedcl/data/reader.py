@@ -1,4 +1,4 @@
-"""The reader of all image sets: where they are, how they lie there, and what is wrong with them."""
+"""The reader of all data sets: where they are, how they lie there, and what is wrong with them."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
-from mpfedcl.data.npz_archive import DomainArchive, open_archive
+from mpfedcl.data.npz_archive import DomainArchive, open_archive, refuse_mixture
+from mpfedcl.data.sample_format import choose_format
 from mpfedcl.data.samples import (
     DomainImages,
     DomainIndex,
@@ -23,7 +24,6 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import identify_file
-from mpfedcl.images import choose_size
 
 _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5
@@ -31,7 +31,7 @@ _LONGEST_NAME = 200
 
 
 def open_data_set(dataset: DatasetSettings) -> SampleIndex:
-    """Find the data set that the settings name and list it; no image is opened."""
+    """Find the data set that the settings name and list it; no sample is opened."""
     spec = find_specification(dataset.name)
     try:
         found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
@@ -82,10 +82,14 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleInd
 def read_image_set(dataset: DatasetSettings) -> ImageSet:
     """Read the data set that the settings name, whole, in one size and one colour mode."""
     sample_index = open_data_set(dataset)
-    sizes, is_colour = sample_index.store.inspect_images()
-    size = choose_size(sizes, dataset.image_size)
+    if sample_index.vector_width is not None:
+        raise InvalidInput(
+            f"dataset.root is {str(dataset.root)!r}, which holds {sample_index}; it must hold "
+            "images."
+        )
+    wanted = choose_format(sample_index.store.inspect(), dataset.image_size)
     # All at once: files are decoded in parallel, and broken ones are all named together.
-    images = sample_index.store.load(numpy.arange(len(sample_index.store)), size, is_colour)
+    images = sample_index.store.load(numpy.arange(len(sample_index.store)), wanted)
     domains = tuple(
         DomainImages(
             domain.name,
@@ -111,7 +115,14 @@ def index_archives(
     domains: list[DomainIndex] = []
     stores: list[SampleStore] = []
     begin = 0
+    first = next(iter(archives.values())).train
+    if first.vector_width is not None and dataset.name != "folder":
+        raise InvalidInput(
+            f"{first.shown}: {first.key} has {first}; {dataset.name} must have images, uint8 (0 to "
+            "255)."
+        )
     for name, archive in archives.items():
+        refuse_mixture(archive.train, first)
         subsets: list[Subset] = []
         for store, labels in (
             (archive.train, archive.train_labels),
@@ -123,7 +134,8 @@ def index_archives(
                 begin += len(store)
         domains.append(DomainIndex(name, *subsets))
     class_names = spec.class_names or _name_classes(domains)
-    return SampleIndex(dataset.name, class_names, tuple(domains), JoinedSampleStore(stores))
+    joined = JoinedSampleStore(stores)
+    return SampleIndex(dataset.name, class_names, tuple(domains), joined, first.vector_width)
 
 
 def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:

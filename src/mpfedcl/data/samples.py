@@ -1,4 +1,4 @@
-"""Image sets: what is there, known before an image is opened, and images in memory."""
+"""Samples, be they images or vectors: what is there, known before a sample is opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,30 @@ from typing import Protocol
 import numpy
 from numpy.typing import NDArray
 
+from mpfedcl.data.sample_format import (
+    ImageFormat,
+    SampleFormat,
+    Samples,
+    VectorFormat,
+    describe_samples,
+)
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.images import Images, Size
+from mpfedcl.images import Images
 
 
 class SampleStore(Protocol):
-    """Images that are opened only when asked for, by their number."""
+    """Samples that are opened only when asked for, by their number."""
 
     def __len__(self) -> int: ...
 
     def identify(self, rows: Indices) -> list[str]:
-        """Return what tells each image apart from others, and from itself before a change."""
+        """Return what tells each sample apart from others, and from itself before a change."""
 
-    def inspect_images(self) -> tuple[set[Size], bool]:
-        """Return the sizes of all images, and whether any has colour."""
+    def inspect(self) -> set[SampleFormat]:
+        """Return the formats that the samples have."""
 
-    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
-        """Return images in one size and colour mode."""
+    def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
+        """Return samples in one format, which is one of images for images, of vectors for these."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +49,16 @@ class JoinedSampleStore:
             names[positions] = store.identify(within)
         return [str(name) for name in names]
 
-    def inspect_images(self) -> tuple[set[Size], bool]:
-        """Join what the stores see."""
-        seen = [store.inspect_images() for store in self.stores]
-        return set().union(*(sizes for sizes, _ in seen)), any(colour for _, colour in seen)
+    def inspect(self) -> set[SampleFormat]:
+        """Join what the stores have."""
+        return set().union(*(store.inspect() for store in self.stores))
 
-    def load(self, rows: Indices, size: Size, is_colour: bool) -> Images:
-        """Load each store's images into their places."""
-        shape = (len(rows), *size, *((3,) if is_colour else ()))
-        images = numpy.empty(shape, dtype=numpy.uint8)
+    def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
+        """Load each store's samples into their places."""
+        samples = numpy.empty((len(rows), *wanted.shape), dtype=wanted.dtype)
         for store, positions, within in self._split_by_store(rows):
-            images[positions] = store.load(within, size, is_colour)
-        return images
+            samples[positions] = store.load(within, wanted)
+        return samples
 
     def _split_by_store(self, rows: Indices) -> list[tuple[SampleStore, Indices, Indices]]:
         """Return for each store that is needed the positions in `rows`, and its own numbers."""
@@ -69,7 +74,7 @@ class JoinedSampleStore:
 
 @dataclass(frozen=True)
 class Subset:
-    """Some images of a set: their numbers in its store, and their labels."""
+    """Some samples of a set: their numbers in its store, and their labels."""
 
     rows: Indices
     labels: Indices
@@ -89,7 +94,7 @@ class Subset:
 
 @dataclass(frozen=True)
 class DomainIndex:
-    """A domain's images, unopened; the test subset is None where the set has no official split."""
+    """A domain's samples, unopened; the test subset is None if there is no official split."""
 
     name: str
     train: Subset
@@ -98,12 +103,22 @@ class DomainIndex:
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """A data set before any image is opened: domains in order of name, labels, classes."""
+    """A data set before any sample is opened: domains in order of name, labels, classes."""
 
     name: str
     class_names: tuple[str, ...]
     domains: tuple[DomainIndex, ...]
     store: SampleStore
+    vector_width: int | None = None
+    """Numbers of a sample, the same for all; None where samples are images."""
+
+    @property
+    def noun(self) -> str:
+        """What one sample is."""
+        return ImageFormat.noun if self.vector_width is None else VectorFormat.noun
+
+    def __str__(self) -> str:
+        return describe_samples(self.vector_width)
 
 
 @dataclass(frozen=True)

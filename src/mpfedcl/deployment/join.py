@@ -32,6 +32,8 @@ class JoinResult:
     """With the client's own model; the same where it did not train."""
     outcome: TrainingOutcome
     was_added: bool
+    noun: str = "image"
+    """What a sample is."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what is told of it, as plain values."""
@@ -66,7 +68,7 @@ def join(
 
     Args:
         run: The run directory; a run of a method with prototypes and an averaged model.
-        data: The client's images, a folder per class or an npz file.
+        data: The client's images, a folder per class or an npz file, or its vectors, an npz file.
         name: What the client is called; not a name that the run has already.
         epochs: Passes over the training images; with 0 the run's model stays as it is.
         lr: The learning rate; by default that of the run's first round.
@@ -96,10 +98,11 @@ def join(
         joined_clients = _open_joined_clients(directory, pool)
         joined_clients.check_new_name(name, replace=replace)
         pool = joined_clients.pool.without(name)
-        on_progress(f"reading the images of {data}")
+        noun = opened.input_format.noun
+        on_progress(f"reading the {noun}s of {data}")
         new_client = NewClient(opened, Path(data), name, test_fraction=test_fraction)
         params = opened.parameters()
-        on_progress(f"learning from {len(new_client.client.labels):,} images, {epochs} epochs")
+        on_progress(f"learning from {len(new_client.client.labels):,} {noun}s, {epochs} epochs")
         untrained = new_client.train(params, pool, epochs=0)
         trained = new_client.train(params, pool, epochs=epochs, lr=lr) if epochs else untrained
         joined = JoinResult(
@@ -113,6 +116,7 @@ def join(
             after=new_client.evaluate(trained.params, trained.prototypes, pool),
             outcome=trained,
             was_added=add and trained.rejected is None,
+            noun=noun,
         )
         if add:
             _add(joined_clients, joined, opened)

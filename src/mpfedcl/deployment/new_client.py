@@ -1,6 +1,6 @@
 """A client that was not there while a run was trained: its images, training and accuracy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 from mpfedcl.data.client_data import load_own_samples
 from mpfedcl.data.inputs import byte_input_maker, feature_input_maker
 from mpfedcl.data.own_samples import open_own_samples
+from mpfedcl.data.sample_format import ImageFormat, choose_format
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.engines import InProcessEngine
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -61,6 +63,11 @@ class NewClient:
                 dataset__train_size=None,
             )
         sample_index = open_own_samples(source, trained.class_names)
+        if sample_index.vector_width != trained.input_format.vector_width:
+            raise InvalidInput(
+                f"data is {str(source)!r}, which holds {sample_index}; the run takes "
+                f"{trained.input_format}."
+            )
         self.data = load_own_samples(
             self._experiment, self._make_inputs, sample_index=sample_index, name=name
         )
@@ -148,6 +155,9 @@ class NewClient:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
             return make(sample_index, rows, experiment)
-        _, is_colour = sample_index.store.inspect_images()
-        images = sample_index.store.load(rows, input_format.size, is_colour)
-        return self._trained.inputs(input_format.convert(images))
+        own = choose_format(sample_index.store.inspect(), None, input_format.dtype)
+        if isinstance(own, ImageFormat) and isinstance(input_format, ImageFormat):
+            # In their own colour mode: `convert` takes colour out as it does for a prediction.
+            own = replace(input_format, is_colour=own.is_colour)
+        samples = sample_index.store.load(rows, own)
+        return self._trained.inputs(input_format.convert(samples))

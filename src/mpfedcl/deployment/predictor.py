@@ -1,4 +1,4 @@
-"""Predictions of a finished run for new images."""
+"""Predictions of a finished run for new samples."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from mpfedcl.data.image_files import convert_image, read_image_file
+from mpfedcl.data.sample_format import Samples, VectorFormat
 from mpfedcl.deployment.calibration import FALSE_ALARM_RATES
 from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.errors import InvalidInput
-from mpfedcl.images import Images
 from mpfedcl.runs.directory import RunDirectory
 
-_IMAGES_AT_ONCE = 256
+_SAMPLES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -133,40 +133,44 @@ class Predictor:
         """Whether labels are those of the nearest prototype."""
         return self._reference is not None
 
-    def predict(self, images: Images | Sequence[Any]) -> list[Prediction]:
-        """Return a prediction per image.
+    def predict(self, samples: Samples | Sequence[Any]) -> list[Prediction]:
+        """Return a prediction per sample.
 
         Args:
-            images: Bytes [n, height, width] or [n, height, width, 3], or a sequence of paths,
-                Pillow images and arrays of bytes; their sizes may differ.
+            samples: Images as bytes [n, height, width] or [n, height, width, 3], or a sequence of
+                paths, Pillow images and arrays of bytes; their sizes may differ. For a run on
+                vectors, float32 or float64 [n, numbers], or a sequence of vectors.
         """
         found: list[Prediction] = []
-        for first in range(0, len(images), _IMAGES_AT_ONCE):
-            part = images[first : first + _IMAGES_AT_ONCE]
+        for first in range(0, len(samples), _SAMPLES_AT_ONCE):
+            part = samples[first : first + _SAMPLES_AT_ONCE]
             batch = [self.convert(each) for each in part]
             embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
             found += self._predict_batch(embeddings, logits)
         return found
 
-    def convert(self, image: Any) -> Images:
-        """Return one image in the model's input format."""
+    def convert(self, sample: Any) -> Samples:
+        """Return one sample in the model's input format."""
         input_format = self.trained.input_format
-        if isinstance(image, str | Path):
-            return read_image_file(Path(image), input_format.size, input_format.is_colour)
-        if isinstance(image, Image.Image):
-            return convert_image(image, input_format.size, input_format.is_colour)
-        array = numpy.asarray(image)
+        if isinstance(input_format, VectorFormat):
+            return _convert_vector(sample, input_format)
+        if isinstance(sample, str | Path):
+            return read_image_file(Path(sample), input_format.size, input_format.is_colour)
+        if isinstance(sample, Image.Image):
+            return convert_image(sample, input_format.size, input_format.is_colour)
+        array = numpy.asarray(sample)
         is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
         if not is_image or array.dtype != numpy.uint8 or not array.size:
             raise InvalidInput(
                 f"an image is an array {array.dtype} {list(array.shape)}; it must be bytes "
                 "(uint8) [height, width] or [height, width, 3], a path or a Pillow image."
             )
-        converted: Images = input_format.convert(array[None])[0]
+        converted: Samples = input_format.convert(array[None])[0]
         return converted
 
     def _predict_batch(self, embeddings: Tensor, logits: Tensor) -> list[Prediction]:
         probability, labels = torch.softmax(logits, dim=1).max(dim=1)
+        self._refuse_overflow(probability)
         classifier = [
             ClassifierReading(self.class_names[label], share)
             for label, share in zip(labels.tolist(), probability.tolist(), strict=True)
@@ -175,8 +179,7 @@ class Predictor:
             return [Prediction(each.label, None, None, None, None, each) for each in classifier]
         pool = self._reference
         rows, distances = pool.nearest_rows(embeddings)
-        if bool((rows < 0).any()):
-            raise InvalidInput("an image gives an embedding that is not finite; it has no label.")
+        self._refuse_overflow(distances.where(rows >= 0, torch.inf))
         others = pool.distances_by_class(embeddings)
         others.scatter_(1, pool.labels[rows].unsqueeze(1), torch.inf)
         margins = (others.min(dim=1).values - distances).clamp(min=0)
@@ -195,6 +198,25 @@ class Predictor:
             )
             found.append(prediction)
         return found
+
+    def _refuse_overflow(self, values: Tensor) -> None:
+        if not bool(values.isfinite().all()):
+            what = "an image" if self.trained.input_format.noun == "image" else "a vector"
+            raise InvalidInput(f"{what} gives an embedding that is not finite; it has no label.")
+
+
+def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
+    if isinstance(sample, str | Path | Image.Image):
+        raise InvalidInput(
+            f"a sample is {sample if isinstance(sample, str | Path) else 'an image'}; this run "
+            f"takes {wanted}, as arrays of floats."
+        )
+    try:
+        array = numpy.asarray(sample)
+    except ValueError:
+        raise InvalidInput(f"a sample is no array; this run takes {wanted}.") from None
+    converted: Samples = wanted.convert(array[None])[0]
+    return converted
 
 
 def _find_threshold(

@@ -2,7 +2,8 @@
 
     trained = load_trained_run(Path("runs/mine"))
     params = trained.parameters()            # the averaged model, or parameters("client-2")
-    images = trained.input_format.convert(images)   # bytes in the size and colour of its inputs
+    images = trained.input_format.convert(images)   # bytes in the size and colour of its inputs;
+                                                    # of a run on vectors, vectors of its width
     embeddings, logits = trained.apply(params, images)     # embeddings where prototypes live
     label, distance = trained.reference.nearest(embeddings)
 
@@ -20,16 +21,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mpfedcl.data.inputs import to_inputs
+from mpfedcl.data.inputs import encoder_input_format, to_inputs
 from mpfedcl.data.loading import find_experiment_encoder
-from mpfedcl.deployment.input_samples import InputFormat
+from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, VectorFormat
 from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.images import Images
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
@@ -43,7 +43,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a finished run has left, ready to be applied to images."""
+    """What a finished run has left, ready to be applied to samples."""
 
     path: Path
     experiment: Experiment
@@ -51,8 +51,8 @@ class TrainedRun:
     class_names: tuple[str, ...]
     partition: dict[str, Any]
     """Who held what, as partition.json has it."""
-    input_format: InputFormat
-    """The size and colour in which the model, or the encoder before it, takes images."""
+    input_format: SampleFormat
+    """In which the model, or the encoder before it, takes samples: images, or vectors."""
     encoder: Encoder | None
     """What images pass first; where `experiment.encoder.train`, it is inside the model instead."""
     input_size: int
@@ -95,21 +95,21 @@ class TrainedRun:
         file = averaged if client is None else self._personal_models[client]
         return read_model(file, self.model)
 
-    def inputs(self, images: Images) -> Tensor:
-        """Return the model's inputs for images in this run's `input_format`."""
+    def inputs(self, samples: Samples) -> Tensor:
+        """Return the model's inputs for samples in this run's `input_format`."""
         dtype = getattr(torch, self.experiment.dtype)
         if self.encoder is None:
-            return to_inputs(images, self.experiment).flatten(start_dim=1)
+            return to_inputs(samples, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
-            return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(images))
+            return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(samples))
         # The caller shows how far it is.
-        features = self.encoder.encode(images, on_progress=lambda _: None)
+        features = self.encoder.encode(samples, on_progress=lambda _: None)
         return torch.from_numpy(features).to(dtype)
 
     @torch.no_grad()
-    def apply(self, params: Tensors, images: Images) -> tuple[Tensor, Tensor]:
+    def apply(self, params: Tensors, samples: Samples) -> tuple[Tensor, Tensor]:
         """Return projected embeddings [B, d], as prototypes are, and logits [B, C]."""
-        embeddings, logits = self.model.apply(params, self.inputs(images))
+        embeddings, logits = self.model.apply(params, self.inputs(samples))
         return self.method.project(embeddings), logits
 
     def _name_clients(self) -> str:
@@ -141,11 +141,10 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         experiment = experiment.replace(encoder__weights=weights)
     encoder = _find_encoder(experiment, partition)
     if encoder is None:
-        input_format = _pixel_input_format(path, partition)
+        input_format = _plain_input_format(path, partition, experiment)
         input_size = torch.Size(input_format.shape).numel()
     else:
-        side = encoder.preprocessing.image_size
-        input_format, input_size = InputFormat(side, side, is_colour=True), encoder.feature_size
+        input_format, input_size = encoder_input_format(encoder), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
     model = make_model(
         encoder,
@@ -153,6 +152,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         len(classes),
         experiment.model.hidden,
         trains_encoder=bool(experiment.encoder.train),
+        takes_features=isinstance(input_format, VectorFormat),
     )
     file = path / "pool.safetensors"
     pool = read_pool(file, len(classes), method.num_prototypes) if file.is_file() else None
@@ -218,15 +218,20 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
     return encoder
 
 
-def _pixel_input_format(path: Path, partition: dict[str, Any]) -> InputFormat:
+def _plain_input_format(
+    path: Path, partition: dict[str, Any], experiment: Experiment
+) -> SampleFormat:
     """Return the format on record; a run from before there was one has square images."""
-    if input_format := InputFormat.from_shape(partition.get("input_shape")):
-        return input_format
+    shape = partition.get("input_shape")
+    if vector_format := VectorFormat.from_shape(shape, experiment.dtype):
+        return vector_format
+    if image_format := ImageFormat.from_shape(shape):
+        return image_format
     files = [path / "model.safetensors", *sorted((path / "models").glob("*.safetensors"))]
     for file in files:
         if file.is_file() and "hidden.0.weight" in (tensors := load_tensors(file)):
-            if input_format := InputFormat.guess(tensors["hidden.0.weight"].shape[-1]):
-                return input_format
+            if image_format := ImageFormat.guess(tensors["hidden.0.weight"].shape[-1]):
+                return image_format
             break
     raise InvalidInput(
         f"{path / 'partition.json'} does not tell the size of the images (input_shape), and it "

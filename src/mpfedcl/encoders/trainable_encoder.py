@@ -23,10 +23,15 @@ def make_model(
     hidden: tuple[int, ...],
     *,
     trains_encoder: bool = False,
+    takes_features: bool = False,
 ) -> Model:
-    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it."""
+    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it.
+
+    Vectors that need no encoder are features too (`takes_features`).
+    """
     if encoder is None or not trains_encoder:
-        return make_mlp(input_size, num_classes, hidden, is_encoded=encoder is not None)
+        is_encoded = takes_features or encoder is not None
+        return make_mlp(input_size, num_classes, hidden, is_encoded=is_encoded)
     if not isinstance(encoder, ResNetEncoder):
         raise InvalidInput(
             f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "

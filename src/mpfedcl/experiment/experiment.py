@@ -23,6 +23,7 @@ from mpfedcl.experiment.method_settings import (
     refuse_unknown,
     sections_of,
 )
+from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
@@ -168,6 +169,11 @@ class Experiment(Settings):
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }
+        is_open = self.dataset.name == "folder" and self.encoder.name is None
+        root = self.dataset.root if is_open else None
+        if root is not None and holds_vectors(root.expanduser(), self.dataset.domains):
+            # An encoder is for images; vectors are features already.
+            defaults["encoder__name"] = "none"
         still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
         return self.replace(**{"method": self.method, **still_open})
 

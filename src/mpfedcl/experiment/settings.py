@@ -159,7 +159,7 @@ class EncoderSettings(Settings):
     section: ClassVar[str] = "encoder"
     name: str | None = None
     """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
-    [default: the data set's; mnist none, others resnet18]."""
+    [default: the data set's; mnist and vectors none, others resnet18]."""
     weights: Path | None = None
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False

@@ -5,7 +5,7 @@ This is all that travels, so `docs/privacy.md` lists it.
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +18,19 @@ from mpfedcl.tensors import Tensors
 
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
-"""Numbers that stand for an image: the server makes a model for so many."""
+"""Numbers that stand for a sample: the server makes a model for so many."""
+
+
+SampleKind = Literal["images", "vectors"]
+
+
+class Form(NamedTuple):
+    """What all clients must have in common."""
+
+    input_size: int
+    """Numbers that stand for a sample."""
+    encoder: str
+    samples: SampleKind = "images"
 
 
 @dataclass(frozen=True)
@@ -29,23 +41,25 @@ class Introduction:
     classes: tuple[str, ...]
     """The classes that its data know of."""
     train: tuple[int, ...]
-    """Training images by class."""
+    """Training samples by class."""
     test: int
-    """Test images."""
+    """Test samples."""
     input_size: int
-    """Numbers that stand for one image."""
+    """Numbers that stand for one sample."""
     encoder: str
     """What tells its encoder from others; empty without one."""
+    samples: SampleKind = "images"
+    """What its data are."""
 
     @property
     def num_samples(self) -> int:
-        """Training images in all."""
+        """Training samples in all."""
         return sum(self.train)
 
     @property
-    def form(self) -> tuple[int, str]:
+    def form(self) -> Form:
         """What all clients must have in common."""
-        return self.input_size, self.encoder
+        return Form(self.input_size, self.encoder, self.samples)
 
     def to_message(self) -> Message:
         """Return it as a message."""
@@ -57,6 +71,7 @@ class Introduction:
                 "test": self.test,
                 "input_size": self.input_size,
                 "encoder": self.encoder,
+                "samples": self.samples,
             }
         )
 
@@ -79,7 +94,11 @@ class Introduction:
             raise MessageError(f"test is {test} and input_size {input_size}, which makes no sense")
         if encoder and not _is_plain(encoder):
             raise MessageError("encoder must be a short text")
-        return cls(name, tuple(classes), tuple(train), test, input_size, encoder)
+        # Clients of the first version have images alone, and do not say so.
+        samples = message.values.get("samples", "images")
+        if samples not in get_args(SampleKind):
+            raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
+        return cls(name, tuple(classes), tuple(train), test, input_size, encoder, samples)
 
 
 def check_name(name: str) -> None:
@@ -93,9 +112,11 @@ def check_name(name: str) -> None:
 
 def pack_experiment(experiment: Experiment) -> str:
     """Return an experiment as it is sent to clients: without the places of the server's files."""
-    kind, _, path = (experiment.encoder.name or "").partition(":")
-    name = f"{kind}:{PurePath(path).name}" if path else experiment.encoder.name
-    return experiment.replace(
+    # Where clients decide, those with images are told what an encoder they need.
+    resolved = experiment.resolved()
+    kind, _, path = (resolved.encoder.name or "").partition(":")
+    name = f"{kind}:{PurePath(path).name}" if path else resolved.encoder.name
+    return resolved.replace(
         dataset__root=None, encoder__weights=None, encoder__name=name, track=(), track_to=None
     ).to_toml()
 

@@ -57,6 +57,12 @@ class CardSubject:
         return f"{self.experiment.method} on {self.data}"
 
     @property
+    def noun(self) -> str:
+        """What a sample is; those of a frozen encoder's features were images."""
+        is_flat = len(self.partition.get("input_shape") or ()) == 1
+        return "vector" if is_flat and "encoder" not in self.partition else "image"
+
+    @property
     def accuracies(self) -> dict[str, float]:
         """The clients that were read, and how well each does on its own test."""
         readings = self.summary["accuracy_per_client"] or {}
@@ -108,13 +114,14 @@ def _tensor_kind(file: str) -> str:
 
 def _front_matter(subject: CardSubject) -> str:
     summary, experiment = subject.summary, subject.experiment
+    task = "image-classification" if subject.noun == "image" else "tabular-classification"
     lines = [
         "---",
         "library_name: mpfedcl",
-        "pipeline_tag: image-classification",
+        f"pipeline_tag: {task}",
         "tags:",
         "- federated-learning",
-        "- image-classification",
+        f"- {task}",
         f"- {yaml_string(experiment.method)}",
         "datasets:",
         f"- {yaml_string(subject.data)}",
@@ -128,7 +135,7 @@ def _front_matter(subject: CardSubject) -> str:
             f"- name: {yaml_string(subject.title)}",
             "  results:",
             "  - task:",
-            "      type: image-classification",
+            f"      type: {task}",
             "    dataset:",
             f"      name: {yaml_string(subject.data)}",
             f"      type: {yaml_string(subject.data)}",
@@ -150,14 +157,14 @@ def _introduction(subject: CardSubject) -> str:
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
     return (
         f"# {escape_markdown(subject.title)}\n\n"
-        f"Image classifiers trained by federated learning with mpfedcl "
+        f"{subject.noun.capitalize()} classifiers trained by federated learning with mpfedcl "
         f"{escape_markdown(summary['versions']['mpfedcl'])}: {what}. "
         f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
         f"{summary['rounds']:,} rounds, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
-        f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test images right, "
-        f"in the last round ({READING_TITLES[summary['reading']]}).\n"
+        f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test "
+        f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}).\n"
     )
 
 
@@ -167,13 +174,13 @@ def _data_section(subject: CardSubject) -> str:
     spec, holdings = find_specification(experiment.dataset.name), partition["clients"]
     sizes = [sum(each["train"]) for each in holdings.values()]
     classes = [escape_markdown(name) for name in partition["classes"]]
-    accuracies = subject.accuracies
+    accuracies, nouns = subject.accuracies, f"{subject.noun}s"
     # The worst first, where not all fit; who was not read comes last.
     ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
     shown = [name for name in holdings if name in set(ranked)]
     grid = TextTable(
         "",
-        ["client", "training images", "test images", "classes held (images)", "accuracy %"],
+        ["client", f"training {nouns}", f"test {nouns}", f"classes held ({nouns})", "accuracy %"],
         [
             [
                 escape_markdown(name),
@@ -187,9 +194,9 @@ def _data_section(subject: CardSubject) -> str:
     )
     is_shared = experiment.partition.test == "shared"
     summary = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(spec.summary)}."
-    source, split = _describe_source(experiment), describe_partition(experiment)
+    source, split = _describe_source(experiment, nouns), describe_partition(experiment)
     if partition.get("network"):
-        summary = "Each client's own images, which stayed with it."
+        summary = f"Each client's own {nouns}, which stayed with it."
         source = "as each client has them; parts of a public set where it was started with --share."
         split, is_shared = "as it is among the clients", False
     left_out = len(holdings) - len(shown)
@@ -198,17 +205,17 @@ def _data_section(subject: CardSubject) -> str:
         "## Data\n\n"
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
-        f"{sum(sizes):,} training images, {min(sizes):,} to {max(sizes):,} per client.\n\n"
+        f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client.\n\n"
         f"Source and licence: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
-        f"{'the same images' if is_shared else 'images of their own'}."
+        f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
         f"\n\n{grid.markdown()}{note if left_out else ''}"
     )
 
 
-def _describe_source(experiment: Experiment) -> str:
+def _describe_source(experiment: Experiment, nouns: str) -> str:
     if experiment.dataset.name == "folder":
-        return "images of whoever made this run; their terms hold."
+        return f"{nouns} of whoever made this run; their terms hold."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
 
@@ -224,15 +231,15 @@ def _list_classes(counts: list[int], classes: list[str]) -> str:
 def _readings_section(subject: CardSubject) -> str:
     """Return the four readings on both tests, their deviation over clients, the worst case."""
     summary, values = subject.summary, list(subject.accuracies.values())
-    grid = readings_table("", summary["readings"])
+    grid, nouns = readings_table("", summary["readings"]), f"{subject.noun}s"
     for row, reading in zip(grid.rows, READINGS, strict=True):
         row[0] += " (headline)" if reading == summary["reading"] else ""
     lines = [
         "## Readings\n",
         grid.markdown(),
-        "*own*: each client on its own test images; *union*: on all clients' test images together. "
-        "*personal*: a client's own model after its training; *averaged*: the server's. A dash: "
-        "this method has no such thing.\n",
+        f"*own*: each client on its own test {nouns}; *union*: on all clients' test {nouns} "
+        "together. *personal*: a client's own model after its training; *averaged*: the server's. "
+        "A dash: this method has no such thing.\n",
     ]
     if values:
         lines.append(
@@ -276,17 +283,17 @@ def _shared_section(subject: CardSubject) -> str:
 
 
 def _privacy_section(subject: CardSubject) -> str:
-    summary, pool = subject.summary, subject.pool
+    summary, pool, noun = subject.summary, subject.pool, subject.noun
     notes = ["There is no privacy guarantee of any kind."]
     if pool is not None and len(pool):
         alone = int((pool.counts == 1).sum())
         notes.append(
             f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one that "
-            f"stands for the fewest images stands for {int(pool.counts.min()):,}."
+            f"stands for the fewest {subject.noun}s stands for {int(pool.counts.min()):,}."
         )
         if alone:
             notes.append(
-                f"A prototype of one image is that image's embedding, and {alone:,} are such; "
+                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
                 "`--prototypes.min-cluster-size` forbids them."
             )
     if summary["parameters_sent"]:
@@ -299,16 +306,18 @@ def _privacy_section(subject: CardSubject) -> str:
 
 
 def _usage_section(subject: CardSubject) -> str:
+    samples = "IMAGES" if subject.noun == "image" else "VECTORS.npz"
     commands = (
-        "mpfedcl predict RUN IMAGES     # RUN: the folder this card is in\nmpfedcl report RUN"
+        f"mpfedcl predict RUN {samples}     # RUN: the folder this card is in\nmpfedcl report RUN"
     )
     lines = "\n".join(
         f"{_tensor_kind(each)} = load_file({printable_name(each)!r})" for each in subject.files
     )
     python = code_block(f"from safetensors.torch import load_file\n\n{lines}", "python")
     about_pool = (
-        "The pool has `vectors`, `labels`, `counts` and `owners`; an image belongs to the class of "
-        "the prototype nearest to its embedding.\n"
+        "The pool has `vectors`, `labels`, `counts` and `owners`; "
+        f"{'an image' if subject.noun == 'image' else 'a sample'} belongs to the class of the "
+        "prototype nearest to its embedding.\n"
     )
     return "\n".join(
         [
@@ -327,7 +336,7 @@ def _reproduction_section(subject: CardSubject) -> str:
     needs = (
         ""
         if find_specification(subject.experiment.dataset.name).embedded
-        else ("\nIt needs the same images; where a path stands, yours goes there.\n")
+        else (f"\nIt needs the same {subject.noun}s; where a path stands, yours goes there.\n")
     )
     versions = ", ".join(
         f"{name} {escape_markdown(v)}" for name, v in subject.summary["versions"].items()

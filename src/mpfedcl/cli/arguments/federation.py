@@ -66,7 +66,8 @@ class FederationClient:
     name: _OpenText = None
     """Which client this is [default: the one whose folder it is]."""
     data: _OpenPath = None
-    """This client's images: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, or npz files."""
+    """This client's images: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, or npz files
+    (images or vectors)."""
     share: _OpenInt = None
     """No images of its own: this part, from 0, of the experiment's own data set."""
     encoder: _OpenText = None

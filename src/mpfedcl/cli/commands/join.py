@@ -57,15 +57,15 @@ def _show(arguments: Join, joined: JoinResult) -> None:
         rows[f"after {epochs}, lr {joined.lr:g}"] = joined.after
     TextTable(
         f"{joined.client} joins {arguments.run}: accuracy % on its own {joined.test_images:,} test "
-        "images",
+        f"{joined.noun}s",
         ["model", *_READINGS.values()],
         [[name, *(percent(row[each]) for each in _READINGS)] for name, row in rows.items()],
     ).show(console)
     if not joined.test_images:
-        console.print("There is no image to test on: too few of a class to hold any out.")
+        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
     count = len(joined.outcome.prototypes)
     console.print(
-        f"learnt from {joined.train_images:,} images of {joined.classes_held} classes: "
+        f"learnt from {joined.train_images:,} {joined.noun}s of {joined.classes_held} classes: "
         f"{count} prototypes"
     )
     if joined.was_added:

@@ -7,6 +7,7 @@ from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Met
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import is_available, open_data_set
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.errors import InvalidInput
@@ -17,7 +18,7 @@ from mpfedcl.methods import built_in_methods
 from mpfedcl.report.tables import READING_TITLES, TextTable
 
 _MOST_CLASSES_SHOWN = 12
-_PICTURE_SIZE = 96
+_PICTURE = ImageFormat(96, 96, is_colour=True)
 
 _PICTURE_FORMATS = (".png", ".pdf", ".svg")
 
@@ -85,17 +86,22 @@ def data_show_command(arguments: DataShow) -> int:
     content = split_among_clients(sample_index, experiment).describe(sample_index.class_names)
     from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
-    sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
-    draw_partition(content, f"training images, {describe_partition(experiment)}", arguments.out)
-    draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
+    title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
+    draw_partition(content, title, arguments.out)
+    pictures = [str(arguments.out)]
+    if sample_index.vector_width is None:
+        sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
+        draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
+        pictures.append(str(sheet))
     if arguments.json:
-        pictures = [str(arguments.out), str(sheet)]
         print(json.dumps({"pictures": pictures, **content}, indent=2))
         return 0
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(
         stdout_console()
     )
-    stdout_console().print(f"pictures:\n  {arguments.out}\n  {sheet}")
+    stdout_console().print("\n  ".join(["pictures:", *pictures]))
+    if sample_index.vector_width is not None:
+        stdout_console().print(f"There is no contact sheet: the samples are {sample_index}.")
     return 0
 
 
@@ -107,7 +113,7 @@ def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | Non
         picked[domain.name] = []
         for label in range(len(classes)):
             rows = domain.train.rows[domain.train.labels == label][:1]
-            images = sample_index.store.load(rows, (_PICTURE_SIZE, _PICTURE_SIZE), is_colour=True)
+            images = sample_index.store.load(rows, _PICTURE)
             picked[domain.name].append(images[0] if len(rows) else None)
     return picked, classes
 

@@ -29,14 +29,15 @@ def predict_command(arguments: Predict) -> int:
         false_alarms=arguments.false_alarms,
         weights=arguments.weights,
     )
-    images = list_samples(arguments.images, sys.stdin)
+    input_format = predictor.trained.input_format
+    samples = list_samples(arguments.images, sys.stdin, input_format)
     if predictor.remark:
         console.print(predictor.remark)
     predicted: list[tuple[str, Prediction]] = []
     faults = 0
     with progress_bar(console) as bar:
-        task = bar.add_task("predicting", total=len(images), note="")
-        for name, found in _predict(predictor, images):
+        task = bar.add_task("predicting", total=len(samples), note="")
+        for name, found in _predict(predictor, samples):
             bar.update(task, advance=1)
             if isinstance(found, str):
                 faults += 1
@@ -45,19 +46,19 @@ def predict_command(arguments: Predict) -> int:
                 predicted.append((name, found))
             if arguments.json:
                 told = {"error": found} if isinstance(found, str) else found.to_json()
-                print(json.dumps({"image": name, **told}, allow_nan=False), flush=True)
+                print(json.dumps({input_format.noun: name, **told}, allow_nan=False), flush=True)
     if predicted:
         _table(predictor, predicted).show(stdout_console())
     if not faults:
         return 0
-    return _SOME_UNREADABLE if faults < len(images) else 2
+    return _SOME_UNREADABLE if faults < len(samples) else 2
 
 
 def _predict(
-    predictor: Predictor, images: Sequence[NamedSample]
+    predictor: Predictor, samples: Sequence[NamedSample]
 ) -> Iterator[tuple[str, Prediction | str]]:
-    """Yield each image's name with what is said of it, or with what is wrong with it."""
-    for names, readable, faults in read_batches(images, predictor.trained.input_format):
+    """Yield each sample's name with what is said of it, or with what is wrong with it."""
+    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
         answers = iter(predictor.predict(readable))
         for place, name in enumerate(names):
             yield name, faults[place] if place in faults else next(answers)
@@ -74,10 +75,10 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     cells = [_cells(each) for _, each in predicted]
     widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
     room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
-    # The end of a long name tells images apart.
+    # The end of a long name tells samples apart.
     names = [name if len(name) <= room else f"…{name[1 - room :]}" for name, _ in predicted]
     rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
-    return TextTable(title, ["image", *columns], rows, note)
+    return TextTable(title, [predictor.trained.input_format.noun, *columns], rows, note)
 
 
 def _cells(prediction: Prediction) -> list[str]:
@@ -99,7 +100,8 @@ def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
     listed = ", ".join(f"{label} {count:,}" for label, count in counts[:_MOST_CLASSES_COUNTED])
     others = len(counts) - _MOST_CLASSES_COUNTED
     more = f" and {others} more classes" if others > 0 else ""
-    lines = [f"{len(predictions):,} images: {listed}{more}"]
+    noun = predictor.trained.input_format.noun
+    lines = [f"{len(predictions):,} {noun}s: {listed}{more}"]
     if predictor.has_prototypes:
         same = sum(each.label == each.classifier.label for each in predictions)
         lines.append(f"the classifier says the same of {same:,}")
@@ -107,6 +109,6 @@ def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
         unknown = sum(bool(each.unknown) for each in predictions)
         lines.append(
             f"{unknown:,} unknown: farther than {limit.distance:.3f}, as {limit.false_alarms:.1%} "
-            f"of {limit.images:,} held-out images are"
+            f"of {limit.images:,} held-out {noun}s are"
         )
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.encoders.trainable_encoder import make_model
@@ -37,6 +38,7 @@ class ExportedNetwork(nn.Module):
             trained.input_size,
             len(trained.class_names),
             trained.experiment.model.hidden,
+            takes_features=isinstance(trained.input_format, VectorFormat),
         )
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)

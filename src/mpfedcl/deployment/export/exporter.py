@@ -1,4 +1,4 @@
-"""From a run to one file: traced, checked on real images, and only then written."""
+"""From a run to one file: traced, checked on real samples, and only then written."""
 
 import io
 import json
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.export import onnx_graph
 from mpfedcl.deployment.export.exported_network import ExportedNetwork, PredictionRule
 from mpfedcl.deployment.export.verification import (
@@ -111,12 +112,14 @@ def _pack_program(
     trained, name = predictor.trained, note["input"]["name"]
     encoder = trained.encoder
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
-    from_features = is_joined or not wanted.with_encoder
+    takes_features = _takes_features(trained, wanted)
+    from_features = is_joined or takes_features
     network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
     real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
-            "quantize is 'int8', whose ranges and accuracy are measured on the run's own images; "
+            "quantize is 'int8', whose ranges and accuracy are measured on the run's own "
+            f"{trained.input_format.noun}s; "
             f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
         )
     example = torch.zeros(2, trained.input_size)
@@ -134,15 +137,20 @@ def _pack_program(
             graph = onnx_graph.prepend_encoder(graph, encoder, name)
         if wanted.quantized:
             assert real.training is not None
-            seen = real.training if wanted.with_encoder else trained.inputs(real.training).numpy()
+            seen = trained.inputs(real.training).numpy() if takes_features else real.training
             graph = onnx_graph.quantize(graph, name, seen)
         answer = onnx_graph.open_graph(graph, name)
     found = compare_with_pytorch(
-        trained, predictor.params, rule, real, answer, from_features=not wanted.with_encoder
+        trained, predictor.params, rule, real, answer, from_features=takes_features
     )
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
-    note["checked"] = {"images": len(real.images), "from": real.origin, **asdict(found)}
+    note["checked"] = {"images": len(real.samples), "from": real.origin, **asdict(found)}
     return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
+
+
+def _takes_features(trained: TrainedRun, wanted: ExportSettings) -> bool:
+    """Tell whether features go in: the encoder is left out, or the run was trained on vectors."""
+    return not wanted.with_encoder or isinstance(trained.input_format, VectorFormat)
 
 
 def _run_program(program: torch.export.ExportedProgram) -> ExportedFunction:
@@ -209,6 +217,13 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
 
 def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
     input_format, encoder = trained.input_format, trained.encoder
+    if isinstance(input_format, VectorFormat):
+        return {
+            "name": "features",
+            "type": "float32",
+            "shape": ["batch", *input_format.shape],
+            "scaling": "none: numbers as they are",
+        }
     described: dict[str, Any] = {
         "name": "images",
         "type": "uint8",

@@ -10,20 +10,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from numpy.typing import NDArray
 
+from mpfedcl.data.sample_format import Samples
 from mpfedcl.deployment.export.exported_network import ExportedNetwork
 from mpfedcl.deployment.export.verification import ExportedFunction
 from mpfedcl.encoders.onnx_encoder import OnnxEncoder, first_line, open_session
 from mpfedcl.encoders.preprocessing import NOTE
 from mpfedcl.errors import InvalidInput
-from mpfedcl.images import Images
 
 _LARGEST = 2**31 - 1
 """Bytes of a protobuf message: no ONNX file without files beside it can be larger."""
-_IMAGES_AT_ONCE = 20
+_SAMPLES_AT_ONCE = 20
 _PREFIX = "encoder/"
 
 
@@ -152,10 +151,10 @@ def _opset(model: Any) -> int:
     return versions[0] if versions else 0
 
 
-def quantize(model: Any, name: str, training: Images) -> Any:
+def quantize(model: Any, name: str, training: Samples) -> Any:
     """Return the model with weights of 8 bits, the prototypes in full precision.
 
-    Convolutions have their activations in 8 bits too, with ranges taken from training images;
+    Convolutions have their activations in 8 bits too, with ranges taken from training samples;
     fully connected layers find theirs anew for each batch.
     """
     require_packages("onnxruntime")
@@ -237,13 +236,13 @@ def require_packages(*packages: str) -> None:
 
 
 class _CalibrationBatches:
-    """Training images, batch by batch, as the quantizer asks for them."""
+    """Training samples, batch by batch, as the quantizer asks for them."""
 
-    def __init__(self, name: str, images: NDArray[numpy.uint8]) -> None:
-        parts = range(0, len(images), _IMAGES_AT_ONCE)
-        self._batches = iter([{name: images[n : n + _IMAGES_AT_ONCE]} for n in parts])
+    def __init__(self, name: str, samples: Samples) -> None:
+        parts = range(0, len(samples), _SAMPLES_AT_ONCE)
+        self._batches = iter([{name: samples[n : n + _SAMPLES_AT_ONCE]} for n in parts])
 
-    def get_next(self) -> dict[str, NDArray[numpy.uint8]] | None:
+    def get_next(self) -> dict[str, Samples] | None:
         return next(self._batches, None)
 
 

@@ -1,4 +1,4 @@
-"""Does an exported file say what PyTorch says? Asked on real images, before it is written."""
+"""Does an exported file say what PyTorch says? Asked on real samples, before it is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sample_format import ImageFormat, Samples, VectorFormat
 from mpfedcl.data.samples import Subset
 from mpfedcl.deployment.export.exported_network import PredictionRule
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.images import Images
+from mpfedcl.rng import numpy_generator
 from mpfedcl.tensors import Tensors
 from mpfedcl.waiting_bar import WaitingBar
 
@@ -26,19 +27,19 @@ _TIE = 1e-5
 """Two classes closer than this may change places, in parts of the distance where that is over 1."""
 _ROUNDING = 1e-4
 _MOST_POINTS_LOST = 1.0
-_IMAGES_TO_RANGE = 200
-_IMAGES_AT_ONCE = 64
+_SAMPLES_TO_RANGE = 200
+_SAMPLES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class CheckSamples:
-    """Images to check with: the run's own test images, else the digits inside the package."""
+    """Samples to check with: the run's own test samples, else others of the same format."""
 
-    images: Images
+    samples: Samples
     labels: NDArray[numpy.int64] | None
-    """None where the images are not of the run's classes."""
-    training: Images | None
-    """Some training images of the run, from which int8 takes its ranges."""
+    """None where the samples are not of the run's classes."""
+    training: Samples | None
+    """Some training samples of the run, from which int8 takes its ranges."""
     origin: str
 
 
@@ -54,26 +55,34 @@ class Agreement:
 
 
 def load_check_samples(trained: TrainedRun, most: int) -> CheckSamples:
-    """Return up to so many images in the model's input format."""
-    experiment, input_format = trained.experiment, trained.input_format
+    """Return up to so many samples in the model's input format."""
+    experiment, wanted = trained.experiment, trained.input_format
     try:
         sample_index = open_data_set(experiment.dataset)
         split = split_among_clients(sample_index, experiment)
         if sample_index.class_names != trained.class_names:
             raise InvalidInput("the classes are others now.")
+        if sample_index.vector_width != wanted.vector_width:
+            raise InvalidInput("the samples are others now.")
         test = _draw_evenly(split.test, most)
-        images = sample_index.store.load(test.rows, input_format.size, input_format.is_colour)
-        seen = _draw_evenly(Subset.join(list(split.training.values())), _IMAGES_TO_RANGE)
-        training = sample_index.store.load(seen.rows, input_format.size, input_format.is_colour)
-        return CheckSamples(images, test.labels, training, f"test images of {sample_index.name}")
+        samples = sample_index.store.load(test.rows, wanted)
+        seen = _draw_evenly(Subset.join(list(split.training.values())), _SAMPLES_TO_RANGE)
+        training = sample_index.store.load(seen.rows, wanted)
+        origin = f"test {wanted.noun}s of {sample_index.name}"
+        return CheckSamples(samples, test.labels, training, origin)
     except InvalidInput:
-        sample_index = open_data_set(DatasetSettings())
-        (domain,) = sample_index.domains
-        assert domain.test is not None
-        rows = _draw_evenly(domain.test, most).rows
-        digits = sample_index.store.load(rows, (28, 28), is_colour=False)
-        origin = f"test images of {sample_index.name}, because the run's own are not here"
-        return CheckSamples(input_format.convert(digits), None, None, origin)
+        pass
+    if isinstance(wanted, VectorFormat):
+        drawn = numpy_generator(experiment.seed, "export").standard_normal((most, *wanted.shape))
+        origin = "random vectors, because the run's own are not here"
+        return CheckSamples(drawn.astype(wanted.dtype), None, None, origin)
+    sample_index = open_data_set(DatasetSettings())
+    (domain,) = sample_index.domains
+    assert domain.test is not None
+    rows = _draw_evenly(domain.test, most).rows
+    digits = sample_index.store.load(rows, ImageFormat(28, 28, is_colour=False))
+    origin = f"test images of {sample_index.name}, because the run's own are not here"
+    return CheckSamples(wanted.convert(digits), None, None, origin)
 
 
 def compare_with_pytorch(
@@ -85,14 +94,14 @@ def compare_with_pytorch(
     *,
     from_features: bool,
 ) -> Agreement:
-    """Ask both about each image."""
+    """Ask both about each sample."""
     differ, largest, right, right_by_pytorch = 0, 0.0, 0, 0
-    with WaitingBar("Checking", len(real.images)) as bar:
-        for first in range(0, len(real.images), _IMAGES_AT_ONCE):
-            images = real.images[first : first + _IMAGES_AT_ONCE]
-            features = trained.inputs(images).float().numpy() if from_features else images
-            label, *_, scores = answer(features)
-            expected, expected_scores = _predict_with_pytorch(trained, params, rule, images)
+    with WaitingBar("Checking", len(real.samples)) as bar:
+        for first in range(0, len(real.samples), _SAMPLES_AT_ONCE):
+            samples = real.samples[first : first + _SAMPLES_AT_ONCE]
+            inputs = trained.inputs(samples).float().numpy() if from_features else samples
+            label, *_, scores = answer(inputs)
+            expected, expected_scores = _predict_with_pytorch(trained, params, rule, samples)
             differ += int(((label != expected) & ~_is_tie(expected_scores)).sum())
             known = numpy.isfinite(expected_scores)
             if not numpy.array_equal(known, numpy.isfinite(scores)):
@@ -101,10 +110,10 @@ def compare_with_pytorch(
             size = max(1.0, float(numpy.abs(expected_scores[known]).max(initial=0.0)))
             largest = max(largest, float(gaps.max(initial=0.0)) / size)
             if real.labels is not None:
-                truth = real.labels[first : first + _IMAGES_AT_ONCE]
+                truth = real.labels[first : first + _SAMPLES_AT_ONCE]
                 right += int((label == truth).sum())
                 right_by_pytorch += int((expected == truth).sum())
-            bar.advance(len(images))
+            bar.advance(len(samples))
     share = None if real.labels is None else 100 / len(real.labels)
     return Agreement(
         differ,
@@ -116,7 +125,7 @@ def compare_with_pytorch(
 
 def refuse_disagreement(found: Agreement, real: CheckSamples, *, is_quantized: bool) -> None:
     """Refuse a file that says something else than PyTorch; int8 may lose a point of accuracy."""
-    about = f"on {len(real.images):,} {real.origin}"
+    about = f"on {len(real.samples):,} {real.origin}"
     if is_quantized:
         assert found.accuracy is not None
         assert found.accuracy_of_pytorch is not None
@@ -135,9 +144,9 @@ def refuse_disagreement(found: Agreement, real: CheckSamples, *, is_quantized: b
 
 
 def _predict_with_pytorch(
-    trained: TrainedRun, params: Tensors, rule: PredictionRule, images: Images
+    trained: TrainedRun, params: Tensors, rule: PredictionRule, samples: Samples
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
-    embeddings, logits = trained.apply(params, images)
+    embeddings, logits = trained.apply(params, samples)
     if rule == "classifier":
         return logits.argmax(dim=1).numpy(), torch.softmax(logits, dim=1).double().numpy()
     assert trained.reference is not None

@@ -17,6 +17,7 @@ from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.network.client.state import ClientStateStore
@@ -39,7 +40,7 @@ class ClientSettings:
     state: Path
     """Folder for what is kept between rounds."""
     data: Path | None = None
-    """Folder with the client's own images; with a share, the data folder."""
+    """The client's own images or vectors; with a share, the data folder."""
     share: int | None = None
     """To try a federation out: this part of the experiment's data set instead of own images."""
     encoder: str | None = None
@@ -166,6 +167,9 @@ class NetworkClient:
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
         name = settings.encoder or experiment.encoder.name
+        if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
+            # The server cannot know, and says what is right for images.
+            name = "none"
         if (
             settings.encoder is None
             and name
@@ -224,6 +228,7 @@ class NetworkClient:
             test=len(data.test_labels),
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
+            samples="vectors" if data.holds_vectors else "images",
         ).to_message()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import FORMAT, Message, MessageError
-from mpfedcl.network.packing import Introduction, pack_experiment
+from mpfedcl.network.packing import Form, Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Reply, Transport
 
@@ -15,9 +15,6 @@ POLL_SECONDS = 0.5
 """Seconds between two polls: far below what starting a client's process takes."""
 _MOST_REFUSED = 50
 """Refused clients whose reason is remembered: a stranger may use any number of names."""
-
-Form = tuple[int, str]
-"""What all clients must have in common: the numbers that stand for an image, and the encoder."""
 
 
 class ClientRegistry:
@@ -166,16 +163,25 @@ class ClientRegistry:
         if known and not set(member.classes) <= set(known):
             odd = sorted(set(member.classes) - set(known))
             return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
+        encoder = self._experiment.encoder.name
+        if member.samples == "vectors" and encoder not in (None, "none"):
+            return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
         return self._check_form(member)
 
     def _check_form(self, member: Introduction) -> str | None:
         if self.form is None or member.form == self.form:
             return None
-        input_size, _ = self.form
-        if member.input_size != input_size:
+        form = self.form
+        if member.samples != form.samples:
+            return f"it has {member.samples}, the others {form.samples}"
+        if member.input_size != form.input_size:
+            what = {
+                "images": "images must be of one size, or go through the same encoder",
+                "vectors": "vectors must be of one width",
+            }
             return (
-                f"its inputs have {member.input_size} numbers, the others' {input_size}: "
-                "images must be of one size, or go through the same encoder"
+                f"its inputs have {member.input_size} numbers, the others' {form.input_size}: "
+                f"{what[form.samples]}"
             )
         return "its encoder is not the others'"
 

@@ -15,8 +15,8 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model, make_mlp
-from mpfedcl.network.packing import Introduction
-from mpfedcl.network.server.client_registry import ClientRegistry, Form, agree_on_classes
+from mpfedcl.network.packing import Form, Introduction
+from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
@@ -70,7 +70,7 @@ def resume_serving(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
         attach = companions.attach(experiment)
-        form = (known["input_size"], known["encoder"]) if known else None
+        form = Form(**{key: known[key] for key in Form._fields if key in known}) if known else None
         registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
         experiment = _wait_for_clients(registry, experiment)
         attached = attach(path, observer or Observer())
@@ -78,7 +78,11 @@ def resume_serving(
 
 
 def check_experiment(experiment: Experiment) -> Experiment:
-    """Return the experiment with nothing left open; refuse what cannot be run over a network."""
+    """Return the experiment with nothing left open that the server decides.
+
+    What cannot be run over a network is refused.
+    """
+    encoder = experiment.encoder.name
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     if experiment.diagnostics:
         raise InvalidInput(
@@ -87,13 +91,18 @@ def check_experiment(experiment: Experiment) -> Experiment:
         )
     if experiment.workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
-    return experiment
+    # Clients with vectors need no encoder, so a default one is chosen once they have come.
+    return experiment.replace(encoder__name=encoder)
 
 
 def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
     """Wait for clients; return the experiment with the classes that they have."""
     registry.wait_for_clients()
     experiment = agree_on_classes(experiment, registry.members)
+    assert registry.form is not None
+    if registry.form.samples == "vectors":
+        experiment = experiment.replace(encoder__name="none")
+    experiment = experiment.resolved()
     registry.use_experiment(experiment)
     return experiment
 
@@ -112,14 +121,16 @@ def _run(
     assert registry.form is not None
     known = directory.read_json("federation.json") or {
         "run": secrets.token_hex(16),
-        **dict(zip(("input_size", "encoder"), registry.form, strict=True)),
+        "input_size": registry.form.input_size,
+        "encoder": registry.form.encoder,
+        **({"samples": "vectors"} if registry.form.samples == "vectors" else {}),
     }
     directory.write_json("federation.json", known)
     assembly = assemble(
         experiment,
         _make_model(experiment, registry.form, device),
         num_classes=len(classes),
-        input_size=registry.form[0],
+        input_size=registry.form.input_size,
         device=device,
     )
     engine = NetworkEngine(assembly, transport, registry, known["run"], status)
@@ -133,17 +144,16 @@ def _run(
 
 def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
     num_classes, hidden = len(experiment.dataset.classes), experiment.model.hidden
-    input_size, fingerprint = form
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
-        if fingerprint != encoder.fingerprint:
+        if form.encoder != encoder.fingerprint:
             raise InvalidInput(
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-        return make_model(encoder, input_size, num_classes, hidden, trains_encoder=True)
-    is_encoded = experiment.encoder.name not in (None, "none")
-    return make_mlp(input_size, num_classes, hidden, is_encoded=is_encoded)
+        return make_model(encoder, form.input_size, num_classes, hidden, trains_encoder=True)
+    is_encoded = form.samples == "vectors" or experiment.encoder.name not in (None, "none")
+    return make_mlp(form.input_size, num_classes, hidden, is_encoded=is_encoded)
 
 
 class _RunMonitor:
@@ -188,6 +198,8 @@ class _RunMonitor:
         }
         clients = {**before["clients"], **introduced}
         encoders = {each.encoder for each in self._registry.members.values() if each.encoder}
+        form = self._registry.form
+        has_vectors = form is not None and form.samples == "vectors"
         content = {
             "classes": list(self._classes),
             "clients": {name: clients[name] for name in sorted(clients)},
@@ -196,6 +208,7 @@ class _RunMonitor:
             "network": True,
             # Whoever uses the model must put images through the same encoder.
             **({"encoder": encoders.pop()} if encoders else {}),
+            **({"input_shape": [form.input_size]} if form and has_vectors else {}),
         }
         if content != before:
             self._directory.write_json("partition.json", content)

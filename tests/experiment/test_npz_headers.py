@@ -1,0 +1,58 @@
+"""The default encoder of one's own data: none where they are vectors."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.npz_headers import holds_vectors
+from small_experiments import save_images, save_pictures, save_vectors
+
+
+def default_encoder(root: Path, **changes: object) -> str | None:
+    experiment = Experiment().replace(dataset__name="folder", dataset__root=root, **changes)
+    return experiment.resolved().encoder.name
+
+
+def test_vectors_need_no_encoder_and_images_keep_theirs(tmp_path: Path) -> None:
+    save_vectors(tmp_path / "vectors" / "A.NPZ.npz")
+    save_images(tmp_path / "images" / "a.npz")
+    save_pictures(tmp_path / "pictures", ("cat", "dog"))
+    assert default_encoder(tmp_path / "vectors") == "none"
+    assert default_encoder(tmp_path / "images") == "resnet18"
+    assert default_encoder(tmp_path / "pictures") == "resnet18"
+    assert default_encoder(tmp_path / "absent") == "resnet18"
+    assert default_encoder(tmp_path / "vectors", encoder__name="onnx:e") == "onnx:e"
+
+
+def test_the_domains_that_are_read_decide(tmp_path: Path) -> None:
+    save_images(tmp_path / "a.npz")
+    save_vectors(tmp_path / "b.npz")
+    assert default_encoder(tmp_path) == "resnet18"
+    assert default_encoder(tmp_path, dataset__domains=("b",)) == "none"
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_vectors(tmp_path / "mine" / "a.npz")
+    assert default_encoder(Path("~/mine")) == "none"
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 half of one"])
+def test_what_cannot_be_read_is_left_to_the_reader(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    assert not holds_vectors(tmp_path)
+    assert not holds_vectors(tmp_path / "a.npz")
+
+
+def test_only_floats_in_rows_are_vectors(tmp_path: Path) -> None:
+    for dtype, shape, expected in (
+        ("float32", (4, 2), True),
+        ("float64", (4, 2), True),
+        ("float16", (4, 2), False),
+        ("float32", (4, 2, 2), False),
+        ("uint8", (4, 2), False),
+    ):
+        numpy.savez(tmp_path / "a.npz", x_train=numpy.zeros(shape, dtype))
+        assert holds_vectors(tmp_path / "a.npz") is expected
