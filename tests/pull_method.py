@@ -66,3 +66,15 @@ class Copy(Method):
         gamma: float = 1.0
 
     settings: _Settings
+
+
+class Untyped(Method):
+    """Its settings are no settings."""
+
+    settings: dict  # type: ignore[type-arg, assignment]
+
+
+class Unknown(Method):
+    """Nobody knows the class of its settings."""
+
+    settings: "Missing"  # type: ignore[name-defined]  # noqa: F821

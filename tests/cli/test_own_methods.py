@@ -72,6 +72,9 @@ def test_a_file_names_the_method_and_flags_win(tmp_path: Path) -> None:
     file.write_text(f'method = "{PULL}"\n[pull]\nbeta = 0.5\nnorm = "absolute"\n')
     found = parse(["run", str(file), "--pull.beta", "0.25"]).settings
     assert found == Experiment(method=PULL, pull={"beta": 0.25, "norm": "absolute"})
+    assert parse(["run", "--method", PULL, str(file)]).settings == Experiment(
+        method=PULL, pull={"beta": 0.5, "norm": "absolute"}
+    )
     # Another method than the file's: what the file says of its own section is left out.
     other = parse(["run", str(file), "--method", "fedavg"]).settings
     assert other.resolved() == Experiment(method="fedavg").resolved()

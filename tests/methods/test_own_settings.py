@@ -1,5 +1,6 @@
 """Settings that a class from outside brings along."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,17 @@ def test_defaults_are_there_and_unknown_names_are_refused() -> None:
     [
         ("Careless", "whose settings have the section 'train'; it must be a name, and none of"),
         ("Nameless", "whose settings have the section ''; it must be a name, and none of"),
+        (
+            "Untyped",
+            "whose settings are <class 'dict'>; they must be a subclass of mpfedcl.methods",
+        ),
+        ("Unknown", "whose annotations cannot be read (name 'Missing' is not defined)"),
         ("Copy", "the section of pull_method:Pull already, and it must have one of its own"),
     ],
 )
 def test_sections_that_cannot_be(name: str, reason: str) -> None:
     find_method(PULL)
-    with pytest.raises(InvalidInput, match=reason):
+    with pytest.raises(InvalidInput, match=re.escape(reason)):
         find_method(f"pull_method:{name}")
     find_method("pull_method:GentlePull")
 

@@ -19,7 +19,8 @@ def import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, t
 
     Without --method a file of settings or the run to resume names it, `from_files`.
     """
-    said = [*_values_of("--method", words), *_values_of("--methods", words)]
+    # What follows the one value of --method may be a file.
+    said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
     if not all(map(is_built_in, said)):
         allow_current_folder()
     if not said and from_files:
@@ -47,7 +48,7 @@ def _values_of(flag: str, words: Sequence[str]) -> list[str]:
 
 def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
     """Yield the methods that files of settings among the words name; errors are told later."""
-    resumed = [Path(word) / "experiment.toml" for word in _values_of("--resume", words)]
+    resumed = [Path(word) / "experiment.toml" for word in _values_of("--resume", words)[:1]]
     for path in [*resumed, *(Path(word) for word in words if word.endswith(".toml"))]:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             method = tomllib.loads(path.read_text(encoding="utf-8")).get("method")

@@ -67,12 +67,25 @@ def _import_method(name: str) -> type[Method]:
             f"method is {name!r}, whose reading is {found.reading!r}; it must be one of "
             f"{', '.join(READINGS)}."
         )
-    _declare_settings(name, found.settings_class())
+    _declare_settings(name, found)
     return found
 
 
-def _declare_settings(name: str, kind: type[Settings]) -> None:
+def _declare_settings(name: str, method: type[Method]) -> None:
     """Let experiments know the section of a class from outside."""
+    try:
+        kind = method.settings_class()
+    # Names in annotations are looked up only now, and may be missing.
+    except Exception as error:
+        raise InvalidInput(
+            f"method is {name!r}, whose annotations cannot be read ({error}); settings must be a "
+            "class that its module knows."
+        ) from None
+    if not (isinstance(kind, type) and issubclass(kind, Settings)):
+        raise InvalidInput(
+            f"method is {name!r}, whose settings are {kind!r}; they must be a subclass of "
+            "mpfedcl.methods.Settings."
+        )
     if kind.__module__.startswith(__name__):
         # Inherited from a built-in method, whose section every experiment has.
         kind = Settings
