@@ -14,7 +14,7 @@ from mpfedcl.runs.checkpoint import load_checkpoint
 from mpfedcl.tensors import Tensors
 from small_experiments import read_records, read_summary, small
 
-pytestmark = pytest.mark.usefixtures("small_model")
+pytestmark = pytest.mark.usefixtures("quick_files")
 
 SUMS = "statistics_method:ClassSums"
 WITHHOLDS = "statistics_method:Withholds"

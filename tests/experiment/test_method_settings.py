@@ -13,8 +13,14 @@ from command_processes import environment
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.experiment.source_files import method_files, partition_files
+from mpfedcl.experiment.source_files import (
+    method_files,
+    partition_files,
+    processor_files,
+    rule_files,
+)
 from mpfedcl.methods import built_in_methods
+from mpfedcl.rounds.processors.clip import ClipSettings
 
 NOWHERE = Path("x.toml")
 OUTSIDE = "not_here.module:Mine"
@@ -27,7 +33,7 @@ def test_names_are_those_of_the_files() -> None:
 
 def test_what_is_read_is_what_would_be_imported() -> None:
     real = [cls.settings_class() for cls in built_in_methods().values()]
-    named = {kind.section: kind for kind in real if kind is not Settings}
+    named = {kind.section: kind for kind in [*real, ClipSettings] if kind is not Settings}
     assert named.keys() == built_in_sections().keys()
     for section, kind in built_in_sections().items():
         assert kind.__doc__ == named[section].__doc__
@@ -36,7 +42,8 @@ def test_what_is_read_is_what_would_be_imported() -> None:
 
 
 def test_each_section_is_one_methods_own() -> None:
-    texts = [path.read_text() for path in method_files().values()]
+    files = [*method_files().values(), *rule_files().values(), *processor_files().values()]
+    texts = [path.read_text() for path in files]
     for section in built_in_sections():
         assert section not in Experiment.model_fields
         assert sum(f'section = "{section}"' in text for text in texts) == 1

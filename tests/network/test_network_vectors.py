@@ -15,9 +15,9 @@ from mpfedcl.deployment.join import join
 from mpfedcl.errors import RunCutShort
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import Introduction
-from small_experiments import HIDDEN, METHODS, read_records, save_vectors
+from small_experiments import METHODS, read_records, save_vectors
 
-pytestmark = pytest.mark.usefixtures("small_and_quick")
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 Json = dict[str, Any]
 
@@ -52,10 +52,14 @@ def test_clients_with_vectors_need_no_encoder(tmp_path: Path) -> None:
 
 def test_the_servers_own_data_set_does_not_matter(tmp_path: Path) -> None:
     """What the experiment says of digits is not for clients with data of their own."""
-    changes = {"dataset__name": "mnist-sample", "partition__min_size": None}
+    changes = {
+        "dataset__name": "mnist-sample",
+        "partition__min_size": None,
+        "model__hidden": (),
+    }
     federation = federate(tmp_path, 5, 5, **changes)
     model = federation.serve().path / "model.safetensors"
-    assert load_file(model)["hidden.0.weight"].shape == (HIDDEN[-1], 5)
+    assert load_file(model)["hidden.0.weight"].shape == (256, 5)
 
 
 def test_the_run_is_used_as_any_other(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ OTHER = {
     "prototypes.padding": "fill",
     "prototypes.init": "random",
     "contrast.form": "pooled",
+    "aggregation.rule": "median",
     "dbscan.eps": "0.5",
     "encoder.name": "none",
     "encoder.weights": "/weights",

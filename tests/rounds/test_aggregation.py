@@ -70,7 +70,7 @@ def test_rules_are_found_by_their_files() -> None:
     assert {name: find_aggregator(name) for name in RULES} == RULES
     with pytest.raises(InvalidInput) as caught:
         Experiment(aggregation={"rule": "mode"})
-    assert str(caught.value) == "aggregation.rule is 'mode'; it must be one of mean, median."
+    assert str(caught.value) == "aggregation.rule is 'mode'; it must be 'mean' or 'median'."
 
 
 @given(rows)
