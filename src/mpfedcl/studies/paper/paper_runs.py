@@ -53,7 +53,8 @@ class RunStore:
         """Return where the run of a resolved experiment is, or will be."""
         plain = experiment.replace(**_NEUTRAL_FOR_SHARED_ROUNDS)
         # What is not the default: a setting added later changes no name.
-        changed = plain.model_dump(mode="json", exclude_defaults=True)
+        given = plain.model_dump(mode="json", exclude_defaults=True)
+        changed = {name: value for name, value in given.items() if value != {}}
         text = json.dumps(changed, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         named = f"{plain.method}-{plain.dataset.name}-{plain.partition.kind}-seed{plain.seed}"
