@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from own_methods import Clipped, Decay
 from tasks import NUM_CLASSES, NUM_INPUTS, Task
 from torch import Tensor
@@ -115,3 +116,37 @@ def test_what_cannot_be_batched_is_said_where_it_was_asked_for(images: Path) -> 
     )
     with pytest.raises(RuntimeError, match="vmap"):
         federation.run_round(evaluate=False)
+
+
+class Stumbles(Method):
+    """Runs out of memory wherever several clients are trained at once."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        if torch._C._functorch.is_functorch_wrapped_tensor(batch.inputs):
+            raise torch.OutOfMemoryError("no room for\n  a stack")
+        return super().loss(params, batch, context)
+
+
+def test_a_fall_back_to_a_slower_way_is_told_with_its_reason() -> None:
+    task = Task([4] * 8, method=Stumbles)
+    choice = TrainerChoice(task.assembly)
+    choice.begin_round()
+    choice.train(task.works, 1, task.received)
+    told = choice.describe_round()
+    assert told["loop"] == 8
+    assert set(told) == {"loop", "fallback"}
+    assert told["fallback"] == [
+        f"{name}: OutOfMemoryError: no room for a stack" for name in ("factored", "stacked")
+    ]
+    # In later rounds it is still said why.
+    choice.begin_round()
+    choice.train(task.works[:2], 2, task.received)
+    assert choice.describe_round() == {"loop": 2, "fallback": told["fallback"]}
+
+
+def test_how_clients_were_trained_is_told() -> None:
+    task = Task([4, 4, 4, 4, 600])
+    choice = TrainerChoice(task.assembly)
+    choice.begin_round()
+    choice.train(task.works, 1, task.received)
+    assert choice.describe_round() == {"factored": 4, "loop": 1}

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +32,17 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # The same result
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_two_processes_are_one(images: Path, tmp_path: Path, method: str) -> None:
+ROBUST = {"aggregation__rule": "median", "update__clip": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"), [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST)]
+)
+def test_two_processes_are_one(
+    images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
     experiment = small(images, method, dtype="float64", rounds=3, clients=5, fraction=0.8)
+    experiment = experiment.replace(**changes)
     alone = run(experiment.replace(engine="loop"), tmp_path / "alone").path
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
     run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2)
@@ -42,7 +51,7 @@ def test_two_processes_are_one(images: Path, tmp_path: Path, method: str) -> Non
     for name in ("readings", "accuracy_per_client"):
         assert read_summary(together)[name] == read_summary(alone)[name]
     assert (alone / "confusion.json").read_bytes() == (together / "confusion.json").read_bytes()
-    for name in ("bytes", "clients", "sent"):
+    for name in ("bytes", "clients", "sent", "processed"):
         told = [[each[name] for each in read_records(path)] for path in (together, alone)]
         assert told[0] == told[1]
     # What they waited for each other is on record.

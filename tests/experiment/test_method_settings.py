@@ -33,7 +33,8 @@ def test_names_are_those_of_the_files() -> None:
 
 def test_what_is_read_is_what_would_be_imported() -> None:
     real = [cls.settings_class() for cls in built_in_methods().values()]
-    named = {kind.section: kind for kind in [*real, ClipSettings] if kind is not Settings}
+    kinds: list[type[Settings]] = [*real, ClipSettings]
+    named = {kind.section: kind for kind in kinds if kind is not Settings}
     assert named.keys() == built_in_sections().keys()
     for section, kind in built_in_sections().items():
         assert kind.__doc__ == named[section].__doc__

@@ -57,6 +57,8 @@ def test_every_method_gives_the_simulations_result(
         ("mp-fedcl", RAGGED | {"evaluate_every": 2, "prototypes__per_class": 4}),
         ("dp-fedcl", RAGGED | {"share_model": False}),
         ("mp-fedcl", {"prototypes__min_cluster_size": 3, "contrast__form": "pooled"}),
+        ("mp-fedcl", RAGGED | {"aggregation__rule": "median", "update__clip": 0.05}),
+        ("fedavg", {"update__clip": 0.05}),
     ],
 )
 def test_so_it_does_with_other_clients_and_settings(
@@ -68,6 +70,9 @@ def test_so_it_does_with_other_clients_and_settings(
     found = LoopbackFederation(experiment, tmp_path).serve()
     wanted = run(experiment, tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
+    clipped = [each["processed"] for each in read_records(found.path)]
+    assert clipped == [each["processed"] for each in read_records(wanted.path)]
+    assert any(clipped) == ("update__clip" in changes)
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert (ours["accuracy"] is None) == (theirs["accuracy"] is None)
         if theirs["accuracy"] is not None:

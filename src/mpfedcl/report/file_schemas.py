@@ -4,61 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
 from mpfedcl.methods import Reading
-
-
-class SummaryFile(FileContent):
-    """What a report takes from summary.json: the rest it finds in the rounds."""
-
-    reading: Reading
-    versions: dict[str, str]
-    threads: int | None = None
-
-
-class ClientImages(FileContent):
-    """One client's images: training images by class, and the number of test images."""
-
-    train: list[int]
-    test: int
-
-
-class PartitionFile(FileContent):
-    """partition.json."""
-
-    classes: list[str]
-    clients: dict[str, ClientImages]
-    network: bool = False
-    """Whether clients were on machines of their own, with data of their own."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if any(len(each.train) != len(self.classes) for each in self.clients.values()):
-            raise ValueError("a client does not have one number per class")
-        return self
-
-
-class ConfusionFile(FileContent):
-    """confusion.json: [C][C] counts per client, rows = truth; `unanswered` by true class."""
-
-    format: int = FORMAT
-    round: int
-    reading: Reading
-    classes: list[str]
-    clients: dict[str, list[list[int]]]
-    unanswered: dict[str, list[int]] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        size = len(self.classes)
-        rows = [row for counts in self.clients.values() for row in counts]
-        heights = {len(counts) for counts in self.clients.values()}
-        if not heights <= {size} or any(len(row) != size for row in rows):
-            raise ValueError("a client's counts are not one row and one column per class")
-        if any(len(each) != size for each in self.unanswered.values()):
-            raise ValueError("a client's unanswered images are not one number per class")
-        return self
 
 
 class ComparedMethod(FileContent):

@@ -11,12 +11,12 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.json_files import Json, read_json_file, validate_content
 from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
-from mpfedcl.report.file_schemas import ConfusionFile, PartitionFile, SummaryFile
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import file_command, run_command
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.run_files import Confusion, Partition, Summary
 
 _MOST_COUNTS = 60_000
 """Numbers of confusion matrices a run may bring; beyond it the worst clients' are kept."""
@@ -32,9 +32,9 @@ class RunRecords:
     rounds: list[RoundRecord]
     damaged: int
     """Lines of rounds.jsonl that could not be read."""
-    summary: SummaryFile | None
-    partition: PartitionFile | None
-    confusion: ConfusionFile | None
+    summary: Summary | None
+    partition: Partition | None
+    confusion: Confusion | None
 
     @classmethod
     def read(cls, path: Path) -> "RunRecords":
@@ -54,9 +54,9 @@ class RunRecords:
             experiment,
             rounds,
             len(file.read_bytes().splitlines()) - len(lines),
-            _read_optional(path / "summary.json", SummaryFile),
-            _read_optional(path / "partition.json", PartitionFile),
-            _read_optional(path / "confusion.json", ConfusionFile),
+            _read_optional(path / "summary.json", Summary),
+            _read_optional(path / "partition.json", Partition),
+            _read_optional(path / "confusion.json", Confusion),
         )
 
     @cached_property
@@ -212,7 +212,7 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
     }
 
 
-def _describe_partition(partition: PartitionFile | None) -> Json:
+def _describe_partition(partition: Partition | None) -> Json:
     if partition is None:
         return {"missing": "The run has no partition.json, so who holds what is not known."}
     return {

@@ -11,11 +11,12 @@ from typing import Any, Self
 from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.runs.run_files import Confusion, Partition
 from mpfedcl.tensors import Tensors, pack_tensors
 
 
@@ -156,17 +157,21 @@ class RunDirectory:
         clients that have any.
         """
         silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
-        content = {
-            "format": FORMAT,
-            "round": round_number,
-            "reading": reading,
-            "classes": list(class_names),
-            "clients": {name: [row[:-1] for row in each] for name, each in confusion.items()},
-            "unanswered": {name: each for name, each in silent.items() if any(each)},
-        }
+        content = Confusion(
+            round=round_number,
+            reading=reading,
+            classes=list(class_names),
+            clients={name: [row[:-1] for row in each] for name, each in confusion.items()},
+            unanswered={name: each for name, each in silent.items() if any(each)},
+        )
         # On one line: a number a line would make it three times as long.
-        text = json.dumps(content, allow_nan=False) + "\n"
+        text = json.dumps(content.to_json(), allow_nan=False) + "\n"
         write_atomically(self.path / "confusion.json", text.encode())
+
+    def write_partition(self, content: dict[str, Any]) -> None:
+        """Write who holds what; what is not known is left out."""
+        partition = Partition.model_validate(content)
+        self.write_json("partition.json", partition.model_dump(mode="json", exclude_unset=True))
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file for people and programs."""

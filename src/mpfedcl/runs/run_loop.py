@@ -177,7 +177,7 @@ class RunLoop:
         """Sum up the run if its last round is done."""
         summary = None
         if self._round_loop.state.round == self._experiment.rounds:
-            summary = summarize_run(self._experiment, self._method.reading, records)
+            summary = summarize_run(self._experiment, self._method.reading, records).to_json()
             directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,

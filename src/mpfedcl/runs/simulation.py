@@ -125,7 +125,7 @@ class _Simulation(RunLoop):
                 f"{directory.path} was begun on other data; images and encoder must be the same "
                 "as then, or the run must be started again in a new folder."
             )
-        directory.write_json("partition.json", now)
+        directory.write_partition(now)
 
 
 def _refuse_in_worker() -> None:

@@ -7,34 +7,34 @@ from typing import Any
 
 import torch
 
-from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading
+from mpfedcl.runs.run_files import Summary
 
 
 def summarize_run(
     experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
-) -> dict[str, Any]:
+) -> Summary:
     """Return the summary of a finished run, drawn from its records alone."""
     last = records[-1]
-    return {
-        "format": FORMAT,
-        "method": experiment.method,
-        "dataset": experiment.dataset.name,
-        "seed": experiment.seed,
-        "rounds": last["round"],
-        "reading": reading,
-        "accuracy": last["accuracy"]["own"][reading],
-        "accuracy_per_client": last["accuracy_per_client"],
-        "readings": last["accuracy"],
-        "loss": last["loss"],
-        "bytes": _total(record["bytes"] for record in records),
-        "seconds": _total(record["seconds"] for record in records),
-        "parameters_sent": last["sent"]["parameters"],
-        "prototype_floats_sent": last["sent"]["prototype_floats"],
-        "rejected": sum(len(record["clients"]["rejected"]) for record in records),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-    }
+    return Summary(
+        method=experiment.method,
+        dataset=experiment.dataset.name,
+        seed=experiment.seed,
+        rounds=last["round"],
+        reading=reading,
+        accuracy=last["accuracy"]["own"][reading],
+        accuracy_per_client=last["accuracy_per_client"],
+        readings=last["accuracy"],
+        loss=last["loss"],
+        bytes=_total(record["bytes"] for record in records),
+        seconds=_total(record["seconds"] for record in records),
+        parameters_sent=last["sent"]["parameters"],
+        prototype_floats_sent=last["sent"]["prototype_floats"],
+        rejected=sum(len(record["clients"]["rejected"]) for record in records),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+    )
 
 
 def versions() -> dict[str, str]:
@@ -43,8 +43,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def _total(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
+def _total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    totals: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
             totals[name] = totals.get(name, 0) + value

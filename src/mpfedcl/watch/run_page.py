@@ -8,7 +8,6 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json, parse_json
 from mpfedcl.methods import find_method, is_built_in
-from mpfedcl.report.file_schemas import ConfusionFile, PartitionFile, SummaryFile
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,
@@ -18,6 +17,7 @@ from mpfedcl.report.number_formatting import (
 from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
 from mpfedcl.report.seed_groups import describe_seed_group, run_readings_table
 from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.runs.run_files import Confusion, Partition, Summary
 from mpfedcl.watch.incremental_records import IncrementalRecords
 from mpfedcl.watch.prototype_history_map import PrototypeHistoryMap
 from mpfedcl.watch.regular_files import (
@@ -34,7 +34,7 @@ _MOST_LINES = 12
 _MANY_CLIENTS = 200
 """Clients from which on only the newest round keeps what each of them did."""
 _MOST_NAMES = 50
-_SCHEMAS = {"summary": SummaryFile, "partition": PartitionFile, "confusion": ConfusionFile}
+_SCHEMAS = {"summary": Summary, "partition": Partition, "confusion": Confusion}
 
 
 class RunPage:

@@ -211,7 +211,7 @@ class _RunMonitor:
             **({"input_shape": [form.input_size]} if form and has_vectors else {}),
         }
         if content != before:
-            self._directory.write_json("partition.json", content)
+            self._directory.write_partition(content)
 
 
 def _count_by_class(member: Introduction, classes: tuple[str, ...]) -> list[int]:

@@ -1,0 +1,88 @@
+"""The JSON files of a run directory beside its records, written and read by these declarations."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from mpfedcl.experiment import FORMAT
+from mpfedcl.json_files import FileContent
+from mpfedcl.methods import Reading
+from mpfedcl.rounds.evaluation import Test
+
+
+class Summary(FileContent):
+    """summary.json: a finished run in short."""
+
+    format: int = FORMAT
+    method: str = ""
+    dataset: str = ""
+    seed: int = 0
+    rounds: int = 0
+    reading: Reading
+    """The reading that the method is judged by."""
+    accuracy: float | None = None
+    """The headline: that reading on the clients' own tests in the last round, in %."""
+    accuracy_per_client: dict[str, float | None] | None = None
+    readings: dict[Test, dict[Reading, float | None]] = Field(default_factory=dict)
+    loss: float | None = None
+    bytes: dict[str, int] = Field(default_factory=dict)
+    """Of all rounds, up and down."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Of all rounds, by phase."""
+    parameters_sent: int = 0
+    prototype_floats_sent: int = 0
+    """Of the last round, by the client that sent most."""
+    rejected: int = 0
+    """Updates that were rejected, in all rounds."""
+    versions: dict[str, str]
+    threads: int | None = None
+
+
+class ClientSamples(FileContent):
+    """What a client holds: training samples by class, and the number of test samples."""
+
+    train: list[int]
+    test: int
+
+
+class Partition(FileContent):
+    """partition.json: who holds what."""
+
+    classes: list[str]
+    clients: dict[str, ClientSamples]
+    input_shape: list[int] | None = None
+    """Of one sample, as the model or its encoder takes it."""
+    input_means: dict[str, float] = Field(default_factory=dict)
+    """By client, to notice data that have changed."""
+    encoder: str | None = None
+    """What tells the encoder from others."""
+    network: bool = False
+    """Whether clients were on machines of their own, with data of their own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(len(each.train) != len(self.classes) for each in self.clients.values()):
+            raise ValueError("a client does not have one number per class")
+        return self
+
+
+class Confusion(FileContent):
+    """confusion.json: [C][C] counts per client, rows = truth; `unanswered` by true class."""
+
+    format: int = FORMAT
+    round: int
+    reading: Reading
+    classes: list[str]
+    clients: dict[str, list[list[int]]]
+    unanswered: dict[str, list[int]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        size = len(self.classes)
+        rows = [row for counts in self.clients.values() for row in counts]
+        heights = {len(counts) for counts in self.clients.values()}
+        if not heights <= {size} or any(len(row) != size for row in rows):
+            raise ValueError("a client's counts are not one row and one column per class")
+        if any(len(each) != size for each in self.unanswered.values()):
+            raise ValueError("a client's unanswered images are not one number per class")
+        return self
