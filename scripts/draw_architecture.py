@@ -12,22 +12,22 @@ WIDTH, HEIGHT = 1240, 830
 # From top to bottom: a package imports only packages below it.
 LAYERS = (
     ("use", "cli", "commands, arguments, progress"),
-    ("use", "api, flower_app", "run and resume; Flower's apps"),
+    ("use", "api, flower_app, worker", "run and resume; Flower's apps"),
     ("use", "watch", "the live page"),
     ("use", "tracking", "TensorBoard, MLflow, your own"),
     ("use", "report", "tables, figures, HTML page, model card"),
     ("use", "deployment", "predict, export, join, calibration"),
-    ("use", "convergence", "the paper's bounds, checked on a run"),
+    ("use", "convergence", "an engine that also checks the paper's bounds"),
     ("use", "studies", "compare, tune, the paper's tables"),
     ("run", "network", "server, client, Flower"),
     ("run", "runs", "run loop, checkpoint, run directory"),
     ("run", "engines", "where clients train; trainers, optimizer"),
-    ("run", "rounds", "round loop, guard, aggregation, evaluation"),
+    ("run", "rounds", "round loop, processors, guard, aggregation"),
     ("base", "methods", "base class and one short file per method"),
-    ("base", "data", "image sets, split among clients, fetch"),
+    ("base", "data", "samples, split among clients, fetch"),
     ("base", "encoders", "frozen encoders, feature cache"),
     ("base", "models", "networks as functions of their parameters"),
-    ("base", "messages", "Broadcast and Update"),
+    ("base", "messages, json_files", "Broadcast, Update; files by declaration"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
     ("base", "experiment", "every setting, checked; TOML"),
 )
@@ -37,7 +37,6 @@ COLOURS = {
     "run": ("#fdeedd", "#c9741b"),
     "base": ("#e6f4ea", "#2f8550"),
     "plain": ("#ffffff", "#666666"),
-    "later": ("#f6f6f6", "#999999"),
 }
 
 
@@ -49,10 +48,9 @@ def text(x: float, y: float, words: str, *, size: int = 14, weight: str = "norma
 def box(x: float, y: float, width: float, height: float, kind: str, *lines: str) -> str:
     """Return a box with a bold first line and plain further lines."""
     fill, border = COLOURS[kind]
-    dashes = ' stroke-dasharray="6 4"' if kind == "later" else ""
     parts = [
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
-        f'stroke="{border}" stroke-width="1.5"{dashes}/>'
+        f'stroke="{border}" stroke-width="1.5"/>'
     ]
     for number, line in enumerate(lines):
         size, weight = (15, "bold") if number == 0 else (13, "normal")
@@ -121,8 +119,8 @@ def draw_round() -> list[str]:
         "checkpoint/, observers",
     )
     guard = ("4  Guard", "rounds/guard.py rejects bad updates, with a reason")
-    aggregation = ("5  Aggregation", "rounds/aggregation.py, then the method's reduce")
-    processors = ("3  Update processors (planned)", "clip, add noise, compress")
+    aggregation = ("5  Aggregation", "rounds/aggregation/: a rule; then the method's reduce")
+    processors = ("3  Processors", "rounds/processors/: out of a client, and in at the server")
     return [
         text(500, 38, "A round", size=18, weight="bold"),
         box(500, 56, 245, 76, "run", *broadcast),
@@ -130,7 +128,7 @@ def draw_round() -> list[str]:
         *draw_engines(),
         arrow((1005, 490), (1005, 532)),
         text(1018, 516, "updates, by client name", size=13),
-        box(805, 538, 400, 54, "later", *processors),
+        box(805, 538, 400, 54, "run", *processors),
         arrow((1005, 592), (1005, 624)),
         box(805, 630, 400, 54, "run", *guard),
         arrow((1005, 684), (1005, 716)),
