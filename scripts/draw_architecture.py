@@ -17,16 +17,16 @@ LAYERS = (
     ("use", "tracking", "TensorBoard, MLflow, your own"),
     ("use", "report", "tables, figures, HTML page, model card"),
     ("use", "deployment", "predict, export, join, calibration"),
-    ("use", "convergence", "an engine that also checks the paper's bounds"),
+    ("use", "convergence", "the paper's bounds, beside a run"),
     ("use", "studies", "compare, tune, the paper's tables"),
     ("run", "network", "server, client, Flower"),
     ("run", "runs", "run loop, checkpoint, run directory"),
-    ("run", "engines", "where clients train; trainers, optimizer"),
-    ("run", "rounds", "round loop, processors, guard, aggregation"),
-    ("base", "methods", "base class and one short file per method"),
+    ("run", "engines", "where clients train; trainers"),
+    ("run", "rounds", "loop, processors, guard, rules"),
+    ("base", "methods", "base class, one short file each"),
     ("base", "data", "samples, split among clients, fetch"),
     ("base", "encoders", "frozen encoders, feature cache"),
-    ("base", "models", "networks as functions of their parameters"),
+    ("base", "models", "networks as pure functions"),
     ("base", "messages, json_files", "Broadcast, Update; files by declaration"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
     ("base", "experiment", "every setting, checked; TOML"),
@@ -77,7 +77,7 @@ def draw_layers() -> list[str]:
             f'<rect x="20" y="{y}" width="440" height="33" rx="5" fill="{fill}" '
             f'stroke="{border}" stroke-width="1.2"/>',
             text(30, y + 22, name, size=14, weight="bold"),
-            text(168, y + 22, about, size=13),
+            text(205, y + 22, about, size=13),
         ]
     below = "For all of them: errors, rng, files, tensors, images, user_classes, waiting_bar"
     return [*parts, text(20, 56 + 39 * len(LAYERS) + 18, below, size=12)]
