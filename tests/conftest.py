@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,14 @@ from mpfedcl.studies.jobs import JobOptions
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 from small_experiments import EXAMPLES, HIDDEN, Say, save_images, small
 from watch_server import Server, watched
+
+# What is imported and collected stays until the end: to look for garbage in it takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

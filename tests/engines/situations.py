@@ -27,13 +27,19 @@ ENDLESS = 10**9
 
 @dataclass(frozen=True)
 class Situation:
-    """What is special about the clients, the settings or the engine's limits."""
+    """What is special about the clients, the settings or the engine's limits.
+
+    Two rounds, the second with what clients sent and kept, unless the changes ask for more.
+    """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     methods: Sequence[str] = METHODS
     holds: Callable[[Experiment, list[ClientData]], bool] = lambda *_: True
     """Whether it is what its name says."""
+
+    def experiment(self, root: Path, method: str) -> Experiment:
+        return double(root, method, {"rounds": 2, **self.changes})
 
 
 FEDCL = ("mp-fedcl", "sp-fedcl", "dp-fedcl")
@@ -47,7 +53,7 @@ def sizes(clients: list[ClientData]) -> list[int]:
 
 
 SITUATIONS: dict[str, Situation] = {
-    "label skew": Situation({"partition__test": "matched"}),
+    "label skew": Situation({"partition__test": "matched", "rounds": 3}),
     "ragged sizes": Situation(
         RAGGED, holds=lambda _, c: len(set(sizes(c))) > 4 and max(sizes(c)) > 4 * min(sizes(c))
     ),
@@ -56,7 +62,7 @@ SITUATIONS: dict[str, Situation] = {
         holds=lambda _, c: sizes(c).count(1) > 1 and max(sizes(c)) > 10,
     ),
     "one sample each": Situation(
-        {"partition__kind": "iid", "clients": 60, "rounds": 2},
+        {"partition__kind": "iid", "clients": 60},
         methods=DIFFERENT,
         holds=lambda _, c: set(sizes(c)) == {1},
     ),
@@ -64,11 +70,12 @@ SITUATIONS: dict[str, Situation] = {
         {
             "partition__kind": "classes",
             "partition__classes_per_client": 1,
+            "train__batch_size": 4,
             "partition__test": "matched",
         },
         holds=lambda _, c: all(len(set(client.labels.tolist())) == 1 for client in c),
     ),
-    "sampled clients": Situation({"fraction": 0.4, "prototypes__pool_ttl": 2}),
+    "sampled clients": Situation({"fraction": 0.4, "prototypes__pool_ttl": 2, "rounds": 3}),
     "several epochs": Situation(RAGGED | {"train__epochs": 3}, methods=DIFFERENT),
     "one batch": Situation(
         RAGGED | {"train__batch_size": 1000},
@@ -84,7 +91,7 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "models at home": Situation(RAGGED | {"share_model": False}, methods=FEDCL),
     "models at home, sampled": Situation(
-        {"share_model": False, "fraction": 0.4, "evaluate_every": 3}, methods=FEDCL
+        {"share_model": False, "fraction": 0.4, "evaluate_every": 3, "rounds": 3}, methods=FEDCL
     ),
     "pooled": Situation({"contrast__form": "pooled"}, methods=FEDCL),
     "literal": Situation({"contrast__form": "literal"}, methods=FEDCL),
@@ -93,9 +100,9 @@ SITUATIONS: dict[str, Situation] = {
         {"prototypes__normalize": False, "contrast__temperature": 1.0},
         methods=DIFFERENT,
     ),
-    "read every other round": Situation({"evaluate_every": 2}, methods=DIFFERENT),
+    "read every other round": Situation({"evaluate_every": 2, "rounds": 3}, methods=DIFFERENT),
     "more than at once": Situation(
-        {"partition__kind": "iid", "clients": 40, "rounds": 2},
+        {"partition__kind": "iid", "clients": 40},
         {"mpfedcl.engines.in_process.CLIENTS_AT_ONCE": 16},
         methods=DIFFERENT,
         holds=lambda _, c: len(c) > 2 * 16,
@@ -138,7 +145,7 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
         "clients": 6,
         "dtype": "float64",
         "partition__alpha": 0.5,
-        "train__batch_size": 4,
+        "train__batch_size": 8,
         "train__lr": 0.1,
     }
     return small(root, method, **settings | dict(changes))
