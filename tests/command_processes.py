@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from small_experiments import HIDDEN
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -22,6 +25,7 @@ _CONTEXT.set_forkserver_preload(
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
         "mpfedcl.runs.worker",
+        "mpfedcl.network.client.service",
         "warm_commands",
     ]
 )
@@ -48,7 +52,13 @@ class CommandProcess:
         *,
         new_session: bool = False,
         file_size: int | None = None,
+        small_model: bool = False,
+        program: Callable[[list[str]], object] | None = None,
     ) -> None:
+        """Run `mpfedcl`, or the main function of another program.
+
+        `small_model` makes that of the fixture of this name of the paper's, in this process alone.
+        """
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
         self._said = [bytearray(), bytearray()]
         self._readers = [
@@ -59,7 +69,8 @@ class CommandProcess:
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
         self._process = _CONTEXT.Process(
-            target=_run, args=(given, *places, writers, new_session, file_size)
+            target=_run,
+            args=(given, *places, writers, new_session, file_size, small_model, program),
         )
         self._process.start()
         for writer in writers:
@@ -90,6 +101,14 @@ class CommandProcess:
             raise subprocess.TimeoutExpired("mpfedcl", timeout)
         return self._process.exitcode
 
+    def first_line(self, timeout: float = 60) -> str:
+        """Wait for the first line of its output; return what there is if it ends before."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._said[0] and self._readers[0].is_alive():
+            assert time.monotonic() < deadline, "it said nothing"
+            time.sleep(0.01)
+        return bytes(self._said[0]).partition(b"\n")[0].decode()
+
     def communicate(self, timeout: float = 120) -> tuple[str, str]:
         """Wait for its end; return its output and errors."""
         for reader in self._readers:
@@ -104,9 +123,10 @@ def call(
     cwd: Path,
     variables: Mapping[str, str] | None = None,
     file_size: int | None = None,
+    small_model: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end in a process of its own."""
-    process = CommandProcess(words, cwd, variables, file_size=file_size)
+    process = CommandProcess(words, cwd, variables, file_size=file_size, small_model=small_model)
     try:
         out, err = process.communicate()
     finally:
@@ -129,11 +149,14 @@ def _run(
     streams: list[Connection],
     new_session: bool,
     file_size: int | None,
+    small_model: bool,
+    program: Callable[[list[str]], object] | None,
 ) -> None:
-    """Become `mpfedcl`."""
+    """Become the program."""
     import torch
 
     from mpfedcl.cli.main import main
+    from mpfedcl.models import mlp
 
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
@@ -147,4 +170,6 @@ def _run(
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
-    main(words)
+    if small_model:
+        mlp.HIDDEN_SIZES = HIDDEN
+    (program or main)(words)
