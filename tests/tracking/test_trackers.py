@@ -261,6 +261,9 @@ def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> Non
     assert len(groups) == 1
     runs = [each for each in groups[0].iterdir() if (each / "metrics" / "round").is_file()]
     assert len(runs) == 4
+    # Each is what one process makes of it, without trackers.
+    run(small(images, "mp-fedcl", seed=1), tmp_path / "alone")
+    assert_same_results(tmp_path / "alone", tmp_path / "c" / "mp-fedcl-seed1")
     # The same command without trackers finds everything done.
     assert said("compare", *flags(images), *words)[0] == 0
 
