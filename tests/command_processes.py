@@ -19,8 +19,8 @@ from pathlib import Path
 
 from small_experiments import HIDDEN
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     [
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
@@ -59,7 +59,7 @@ class CommandProcess:
 
         `small_model` makes that of the fixture of this name of the paper's, in this process alone.
         """
-        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         self._said = [bytearray(), bytearray()]
         self._readers = [
             threading.Thread(target=_read, args=(pipe[0], said), daemon=True)
@@ -68,7 +68,7 @@ class CommandProcess:
         given = [str(word) for word in words]
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
-        self._process = _CONTEXT.Process(
+        self._process = FORKS.Process(
             target=_run,
             args=(given, *places, writers, new_session, file_size, small_model, program),
         )

@@ -4,6 +4,7 @@ import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import comparison_command
 import tuning_command
 from browser_pages import PROGRAM, Open, Page
-from command_processes import CommandProcess
+from command_processes import FORKS, CommandProcess
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
@@ -32,6 +33,14 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_files() -> Iterator[None]:
+    """Nobody pulls the plug here, and waiting for the disk is most of what small runs do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -58,10 +67,23 @@ def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_model(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs, some hundred of them: a model of a thousand weights, and quick files."""
+    """For whole runs, some hundred of them: a model of a thousand weights."""
     monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", HIDDEN)
-    # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
-    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def small_models() -> Iterator[None]:
+    """The same for all tests of a module and for the runs that they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", HIDDEN)
+        yield
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs at the same time, in processes that have torch loaded; others start from nothing."""
+    forks = SimpleNamespace(get_context=lambda _: FORKS)
+    monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from small_experiments import Say, flags, read_summary, save_images, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 @pytest.mark.parametrize(
     ("words", "expected"),

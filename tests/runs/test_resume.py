@@ -24,7 +24,7 @@ from small_experiments import (
     small,
 )
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 SCAFFOLD = "custom_method:Scaffold"
 
@@ -34,13 +34,7 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.fixture
-def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a model that is written in no time: these tests run hundreds of rounds."""
-    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_SIZES", (16, 8))
-
-
-@pytest.mark.usefixtures("own_methods", "small_model")
+@pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
 def test_a_crash_before_any_file_operation_changes_nothing(
     images: Path, tmp_path: Path, method: str
@@ -64,7 +58,6 @@ def test_a_crash_before_any_file_operation_changes_nothing(
         assert_same_run(path, tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("small_model")
 def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedproto", rounds=2)
     run(experiment.replace(rounds=3), tmp_path / "whole")

@@ -134,6 +134,7 @@ def test_an_interrupt_while_processes_are_still_starting(
     assert count_files(tmp_path / "out", "rounds.jsonl") == 0
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_one_that_fails_stops_the_others_after_their_round(images: Path, tmp_path: Path) -> None:
     whole = small(images, "local")
     experiments = {

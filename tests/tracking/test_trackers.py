@@ -246,6 +246,7 @@ def test_only_the_leader_of_a_team_tracks(images: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "tracks" / "tensorboard").glob("*/events.*"))) == 1
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> None:
     words = ["--methods", "mp-fedcl", "local", "--seeds", 0, 1, "--out", tmp_path / "c"]
     tracks = tmp_path / "tracks"
