@@ -26,6 +26,7 @@ from small_experiments import (
     small,
     without_timings,
 )
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -240,8 +241,7 @@ def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
 def test_only_the_leader_of_a_team_tracks(images: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "own_tracker.py", tmp_path)
     words = ["--track", "own_tracker:CsvTracker", "tensorboard", "--track-to", "tracks"]
-    ended = call("run", *flags(images), "--workers", 2, *words, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    run_together(["run", *flags(images), *words], tmp_path, 2, small_model=True)
     assert [line[0] for line in read_curve(tmp_path / "tracks" / "curve.csv")[1:]] == ["1", "2"]
     assert len(list((tmp_path / "tracks" / "tensorboard").glob("*/events.*"))) == 1
 
