@@ -14,8 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 from small_experiments import HIDDEN
 
@@ -53,11 +55,13 @@ class CommandProcess:
         new_session: bool = False,
         file_size: int | None = None,
         small_model: bool = False,
+        forked_jobs: bool = False,
         program: Callable[[list[str]], object] | None = None,
     ) -> None:
         """Run `mpfedcl`, or the main function of another program.
 
-        `small_model` makes that of the fixture of this name of the paper's, in this process alone.
+        `small_model` makes that of the fixture of this name of the paper's, in this process alone;
+        `forked_jobs` has the processes of --jobs forked like this one, not started from nothing.
         """
         pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         self._said = [bytearray(), bytearray()]
@@ -68,10 +72,8 @@ class CommandProcess:
         given = [str(word) for word in words]
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
-        self._process = FORKS.Process(
-            target=_run,
-            args=(given, *places, writers, new_session, file_size, small_model, program),
-        )
+        changes = (new_session, file_size, small_model, forked_jobs, program)
+        self._process = FORKS.Process(target=_run, args=(given, *places, writers, *changes))
         self._process.start()
         for writer in writers:
             writer.close()
@@ -135,6 +137,15 @@ def call(
     return subprocess.CompletedProcess(given, process.wait(), out, err)
 
 
+def forked_from_server() -> list[int]:
+    """Return all processes that were forked here and have not ended."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is None:
+        return []
+    listed = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return [int(child) for child in listed]
+
+
 def _read(pipe: Connection, said: bytearray) -> None:
     with os.fdopen(os.dup(pipe.fileno()), "rb", buffering=0) as stream:
         pipe.close()
@@ -150,6 +161,7 @@ def _run(
     new_session: bool,
     file_size: int | None,
     small_model: bool,
+    forked_jobs: bool,
     program: Callable[[list[str]], object] | None,
 ) -> None:
     """Become the program."""
@@ -157,6 +169,7 @@ def _run(
 
     from mpfedcl.cli.main import main
     from mpfedcl.models import mlp
+    from mpfedcl.studies import jobs
 
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
@@ -172,4 +185,8 @@ def _run(
     torch.set_num_threads(1)
     if small_model:
         mlp.HIDDEN_SIZES = HIDDEN
+    if forked_jobs:
+        # It knows the server that it was forked from, but would start another.
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+        jobs.multiprocessing = SimpleNamespace(get_context=lambda _: FORKS)  # type: ignore[assignment]
     (program or main)(words)

@@ -68,7 +68,7 @@ def test_a_kill_with_two_jobs(images: Path, tuned: Path, tmp_path: Path, said: S
     path = tmp_path / "jobs"
     line = words(images, path)
     line[line.index("--jobs") + 1] = "2"
-    process = CommandProcess(line, tmp_path)
+    process = CommandProcess(line, tmp_path, forked_jobs=True)
     deadline = time.monotonic() + 120
     while count_rounds(path) < 5 and process.poll() is None:
         assert time.monotonic() < deadline
