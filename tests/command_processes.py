@@ -12,16 +12,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+from small_experiments import HIDDEN
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     [
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
         "mpfedcl.worker",
+        "mpfedcl.network.client.service",
         "warm_commands",
     ]
 )
@@ -48,8 +54,16 @@ class CommandProcess:
         *,
         new_session: bool = False,
         file_size: int | None = None,
+        small_model: bool = False,
+        forked_jobs: bool = False,
+        program: Callable[[list[str]], object] | None = None,
     ) -> None:
-        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        """Run `mpfedcl`, or the main function of another program.
+
+        `small_model` makes that of the fixture of this name of the paper's, in this process alone;
+        `forked_jobs` has the processes of --jobs forked like this one, not started from nothing.
+        """
+        pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         self._said = [bytearray(), bytearray()]
         self._readers = [
             threading.Thread(target=_read, args=(pipe[0], said), daemon=True)
@@ -58,9 +72,8 @@ class CommandProcess:
         given = [str(word) for word in words]
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
-        self._process = _CONTEXT.Process(
-            target=_run, args=(given, *places, writers, new_session, file_size)
-        )
+        changes = (new_session, file_size, small_model, forked_jobs, program)
+        self._process = FORKS.Process(target=_run, args=(given, *places, writers, *changes))
         self._process.start()
         for writer in writers:
             writer.close()
@@ -90,6 +103,14 @@ class CommandProcess:
             raise subprocess.TimeoutExpired("mpfedcl", timeout)
         return self._process.exitcode
 
+    def first_line(self, timeout: float = 60) -> str:
+        """Wait for the first line of its output; return what there is if it ends before."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._said[0] and self._readers[0].is_alive():
+            assert time.monotonic() < deadline, "it said nothing"
+            time.sleep(0.01)
+        return bytes(self._said[0]).partition(b"\n")[0].decode()
+
     def communicate(self, timeout: float = 120) -> tuple[str, str]:
         """Wait for its end; return its output and errors."""
         for reader in self._readers:
@@ -104,15 +125,25 @@ def call(
     cwd: Path,
     variables: Mapping[str, str] | None = None,
     file_size: int | None = None,
+    small_model: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end in a process of its own."""
-    process = CommandProcess(words, cwd, variables, file_size=file_size)
+    process = CommandProcess(words, cwd, variables, file_size=file_size, small_model=small_model)
     try:
         out, err = process.communicate()
     finally:
         process.kill()
     given = [str(word) for word in words]
     return subprocess.CompletedProcess(given, process.wait(), out, err)
+
+
+def forked_from_server() -> list[int]:
+    """Return all processes that were forked here and have not ended."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[method-assign]
+    if server is None:
+        return []
+    listed = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return [int(child) for child in listed]
 
 
 def _read(pipe: Connection, said: bytearray) -> None:
@@ -129,11 +160,16 @@ def _run(
     streams: list[Connection],
     new_session: bool,
     file_size: int | None,
+    small_model: bool,
+    forked_jobs: bool,
+    program: Callable[[list[str]], object] | None,
 ) -> None:
-    """Become `mpfedcl`."""
+    """Become the program."""
     import torch
 
     from mpfedcl.cli.main import main
+    from mpfedcl.models import mlp
+    from mpfedcl.studies import jobs
 
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
@@ -147,4 +183,10 @@ def _run(
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
-    main(words)
+    if small_model:
+        mlp.HIDDEN_ON_PIXELS = HIDDEN
+    if forked_jobs:
+        # It knows the server that it was forked from, but would start another.
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+        jobs.multiprocessing = SimpleNamespace(get_context=lambda _: FORKS)  # type: ignore[attr-defined]
+    (program or main)(words)

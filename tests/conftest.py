@@ -1,8 +1,10 @@
 """What all tests share."""
 
+import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -11,7 +13,7 @@ import pytest
 import comparison_command
 import tuning_command
 from browser_pages import PROGRAM, Open, Page
-from command_processes import CommandProcess
+from command_processes import FORKS, CommandProcess
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
@@ -22,12 +24,27 @@ from mpfedcl.cli.main import main
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from process_federation import CLIENTS, FaultLog, ProcessFederation
-from small_experiments import EXAMPLES, Say, save_images, save_vectors, small
+from small_experiments import EXAMPLES, HIDDEN, Say, save_images, save_vectors, small
 from watch_server import Server, watched
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("mpfedcl", deadline=None)
 hypothesis.settings.load_profile("mpfedcl")
+# What is imported and collected stays until the end: to look for garbage in it takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_files() -> Iterator[None]:
+    """Nobody pulls the plug here, and waiting for the disk is most of what small runs do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -62,14 +79,28 @@ def example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick_files(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs, some hundred of them."""
-    # Nobody pulls the plug here, and waiting for the disk is most of what such small runs do.
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs, some hundred of them: a model of a thousand weights unless one is named."""
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_ON_PIXELS", HIDDEN)
+
+
+@pytest.fixture(scope="module")
+def small_models() -> Iterator[None]:
+    """The same for all tests of a module and for the runs that they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpfedcl.models.mlp.HIDDEN_ON_PIXELS", HIDDEN)
+        yield
 
 
 @pytest.fixture
-def quick_network(quick_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs at the same time, in processes that have torch loaded; others start from nothing."""
+    forks = SimpleNamespace(get_context=lambda _: FORKS)
+    monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
+
+
+@pytest.fixture
+def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for runs over a network, where nobody waits for long."""
     for module in ("engine", "client_registry"):
         monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)

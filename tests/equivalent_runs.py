@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp
@@ -48,15 +48,13 @@ def load_pool(path: Path, num_classes: int) -> PrototypePool | None:
     return PrototypePool(**columns, names=names, num_classes=num_classes)
 
 
-def predict(path: Path, experiment: Experiment) -> dict[str, Tensor]:
+def predict(
+    path: Path, results: dict[str, Tensors], method: Method, data: FederatedData
+) -> dict[str, Tensor]:
     """Return the labels that each saved model gives the test images, by each rule it has."""
-    found: type[Method] = find_method(experiment.method)
-    experiment = experiment.resolved(found.defaults)
-    data = load_federated_data(experiment)
-    method = found(experiment, data.num_classes)
     pool = load_pool(path, data.num_classes)
     labels = {}
-    for name, params in load_results(path).items():
+    for name, params in results.items():
         if name == "pool.safetensors":
             continue
         hidden = [params[each].shape[0] for each in sorted(params) if "hidden" in each]
@@ -67,6 +65,24 @@ def predict(path: Path, experiment: Experiment) -> dict[str, Tensor]:
             nearest, _ = method.reference(pool).nearest(method.project(embeddings))
             labels[f"{name} by prototype"] = nearest
     return labels
+
+
+def assert_same_predictions(
+    found: Path,
+    wanted: Path,
+    experiment: Experiment,
+    ours: dict[str, Tensors],
+    theirs: dict[str, Tensors],
+) -> None:
+    """Hold a run's models to the labels that another's give the test images."""
+    method_class: type[Method] = find_method(experiment.method)
+    experiment = experiment.resolved(method_class.defaults)
+    data = load_federated_data(experiment)
+    method = method_class(experiment, data.num_classes)
+    labels = predict(wanted, theirs, method, data)
+    assert labels
+    for name, predicted in predict(found, ours, method, data).items():
+        assert torch.equal(predicted, labels[name]), name
 
 
 def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float) -> None:
@@ -97,9 +113,7 @@ def assert_equivalent(found: Path, wanted: Path, experiment: Experiment, toleran
     assert ours.keys() == theirs.keys()
     for name, tensors in theirs.items():
         assert_close_tensors(ours[name], tensors, tolerance, name)
-    labels = predict(wanted, experiment)
-    assert labels
-    for name, predicted in predict(found, experiment).items():
-        assert torch.equal(predicted, labels[name]), name
+    assert_same_predictions(found, wanted, experiment, ours, theirs)
+    summaries = read_summary(found), read_summary(wanted)
     for key in ("accuracy", "accuracy_per_client", "readings", "bytes", "rejected"):
-        assert read_summary(found)[key] == read_summary(wanted)[key], key
+        assert summaries[0][key] == summaries[1][key], key

@@ -5,6 +5,7 @@ What Python, torch, the parser and matplotlib do at their first time is then don
 
 import contextlib
 import io
+import os
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from mpfedcl.cli.main import main
 from small_experiments import flags, save_images
 
 torch.set_num_threads(1)
+# Processes are killed here, machines are not.
+os.fsync = lambda _: None  # type: ignore[assignment]
 with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
     place = Path(folder)
     save_images(place / "images" / "stripes.npz")

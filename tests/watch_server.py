@@ -4,14 +4,13 @@ import http.client
 import json
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from command_processes import command, environment
+from command_processes import CommandProcess
 
 Json = dict[str, Any]
 
@@ -22,7 +21,7 @@ class Server:
 
     folder: Path
     port: int
-    process: "subprocess.Popen[str]"
+    process: CommandProcess
 
     @property
     def address(self) -> str:
@@ -53,22 +52,14 @@ class Server:
 @contextmanager
 def watched(folder: Path, *words: object) -> Iterator[Server]:
     """Run `mpfedcl watch` on a free port."""
-    process = subprocess.Popen(
-        command("watch", folder, "--port", 0, *words),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = CommandProcess(["watch", folder, "--port", 0, *words], Path.cwd())
     try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
+        said = process.first_line()
         found = re.search(r"http://\S+:(\d+)/", said)
-        assert found, said + (process.stderr.read() if process.stderr else "")
+        assert found, said or process.communicate()[1]
         yield Server(folder, int(found[1]), process)
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.communicate()
 
 

@@ -13,7 +13,7 @@ from command_results import Cli, Said, assert_fits, assert_one_sentence
 from mpfedcl import run
 from small_experiments import Say, flags, read_summary, save_images, small
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere", "small_models")]
 
 
 @pytest.mark.parametrize(

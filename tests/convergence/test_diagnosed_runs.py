@@ -29,6 +29,7 @@ from small_experiments import (
     small,
     without_timings,
 )
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -170,7 +171,7 @@ def test_two_processes_measure_the_same_and_go_on_alike(images: Path, tmp_path: 
     done: list[object] = []
     stop = Observer(on_round=done.append, should_stop=lambda: len(done) == 2)
     run(experiment.replace(workers=2), tmp_path / "two", stop)
-    resume(tmp_path / "two")
+    run_together(["run", "--resume", "two"], tmp_path, 2)
     for ours, theirs in zip(
         read_records(tmp_path / "two"), read_records(tmp_path / "one"), strict=True
     ):
@@ -244,7 +245,7 @@ def test_a_training_that_blows_up_is_recorded(images: Path, tmp_path: Path) -> N
 
 def test_the_command_shows_a_table_and_draws_a_figure(images: Path, tmp_path: Path) -> None:
     words = [*flags(images, rounds=3), "--diagnostics", "convergence", "--out", "run"]
-    ended = call("run", *words, cwd=tmp_path)
+    ended = call("run", *words, cwd=tmp_path, small_model=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     for name in ("Lemma 1", "Lemma 2", "Theorem 1", "Corollary 1", "L falls over the round"):
         assert name in ended.stdout

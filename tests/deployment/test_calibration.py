@@ -16,6 +16,7 @@ from mpfedcl.deployment.calibration import FALSE_ALARM_RATES, find_thresholds
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -101,10 +102,13 @@ def test_resumed_runs_leave_the_same(images: Path, tmp_path: Path) -> None:
     assert calibration_of(parts) == calibration_of(whole)
 
 
+@pytest.mark.usefixtures("small_model")
 def test_workers_leave_the_same_but_for_rounding(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64")
     alone = calibration_of(run(experiment, tmp_path / "alone").path)
-    together = calibration_of(run(experiment.replace(workers=2), tmp_path / "together").path)
+    (tmp_path / "settings.toml").write_text(experiment.to_toml())
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2, small_model=True)
+    together = calibration_of(tmp_path / "together")
     assert list(alone["clients"]) == list(together["clients"])
     for name, found in alone["clients"].items():
         other = together["clients"][name]

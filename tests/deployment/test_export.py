@@ -1,10 +1,12 @@
 """Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
 
+import functools
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from onnx_encoder_files import save_convolution
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from command_processes import environment
 from encoder_experiments import pictured
@@ -32,6 +35,15 @@ from small_experiments import EXAMPLES, Say, small
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 Answers = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators_are_listed_once() -> Iterator[None]:
+    """Torch makes its list of all operators anew for each file, which takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(ONNXRegistry.from_torchlib)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(once))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +163,7 @@ def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Pat
         assert json.loads(file.metadata()["mpfedcl"])["classes"] == list("0123456789")
 
 
+@pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
     ("method", "changes"), [("fedproto", {}), ("fedavg", {}), ("mp-fedcl", {"dtype": "float64"})]
 )
@@ -207,6 +220,7 @@ def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -
         export_run(predictor, ExportSettings(format="torch-export"))
 
 
+@pytest.mark.usefixtures("small_model")
 def test_a_file_that_disagrees_is_not_written(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +247,7 @@ def test_a_file_that_disagrees_is_not_written(
     assert not (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.usefixtures("small_model")
 def test_without_the_data_digits_are_asked_and_int8_is_refused(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
@@ -253,6 +268,7 @@ def test_without_the_data_digits_are_asked_and_int8_is_refused(
     assert not (tmp_path / "x.onnx").exists()
 
 
+@pytest.mark.usefixtures("small_model")
 def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
     path = run(small(images, "fedavg"), tmp_path / "run").path
     for words, sentence in (

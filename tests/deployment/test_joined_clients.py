@@ -25,7 +25,7 @@ from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.runs.directory import RunDirectory, pack_pool
 from small_experiments import Warnings, save_images, small
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 Json = dict[str, Any]
 
@@ -223,8 +223,8 @@ def test_a_crash_while_leaving(path: Path, late: Path, tmp_path: Path) -> None:
 
 def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
     before = files_of(path)
-    words = ["join", path, "--data", late, "--name", "late", "--epochs", 20_000, "--add"]
-    process = CommandProcess(words, path.parent)
+    words = ["join", path, "--data", late, "--name", "late", "--epochs", 100_000, "--add"]
+    process = CommandProcess(words, path.parent, small_model=True)
     try:
         wait_for_lock(path, process)
         with pytest.raises(InvalidInput, match="another process is writing this run"):

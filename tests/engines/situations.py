@@ -30,6 +30,9 @@ class Situation:
     holds: Callable[[Experiment, list[ClientData]], bool] = lambda *_: True
     """Whether it is what its name says."""
 
+    def experiment(self, root: Path, method: str) -> Experiment:
+        return double(root, method, self.changes)
+
 
 FEDCL = ("mp-fedcl", "sp-fedcl", "dp-fedcl")
 DIFFERENT = ("fedprox", "fedproto", "mp-fedcl")

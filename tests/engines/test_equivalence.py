@@ -20,7 +20,7 @@ from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, METHODS, read_records, save_images
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_files")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 
 Runner = Callable[[Experiment, Path], RunResult]
 
@@ -88,7 +88,7 @@ def pairs() -> Iterator[Any]:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
     situation = SITUATIONS[name]
-    experiment = double(images, situation.methods[0], situation.changes)
+    experiment = situation.experiment(images, situation.methods[0])
     assert situation.holds(experiment, list(load_federated_data(experiment).clients))
 
 
@@ -104,7 +104,7 @@ def test_the_result_is_the_loops(
     engine: str,
 ) -> None:
     situation = SITUATIONS[name]
-    experiment = double(images, method, situation.changes)
+    experiment = situation.experiment(images, method)
     for limit, value in situation.limits.items():
         monkeypatch.setattr(limit, value)
     found = ENGINES[engine](experiment, tmp_path / "run")

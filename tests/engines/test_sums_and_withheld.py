@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from worker_processes import run_together
 
 from mpfedcl import resume, run
 from mpfedcl.data.client_data import load_federated_data
@@ -13,8 +12,9 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.runs.checkpoint import load_checkpoint
 from mpfedcl.tensors import Tensors
 from small_experiments import read_records, read_summary, small
+from worker_processes import run_together
 
-pytestmark = pytest.mark.usefixtures("quick_files")
+pytestmark = pytest.mark.usefixtures("example_methods")
 
 SUMS = "statistics_method:ClassSums"
 WITHHOLDS = "statistics_method:Withholds"

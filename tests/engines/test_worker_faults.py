@@ -4,9 +4,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from command_processes import CommandProcess, call, command
+from mpfedcl import run
+from mpfedcl.errors import InvalidInput, LostWorker
+from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
     children,
     free_port,
@@ -17,12 +23,25 @@ from worker_processes import (
     wait_for_rounds,
 )
 
-from command_processes import CommandProcess, call, command
-from mpfedcl import run
-from mpfedcl.errors import InvalidInput, LostWorker
-from small_experiments import assert_close_results, flags, read_records, save_images, small
-
 pytestmark = pytest.mark.whole
+
+Team = Callable[[], tuple[CommandProcess, int]]
+
+
+@pytest.fixture(scope="module")
+def team(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    """Gives a run without end in two processes, the same to all who ask while it lasts."""
+    started: list[CommandProcess] = []
+    found: list[tuple[CommandProcess, int]] = []
+
+    def give() -> tuple[CommandProcess, int]:
+        if not found or found[-1][0].poll() is not None:
+            found.append(start_two(images, tmp_path_factory.mktemp("team"), started))
+        return found[-1]
+
+    yield give
+    for process in started:
+        process.kill()
 
 
 def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
@@ -46,14 +65,6 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     whole = flags(images, dtype="float64", clients=4, rounds=done + 1, evaluate_every=100_000)
     assert call("run", *whole, "--out", "whole", cwd=tmp_path).returncode == 0
     assert_close_results(tmp_path / "whole", tmp_path / "run", 1e-5)
-
-
-def test_workers_end_when_the_leader_is_killed(
-    images: Path, tmp_path: Path, commands: list[CommandProcess]
-) -> None:
-    leader, worker = start_two(images, tmp_path, commands)
-    leader.kill()
-    assert is_gone(worker)
 
 
 def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
@@ -85,19 +96,21 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
     assert is_gone(worker)
 
 
-def test_an_interrupt_from_the_terminal_does_not_reach_workers(
-    images: Path, tmp_path: Path, commands: list[CommandProcess]
-) -> None:
-    leader, worker = start_two(images, tmp_path, commands)
+def test_an_interrupt_from_the_terminal_does_not_reach_workers(team: Team) -> None:
+    leader, worker = team()
     assert os.getpgid(worker) != os.getpgid(leader.pid)
 
 
-def test_the_meeting_point_of_one_machine_is_closed_to_others(
-    images: Path, tmp_path: Path, commands: list[CommandProcess]
-) -> None:
-    leader, worker = start_two(images, tmp_path, commands)
+def test_the_meeting_point_of_one_machine_is_closed_to_others(team: Team) -> None:
+    leader, worker = team()
     for process in (leader.pid, worker):
         assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
+
+
+def test_workers_end_when_the_leader_is_killed(team: Team) -> None:
+    leader, worker = team()
+    leader.kill()
+    assert is_gone(worker)
 
 
 def test_scraps_of_a_schedulers_environment_start_no_team(images: Path, tmp_path: Path) -> None:

@@ -1,17 +1,15 @@
 """Several processes for one experiment: the same result, and who gets which clients."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker_processes import free_port, run_together, start
+from torch.distributed.run import main as torchrun
 
-from command_processes import call, environment
+from command_processes import CommandProcess, call
 from mpfedcl import resume, run
 from mpfedcl.engines import assign_clients
 from small_experiments import (
@@ -23,10 +21,9 @@ from small_experiments import (
     read_summary,
     small,
 )
+from worker_processes import free_port, run_together
 
 pytestmark = pytest.mark.whole
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 # The same result
@@ -35,6 +32,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ROBUST = {"aggregation__rule": "median", "update__clip": 0.05}
 
 
+@pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
     ("method", "changes"), [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST)]
 )
@@ -45,7 +43,7 @@ def test_two_processes_are_one(
     experiment = experiment.replace(**changes)
     alone = run(experiment.replace(engine="loop"), tmp_path / "alone").path
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
-    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2)
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2, small_model=True)
     together = tmp_path / "together"
     assert_close_results(alone, together, 1e-5)
     for name in ("readings", "accuracy_per_client"):
@@ -65,61 +63,67 @@ def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> No
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
+@pytest.mark.usefixtures("small_model")
 def test_more_workers_than_clients(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64", clients=2)
     run(experiment, tmp_path / "alone")
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
-    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 3)
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 3, small_model=True)
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
+@pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize("method", ["fedproto", "custom_method:Scaffold"])
-def test_resume_with_another_number_of_workers(
-    images: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_with_another_number_of_workers(images: Path, tmp_path: Path, method: str) -> None:
     """What clients keep between rounds finds its way to whichever process has them now."""
-    monkeypatch.syspath_prepend(EXAMPLES)
     shutil.copy(EXAMPLES / "custom_method.py", tmp_path)
     experiment = small(images, method, dtype="float64", rounds=4, clients=4)
     run(experiment.replace(engine="loop"), tmp_path / "whole")
     run(experiment.replace(rounds=2), tmp_path / "parts")
-    run_together(["run", "--resume", "parts", "--rounds", 3], tmp_path, 2)
+    run_together(["run", "--resume", "parts", "--rounds", 3], tmp_path, 2, small_model=True)
     assert "workers = 2" in (tmp_path / "parts" / "experiment.toml").read_text()
     resume(tmp_path / "parts", rounds=4, workers=1, engine="loop")
     assert_close_results(tmp_path / "whole", tmp_path / "parts", 1e-5)
 
 
-def test_torchrun_with_two_processes(images: Path, tmp_path: Path) -> None:
-    words = ["run", *flags(images, dtype="float64", clients=4), "--out"]
-    ended = subprocess.run(
-        [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "mpfedcl", *words, "together"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+@pytest.fixture(scope="module")
+def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that torchrun's processes are to make together, by one process."""
+    cwd = tmp_path_factory.mktemp("alone")
+    assert call(*torchrun_words(images), "alone", cwd=cwd).returncode == 0
+    return cwd / "alone"
+
+
+def torchrun_words(images: Path) -> list[str]:
+    return ["run", *flags(images, dtype="float64", clients=4), "--out"]
+
+
+def test_torchrun_with_two_processes(
+    images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
+) -> None:
+    # Torch's own program is forked; the two processes it starts begin from nothing.
+    place = ["--standalone", "--nproc-per-node", 2, "-m", "mpfedcl"]
+    words = [*place, *torchrun_words(images), "together"]
+    commands.append(CommandProcess(words, tmp_path, program=torchrun))
+    out, err = commands[0].communicate()
+    assert commands[0].returncode == 0, err
     # One of them speaks.
-    assert ended.stdout.count("mean over clients") == 1
-    assert call(*words, "alone", cwd=tmp_path).returncode == 0
-    assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
+    assert out.count("mean over clients") == 1
+    assert_close_results(alone, tmp_path / "together", 1e-5)
     assert "workers = 2" in (tmp_path / "together" / "experiment.toml").read_text()
 
 
 def test_two_agents_of_torchrun_that_meet_on_a_port(
-    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+    images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    words = ["run", *flags(images, dtype="float64", clients=4), "--out"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    agent = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meeting, "-m", "mpfedcl"]
+    agent = ["--nnodes", 2, "--nproc-per-node", 1, *meeting, "-m", "mpfedcl"]
     for _ in range(2):
-        processes.append(start([*agent, *words, "together"], tmp_path))
-    said = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert call(*words, "alone", cwd=tmp_path).returncode == 0
-    assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
+        words = [*agent, *torchrun_words(images), "together"]
+        commands.append(CommandProcess(words, tmp_path, program=torchrun))
+    said = [process.communicate() for process in commands]
+    assert [process.returncode for process in commands] == [0, 0], said
+    assert_close_results(alone, tmp_path / "together", 1e-5)
 
 
 # Who gets whom

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid, Tamper
 from PIL import Image
 from safetensors.torch import load_file
 
-from equivalent_runs import assert_close_tensors, load_results, predict
+from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
@@ -134,9 +133,7 @@ def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) ->
     assert ours.keys() == shared.keys()
     for name, tensors in shared.items():
         assert_close_tensors(ours[name], tensors, DOUBLE, name)
-    labels = predict(wanted, experiment)
-    for name, predicted in predict(found, experiment).items():
-        assert torch.equal(predicted, labels[name]), name
+    assert_same_predictions(found, wanted, experiment, ours, theirs)
     for left, right in zip(read_records(found), read_records(wanted), strict=True):
         assert {k: left[k] for k in ("round", "clients", "bytes", "sent", "unchanged")} == {
             k: right[k] for k in ("round", "clients", "bytes", "sent", "unchanged")

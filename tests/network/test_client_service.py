@@ -19,8 +19,9 @@ import tomli_w
 from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
 from flwr.app import Message as FlowerMessage
 
-from command_processes import environment
+from command_processes import CommandProcess, environment
 from mpfedcl.errors import InvalidInput
+from mpfedcl.network.client import service
 from mpfedcl.network.client.service import (
     ServiceFailed,
     _answer,
@@ -131,18 +132,18 @@ def listens(place: Path) -> bool:
     return False
 
 
+def serve(words: list[str]) -> None:
+    """Be `python -m mpfedcl.network.client.service`."""
+    sys.argv[1:] = words
+    service.main()
+
+
 @contextlib.contextmanager
-def running_service(
-    folder: Path, **config: object
-) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+def running_service(folder: Path, **config: object) -> Iterator[tuple[Path, CommandProcess]]:
     """Run a client service as a process of its own."""
     file, place = folder / "node.toml", folder / "service"
     file.write_text(tomli_w.dumps(config))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mpfedcl.network.client.service", str(file), str(place)],
-        env=environment(),
-        stderr=subprocess.PIPE,
-    )
+    process = CommandProcess([file, place], folder, program=serve)
     try:
         deadline = time.monotonic() + 60
         while not listens(place) and process.poll() is None and time.monotonic() < deadline:
@@ -204,8 +205,8 @@ def test_settings_that_cannot_be_end_it_with_a_sentence(tmp_path: Path) -> None:
     with running_service(tmp_path, name="../a", data="x") as (_, process):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert b"Traceback" not in said
-    assert said.count(b"\n") == 1
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs Linux and setpriv")

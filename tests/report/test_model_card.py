@@ -19,7 +19,7 @@ from mpfedcl.report.tables import percent
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 HOSTILE = (
     "</td></table><script>alert(1)</script>",
@@ -84,7 +84,10 @@ SECTIONS = [
 ]
 
 
-def test_the_card_of_a_run_on_the_embedded_digits(tmp_path: Path) -> None:
+def test_the_card_of_a_run_on_the_embedded_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_ON_PIXELS", (512, 512, 256))
     path = tmp_path / "run"
     run(Experiment(rounds=2), path)
     card, summary = Card(path), read_summary(path)

@@ -26,6 +26,8 @@ from small_experiments import METHODS, MeddledEngine, build_federation, read_rec
 
 Json = dict[str, Any]
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 def confusion_of(path: Path) -> Json:
     content: Json = json.loads((path / "confusion.json").read_text())

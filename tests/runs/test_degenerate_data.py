@@ -114,6 +114,7 @@ def make_experiment(case: Callable[[Path], dict[str, Any]], root: Path, method: 
     return Experiment(method=method, rounds=2).replace(**settings)
 
 
+@pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_degenerate_data(

@@ -25,8 +25,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start `mpfedcl` with the words given; what still runs when the test ends is killed."""
     started: list[Process] = []
 
-    def begin(*words: object) -> Process:
-        started.append(CommandProcess(words, tmp_path))
+    def begin(*words: object, small_model: bool = False) -> Process:
+        started.append(CommandProcess(words, tmp_path, small_model=small_model))
         return started[-1]
 
     yield begin
@@ -76,11 +76,13 @@ def test_kill_at_any_moment(
     assert_same_run(path, tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("small_model")
 def test_kill_before_the_first_round(
     images: Path, tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     path = tmp_path / "killed"
-    process = start("run", *flags(images, train__epochs=80), "--out", path)
+    words = ["run", *flags(images, train__epochs=120), "--out", path]
+    process = start(*words, small_model=True)
     wait_until(lambda: (path / "experiment.toml").exists(), process)
     process.kill()
     process.communicate()

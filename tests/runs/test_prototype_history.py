@@ -21,6 +21,7 @@ from mpfedcl.runs.prototype_history import (
     save_prototypes,
 )
 from small_experiments import small, trail_of
+from worker_processes import run_together
 
 
 def pool_of(num_clients: int, per_client: int, *, size: float = 1.0) -> PrototypePool:
@@ -89,9 +90,11 @@ def test_rounds_that_are_run_again_are_dropped_first(images: Path, tmp_path: Pat
     assert trail_of(tmp_path / "run") == before
 
 
+@pytest.mark.usefixtures("small_model")
 def test_two_processes_leave_a_trail_too(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=2), tmp_path / "one")
-    run(small(images, rounds=2, workers=2), tmp_path / "two")
+    (tmp_path / "settings.toml").write_text(small(images, rounds=2).to_toml())
+    run_together(["run", "settings.toml", "--out", "two"], tmp_path, 2, small_model=True)
     one, two = trail_of(tmp_path / "one"), trail_of(tmp_path / "two")
     assert one.keys() == two.keys()
     for name, content in one.items():

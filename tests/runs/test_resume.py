@@ -24,7 +24,7 @@ from small_experiments import (
     small,
 )
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 SCAFFOLD = "custom_method:Scaffold"
 TINY = (16, 8)

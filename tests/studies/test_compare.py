@@ -189,6 +189,7 @@ def test_duplicates_and_nothing(
         Comparison.prepare(small(images), methods, seeds, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_bad_data_in_a_job_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
     line = words(images, tmp_path / "out", clients=61)
     line[line.index("--jobs") + 1] = "2"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command_processes import CommandProcess
+from command_processes import CommandProcess, forked_from_server
 from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
@@ -26,10 +26,10 @@ def start(tmp_path: Path, images: Path) -> Iterator[Callable[..., Process]]:
     """Start a comparison of two runs at the same time; what is left of it in the end is killed."""
     started: list[Process] = []
 
-    def begin(**changes: object) -> Process:
+    def begin(*, forked_jobs: bool = False, **changes: object) -> Process:
         chosen = ["--methods", "local", "fedavg", "--seeds", 0, "--jobs", 2]
         words = ["compare", *chosen, *flags(images, **changes), "--out", tmp_path / "out"]
-        started.append(CommandProcess(words, tmp_path, new_session=True))
+        started.append(CommandProcess(words, tmp_path, new_session=True, forked_jobs=forked_jobs))
         return started[-1]
 
     yield begin
@@ -83,9 +83,10 @@ def is_gone(pid: int) -> bool:
 def test_an_interrupt_of_the_parent_alone_ends_all_after_their_round(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:
-    process = start(rounds=ROUNDS)
+    before = forked_from_server()
+    process = start(rounds=ROUNDS, forked_jobs=True)
     wait_until(lambda: count_files(tmp_path / "out", "rounds.jsonl") == 2, process)
-    workers = workers_of(process.pid)
+    workers = [each for each in forked_from_server() if each not in (*before, process.pid)]
     assert len(workers) == 2
     process.send_signal(signal.SIGINT)
     code, out, err = ended(process)
@@ -102,9 +103,11 @@ def test_a_second_interrupt_of_the_parent_alone_ends_all_at_once(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     # A round of many seconds.
-    process = start(rounds=2, train__epochs=20_000)
+    before = forked_from_server()
+    process = start(rounds=2, train__epochs=20_000, forked_jobs=True)
     wait_until(lambda: count_files(tmp_path / "out", "partition.json") == 2, process)
-    workers = workers_of(process.pid)
+    workers = [each for each in forked_from_server() if each not in (*before, process.pid)]
+    assert len(workers) == 2
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert process.poll() is None
@@ -134,6 +137,7 @@ def test_an_interrupt_while_processes_are_still_starting(
     assert count_files(tmp_path / "out", "rounds.jsonl") == 0
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_one_that_fails_stops_the_others_after_their_round(images: Path, tmp_path: Path) -> None:
     whole = small(images, "local")
     experiments = {

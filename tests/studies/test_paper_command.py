@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from command_processes import CommandProcess, call
+from small_experiments import HIDDEN
 
 pytestmark = pytest.mark.whole
 
@@ -28,9 +29,9 @@ def nowhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def quick(
     tmp_path_factory: pytest.TempPathFactory, nowhere: dict[str, str]
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Where three tables were made quickly, and what the command said."""
+    """Where three tables were made quickly with a small model, and what the command said."""
     folder = tmp_path_factory.mktemp("quick")
-    return folder, call(*WORDS, cwd=folder, variables=nowhere)
+    return folder, call(*WORDS, cwd=folder, variables=nowhere, small_model=True)
 
 
 def read_result(tmp_path: Path, item: str) -> dict[str, Any]:
@@ -38,6 +39,10 @@ def read_result(tmp_path: Path, item: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(path.read_text())
     del result["seconds"]
     return result
+
+
+def sent_in(tmp_path: Path) -> dict[str, Any]:
+    return {c["column"]: c["values"] for c in read_result(tmp_path, "sent")["cells"]}
 
 
 def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
@@ -84,15 +89,16 @@ def test_a_quick_run_writes_tables_figures_and_shares_runs(
     assert ended.returncode == 0, ended.stderr
     assert max(len(line) for line in ended.stdout.splitlines()) <= 100
     folder = tmp_path / "runs" / "paper" / "quick"
-    sent = {c["column"]: c["values"] for c in read_result(tmp_path, "sent")["cells"]}
-    assert sent == {"parameters": [798_474], "prototypes": [5_120]}
+    first, last = HIDDEN
+    parameters = 784 * first + first + first * last + last + last * 10 + 10
+    assert sent_in(tmp_path) == {"parameters": [parameters], "prototypes": [20 * last]}
     for name in ("k/k.png", "k/table.md", "partitions/partitions-label.png"):
         assert (folder / "tables" / name).stat().st_size > 100
     # Six values of K and one IID run; the same command has nothing left to do.
     runs = sorted((folder / "runs").iterdir())
     assert len(runs) == 7
     before = {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs}
-    again = call(*WORDS, cwd=tmp_path, variables=nowhere)
+    again = call(*WORDS, cwd=tmp_path, variables=nowhere, small_model=True)
     assert again.returncode == 0, again.stderr
     assert {path: (path / "rounds.jsonl").stat().st_mtime_ns for path in runs} == before
     assert again.stdout == ended.stdout
@@ -114,22 +120,30 @@ def test_a_quick_run_writes_tables_figures_and_shares_runs(
     assert (broken.returncode, "records are damaged" in broken.stderr) == (2, True)
 
 
+def test_the_paper_s_model_in_the_table_of_what_is_sent(
+    tmp_path: Path, nowhere: dict[str, str]
+) -> None:
+    ended = call("paper", "run", "sent", "--quick", "--jobs", 1, cwd=tmp_path, variables=nowhere)
+    assert ended.returncode == 0, ended.stderr
+    assert sent_in(tmp_path) == {"parameters": [798_474], "prototypes": [5_120]}
+
+
 def test_a_kill_costs_at_most_the_round_under_way(
     tmp_path: Path, nowhere: dict[str, str], quick: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     words = ["paper", "run", "k", "--quick", "--jobs", 1]
-    process = CommandProcess(words, tmp_path, nowhere)
+    process = CommandProcess(words, tmp_path, nowhere, small_model=True)
     records = tmp_path / "runs" / "paper" / "quick" / "runs"
-    for _ in range(1200):
+    for _ in range(6000):
         done = sum(path.read_bytes().count(b"\n") for path in records.glob("*/rounds.jsonl"))
         if done >= 4:
             break
-        time.sleep(0.02)
+        time.sleep(0.004)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     kept = {path: path.read_bytes() for path in records.glob("*/rounds.jsonl")}
     assert sum(each.count(b"\n") for each in kept.values()) >= 4
-    assert call(*words, cwd=tmp_path, variables=nowhere).returncode == 0
+    assert call(*words, cwd=tmp_path, variables=nowhere, small_model=True).returncode == 0
     # What was on record before is on record still.
     assert all(path.read_bytes().startswith(each) for path, each in kept.items())
     assert read_result(tmp_path, "k") == read_result(quick[0], "k")

@@ -14,7 +14,7 @@ from mpfedcl.studies.paper.items import select_tracks
 from mpfedcl.studies.paper.paper_runs import TUNING_SEEDS, PaperRuns
 from mpfedcl.studies.tuning.result import load_tuning
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 METHODS = ("fedavg", "mp-fedcl")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from command_processes import CommandProcess, call
+from command_processes import CommandProcess
 from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER, tune
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.tuning import Search, load_tuning, run_searches
-from small_experiments import small
+from small_experiments import Say, small
 from tuning_command import BUDGET, ROUNDS, load, without_seconds, words
 
 pytestmark = pytest.mark.whole
@@ -64,19 +64,20 @@ def test_weights_are_dropped_in_the_end(tuned: Path) -> None:
     assert len([*tuned.rglob("rounds.jsonl")]) == 2 * BUDGET
 
 
-def test_a_kill_with_two_jobs(images: Path, tuned: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_jobs")
+def test_a_kill_with_two_jobs(images: Path, tuned: Path, tmp_path: Path, said: Say) -> None:
     path = tmp_path / "jobs"
     line = words(images, path)
     line[line.index("--jobs") + 1] = "2"
-    process = CommandProcess(line, tmp_path)
+    process = CommandProcess(line, tmp_path, forked_jobs=True)
     deadline = time.monotonic() + 120
     while count_rounds(path) < 5 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    done = call(*line, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    code, _, err = said(*line)
+    assert (code, err) == (0, "")
     assert without_seconds(path) == without_seconds(tuned)
 
 

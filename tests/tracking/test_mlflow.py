@@ -20,7 +20,7 @@ from mpfedcl.tracking.mlflow import metric_key
 from mpfedcl.tracking.tracker import client_scalars, round_scalars
 from small_experiments import Warnings, read_records, save_images, small
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 
 def connect(store: Path) -> Any:
@@ -131,7 +131,7 @@ def test_a_store_that_was_removed_is_begun_anew(images: Path, tmp_path: Path) ->
     run(small(images, track=("mlflow",)), path)
     shutil.rmtree(path / "mlflow")
     # In another process: within one, MLflow remembers that it has made the store.
-    ended = call("run", "--resume", path, "--rounds", 3, cwd=tmp_path)
+    ended = call("run", "--resume", path, "--rounds", 3, cwd=tmp_path, small_model=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     (told,) = read_runs(path / "mlflow")
     assert_told(path / "mlflow", told.info.run_id, path)

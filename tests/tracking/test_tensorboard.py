@@ -18,6 +18,8 @@ from small_experiments import Warnings, read_records, save_pictures, small
 
 HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 def read_events(folder: Path) -> Any:
     # 0: keep all, not a sample.

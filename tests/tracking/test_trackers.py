@@ -26,6 +26,7 @@ from small_experiments import (
     small,
     without_timings,
 )
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -240,12 +241,12 @@ def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
 def test_only_the_leader_of_a_team_tracks(images: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "own_tracker.py", tmp_path)
     words = ["--track", "own_tracker:CsvTracker", "tensorboard", "--track-to", "tracks"]
-    ended = call("run", *flags(images), "--workers", 2, *words, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    run_together(["run", *flags(images), *words], tmp_path, 2, small_model=True)
     assert [line[0] for line in read_curve(tmp_path / "tracks" / "curve.csv")[1:]] == ["1", "2"]
     assert len(list((tmp_path / "tracks" / "tensorboard").glob("*/events.*"))) == 1
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> None:
     words = ["--methods", "mp-fedcl", "local", "--seeds", 0, 1, "--out", tmp_path / "c"]
     tracks = tmp_path / "tracks"
@@ -261,6 +262,9 @@ def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> Non
     assert len(groups) == 1
     runs = [each for each in groups[0].iterdir() if (each / "metrics" / "round").is_file()]
     assert len(runs) == 4
+    # Each is what one process makes of it, without trackers.
+    run(small(images, "mp-fedcl", seed=1), tmp_path / "alone")
+    assert_same_results(tmp_path / "alone", tmp_path / "c" / "mp-fedcl-seed1")
     # The same command without trackers finds everything done.
     assert said("compare", *flags(images), *words)[0] == 0
 

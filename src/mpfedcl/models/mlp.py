@@ -9,8 +9,9 @@ from torch.nn.functional import linear, relu
 
 from mpfedcl.tensors import Tensors
 
-_ON_PIXELS, _BEHIND_ENCODER = (512, 512, 256), (256,)
-"""The paper's hidden layers."""
+HIDDEN_ON_PIXELS: tuple[int, ...] = (512, 512, 256)
+"""The paper's hidden layers, where a run names none."""
+HIDDEN_BEHIND_ENCODER: tuple[int, ...] = (256,)
 
 
 class Mlp:
@@ -47,5 +48,5 @@ def make_mlp(
     input_size: int, num_classes: int, hidden: tuple[int, ...], *, is_encoded: bool
 ) -> Mlp:
     """Return the model with these hidden layers; by default the paper's for its kind of inputs."""
-    default = _BEHIND_ENCODER if is_encoded else _ON_PIXELS
+    default = HIDDEN_BEHIND_ENCODER if is_encoded else HIDDEN_ON_PIXELS
     return Mlp((input_size, *(hidden or default)), num_classes)

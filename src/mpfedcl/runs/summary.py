@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -40,7 +41,13 @@ def summarize_run(
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+@cache
+def _version(package: str) -> str:
+    # Looked up in the package's files, which takes a while.
+    return version(package)
 
 
 def _total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

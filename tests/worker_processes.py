@@ -27,7 +27,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def run_together(words: Sequence[object], cwd: Path, size: int) -> None:
+def run_together(
+    words: Sequence[object], cwd: Path, size: int, *, small_model: bool = False
+) -> None:
     """Run a command in several processes that meet as those of torchrun do, to its end."""
     meeting = {
         "WORLD_SIZE": str(size),
@@ -35,7 +37,10 @@ def run_together(words: Sequence[object], cwd: Path, size: int) -> None:
         "MASTER_PORT": free_port(),
         "LOCAL_RANK": "0",
     }
-    members = [CommandProcess(words, cwd, meeting | {"RANK": str(rank)}) for rank in range(size)]
+    members = [
+        CommandProcess(words, cwd, meeting | {"RANK": str(rank)}, small_model=small_model)
+        for rank in range(size)
+    ]
     try:
         said = [member.communicate() for member in members]
         assert [member.returncode for member in members] == [0] * size, said
