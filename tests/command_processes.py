@@ -139,7 +139,7 @@ def call(
 
 def forked_from_server() -> list[int]:
     """Return all processes that were forked here and have not ended."""
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[method-assign]
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:
         return []
     listed = Path(f"/proc/{server}/task/{server}/children").read_text().split()
@@ -188,5 +188,5 @@ def _run(
     if forked_jobs:
         # It knows the server that it was forked from, but would start another.
         forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-        jobs.multiprocessing = SimpleNamespace(get_context=lambda _: FORKS)  # type: ignore[attr-defined]
+        jobs.multiprocessing = SimpleNamespace(get_context=lambda _: FORKS)  # type: ignore[attr-defined,assignment]
     (program or main)(words)

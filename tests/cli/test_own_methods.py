@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pull_method
-from command_processes import environment
+from command_processes import call, environment
 from mpfedcl import Experiment
 from mpfedcl.cli.main import parse
 from mpfedcl.errors import InvalidInput
@@ -122,18 +122,10 @@ def test_a_comparison_and_a_run_to_resume(images: Path, tmp_path: Path, said: Sa
     assert "other settings stay as they were" in error
 
 
-def call(*words: object, cwd: Path) -> tuple[int, str, str]:
+def run_installed(*words: object, cwd: Path) -> int:
     """Call the installed command, which does not look in the current folder by itself."""
-    ended = subprocess.run(
-        [Path(sys.executable).with_name("mpfedcl"), *map(str, words)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
+    program = [str(Path(sys.executable).with_name("mpfedcl")), *map(str, words)]
+    return subprocess.run(program, cwd=cwd, env=environment(), timeout=300, check=False).returncode
 
 
 @pytest.mark.whole
@@ -143,19 +135,20 @@ def test_only_the_command_line_finds_a_class_in_the_current_folder(
     shutil.copy(pull_method.__file__, tmp_path / "here_only.py")
     named = ["--method", "here_only:Pull"]
     words = [*flags(images, model__hidden=(8,)), "--pull.beta", 0.5, "--out", "run"]
-    assert call("run", *named, *words, "--workers", 2, cwd=tmp_path)[0] == 0
+    assert run_installed("run", *named, *words, "--workers", 2, cwd=tmp_path) == 0
     toml = tmp_path / "run" / "experiment.toml"
     assert "[pull]\nbeta = 0.5\n" in toml.read_text()
     for again in (["run", "run/experiment.toml"], ["run", "--resume", "run", "--rounds", 3]):
-        code, _, error = call(*again, cwd=tmp_path)
-        assert code == 2
-        assert "method is 'here_only:Pull'; it must name an importable" in error
-        assert "the current folder is searched if --method names it" in error
-    assert call("run", "--resume", "run", "--rounds", 3, *named, cwd=tmp_path)[0] == 0
+        ended = call(*again, cwd=tmp_path)
+        assert ended.returncode == 2
+        assert "method is 'here_only:Pull'; it must name an importable" in ended.stderr
+        assert "the current folder is searched if --method names it" in ended.stderr
+    again = ["run", "--resume", "run", "--rounds", "3", "--workers", "1", *named]
+    assert call(*again, cwd=tmp_path).returncode == 0
     # Whoever only reads a run needs no class, and runs none.
     (tmp_path / "here_only.py").unlink()
-    code, _, error = call("report", "run", cwd=tmp_path)
-    assert (code, error) == (0, "")
+    ended = call("report", "run", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
     page = (tmp_path / "run" / "report.html").read_text()
     assert "here_only:Pull" in page
     assert "beta = 0.5" in page

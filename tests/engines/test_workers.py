@@ -72,7 +72,7 @@ def test_more_workers_than_clients(images: Path, tmp_path: Path) -> None:
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
-@pytest.mark.usefixtures("small_model")
+@pytest.mark.usefixtures("example_methods", "small_model")
 @pytest.mark.parametrize("method", ["fedproto", "custom_method:Scaffold"])
 def test_resume_with_another_number_of_workers(images: Path, tmp_path: Path, method: str) -> None:
     """What clients keep between rounds finds its way to whichever process has them now."""
@@ -80,7 +80,8 @@ def test_resume_with_another_number_of_workers(images: Path, tmp_path: Path, met
     experiment = small(images, method, dtype="float64", rounds=4, clients=4)
     run(experiment.replace(engine="loop"), tmp_path / "whole")
     run(experiment.replace(rounds=2), tmp_path / "parts")
-    run_together(["run", "--resume", "parts", "--rounds", 3], tmp_path, 2, small_model=True)
+    words = ["run", "--resume", "parts", "--method", method, "--rounds", 3]
+    run_together(words, tmp_path, 2, small_model=True)
     assert "workers = 2" in (tmp_path / "parts" / "experiment.toml").read_text()
     resume(tmp_path / "parts", rounds=4, workers=1, engine="loop")
     assert_close_results(tmp_path / "whole", tmp_path / "parts", 1e-5)
