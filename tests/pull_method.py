@@ -49,6 +49,36 @@ class Careless(Method):
     settings: _Settings
 
 
+class Shadow(Method):
+    """Its section is a word that an experiment uses otherwise."""
+
+    class _Settings(Settings):
+        section = "resolved"
+
+    settings: _Settings
+
+
+class Demanding(Method):
+    """It has a setting without a default."""
+
+    class _Settings(Settings):
+        section = "demanding"
+        beta: float
+
+    settings: _Settings
+
+
+class Undecided(Method):
+    """Its settings may all be left open."""
+
+    class _Settings(Settings):
+        section = "undecided"
+        flag: bool | None = None
+        sizes: tuple[int, ...] | None = None
+
+    settings: _Settings
+
+
 class Nameless(Method):
     """Its settings have no section."""
 

@@ -59,6 +59,9 @@ def test_flags_help_and_values_of_every_kind(capsys: pytest.CaptureFixture[str])
         ("--method odd", "method is 'odd'; it must be one of dp-fedcl, fedavg,"),
         ("--method pull_method:Missing", "method is 'pull_method:Missing'; it must name an import"),
         ("--method pull_method:Careless", "whose settings have the section 'train'"),
+        ("--method pull_method:Shadow", "whose settings have the section 'resolved'"),
+        ("--method pull_method:Demanding", "whose setting 'beta' has no default; it must have one"),
+        ("--method pull_method:Undecided --undecided.sizes x", "--undecided.sizes is 'x'"),
     ],
 )
 def test_one_sentence_for_each_mistake(words: str, sentence: str) -> None:

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import resume, run
 from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.checkpoint import load_checkpoint
 from mpfedcl.tensors import Tensors
@@ -68,6 +69,22 @@ def test_sums_over_clients_are_the_centralised_ones(
     # What is private is not sent: the broadcast carries the sums and the clients' number alone.
     assert record["bytes"]["down"] == 3 * (8 * (3 + 3 * 36) + 2 * 4)
     assert read_summary(tmp_path / "run")["accuracy"] is None
+
+
+def test_a_model_made_of_sums_is_shared_and_read(images: Path, tmp_path: Path) -> None:
+    run(small(images, "statistics_method:Closed", rounds=1), tmp_path / "run")
+    (record,) = read_records(tmp_path / "run")
+    assert record["clients"]["rejected"] == {}
+    assert record["accuracy"]["own"]["averaged_classifier"] is not None
+    assert record["accuracy"]["own"]["personal_classifier"] is None
+    assert server_of(tmp_path / "run")[0]["classifier.bias"].tolist() == [20.0, 20.0, 20.0]
+
+
+def test_who_does_not_train_has_no_gradients_to_inspect(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, SUMS, diagnostics=("convergence",))
+    with pytest.raises(InvalidInput, match="its clients do not train"):
+        run(experiment, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_private_state_is_resumed(images: Path, tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
         arrays(lambda found: {k: v for k, v in found.items() if not k.startswith("prototypes")}),
         "prototypes cannot be read",
     ),
+    "withheld, by a method that never does": (values(withheld=True), "this method never does"),
     "withheld, in words": (values(withheld="no"), "withheld is 'no'; it must be of type bool"),
     "processed by nobody": (values(processed=["magic"]), "processed by 'magic'"),
     "processed, as numbers": (values(processed=[1]), "must be a list of names"),
@@ -170,6 +171,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
 
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
     "above 100 %": (values(**reading(table(100.5))), "a reading is not in 0 to 100 %"),
+    "a number without end": (values(**reading(table(10**400))), "by test and reading"),
     "below 0 %": (values(**reading(table(-1))), "a reading is not in 0 to 100 %"),
     "NaN %": (values(**reading(table(float("nan")))), "a reading is not in 0 to 100 %"),
     "text %": (values(**reading(table("99"))), "a reading is not in 0 to 100 %"),

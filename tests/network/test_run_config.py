@@ -156,3 +156,8 @@ def test_settings_of_a_class_from_outside() -> None:
 def test_bad_values_get_a_sentence(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_run_config(config)
+
+
+def test_a_name_below_a_plain_setting_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"rounds\.x is not a setting; rounds is no section"):
+        read("rounds.x=3")

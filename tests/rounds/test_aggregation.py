@@ -75,7 +75,7 @@ def test_rules_are_found_by_their_files() -> None:
 
 @given(rows)
 def test_the_median_is_numpys(values: list[list[float]]) -> None:
-    rule = CoordinateMedian({})
+    rule = CoordinateMedian({}, Experiment())
     for number, row in enumerate(values):
         rule.add(make_update(f"client-{number}", row), number + 1)
     wanted = numpy.median(numpy.array(values), axis=0)
@@ -88,7 +88,7 @@ def test_two_processes_come_to_what_one_does(
     rule: type[Aggregator], values: list[list[float]], data: st.DataObject
 ) -> None:
     template = {"w": torch.zeros(len(values[0]), dtype=torch.float64)}
-    alone, first, second = (rule(template) for _ in range(3))
+    alone, first, second = (rule(template, Experiment()) for _ in range(3))
     for number, row in enumerate(values):
         weight = data.draw(st.integers(1, 50))
         update = make_update(f"client-{number}", row)
@@ -102,7 +102,7 @@ def test_two_processes_come_to_what_one_does(
 
 @pytest.mark.parametrize("rule", RULES.values())
 def test_nobody_and_who_weighs_nothing(rule: type[Aggregator]) -> None:
-    made = rule({"w": torch.zeros(1, dtype=torch.float64)})
+    made = rule({"w": torch.zeros(1, dtype=torch.float64)}, Experiment())
     assert made.result() == {}
     made.add(make_update("a", [3.0]), 0)
     made.merge(Alone())
@@ -133,7 +133,7 @@ class Pair:
     ("rule", "wanted"), [("mean", [2.0, 5.0]), ("median", [3.0, 5.0])], ids=["mean", "median"]
 )
 def test_a_stack_is_written_out_where_it_must_be(rule: str, wanted: list[float]) -> None:
-    made = find_aggregator(rule)({})
+    made = find_aggregator(rule)({}, Experiment())
     for index, name in enumerate(("a", "b")):
         update = make_update(name, [0.0])
         member = Update(name, 1, StackMember(Pair(), index), update.prototypes, 0.0)

@@ -21,7 +21,10 @@ from tampered_updates import (
     with_sums,
 )
 
+from mpfedcl.engines import Engine
 from mpfedcl.messages import Update
+from mpfedcl.methods import Server
+from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.prototypes import Prototypes
 from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
 
@@ -243,3 +246,42 @@ def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -
     kept = {name.split("/")[1] for name in federation.engine.state()}
     assert before == {}
     assert kept == {"client-0", "client-2"}
+
+
+class OddWeights(FedAvg):
+    """Weighs clients by a formula that fails for one of them."""
+
+    weights = {"client-0": 2.0, VICTIM: math.nan, "client-2": 3.0}  # noqa: RUF012
+
+    def weigh(self, update: Update, server: Server) -> float:
+        return self.weights[update.client]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_a_weight_that_is_none_costs_one_client(
+    images: Path, weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OddWeights.weights, VICTIM, weight)
+    federation = build_federation(small(images, "fedavg"), method_class=OddWeights)
+    record = federation.run_round(evaluate=False)
+    assert record.clients.answered == ["client-0", "client-2"]
+    assert "it must be finite and not negative" in record.clients.rejected[VICTIM]
+    assert all(bool(each.isfinite().all()) for each in federation.state.server.params.values())
+
+
+def test_a_formula_that_fails_costs_one_client(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(OddWeights.weights, VICTIM)
+    federation = build_federation(small(images, "fedavg"), method_class=OddWeights)
+    record = federation.run_round(evaluate=False)
+    assert record.clients.rejected == {VICTIM: "it cannot be weighed (KeyError)"}
+
+
+def test_only_a_method_that_withholds_may(images: Path) -> None:
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_field(averaged=None))
+
+    record = build_federation(small(images, "fedavg"), lie).run_round(evaluate=False)
+    reason = "it withholds its update; this method never does"
+    assert record.clients.rejected == {VICTIM: reason}

@@ -1,6 +1,9 @@
 """Processors of updates: clipping by hand, in stacks, and of clients that do not clip."""
 
+import gc
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tampered_updates import VICTIM, TamperingEngine, with_tensor
+from tampered_updates import VICTIM, TamperingEngine, with_field, with_tensor
+from torch import Tensor
 
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
@@ -131,3 +135,51 @@ def test_what_cannot_be_processed_is_rejected_with_the_guards_words(images: Path
         evaluate=False
     )
     assert record.clients.rejected == {VICTIM: "tensor classifier.bias has shape [2]; expected [3]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        # A thousand times as large once it is subtracted from the parameter.
+        ("hidden.0.weight", lambda _: torch.ones(1000, 1, 1), "has shape [1000, 1, 1]"),
+        ("classifier.bias", lambda b: b[:1], "has shape [1]"),
+        ("classifier.bias", lambda b: b.long(), "has type torch.int64"),
+    ],
+)
+def test_clipping_makes_nothing_fit_that_does_not(
+    images: Path, name: str, change: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_tensor(name, change))
+
+    record = build_federation(small(images, "fedavg", update__clip=1e-6), lie).run_round(
+        evaluate=False
+    )
+    assert reason in record.clients.rejected[VICTIM]
+
+
+def test_who_says_so_a_thousand_times_is_rejected(images: Path) -> None:
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_field(processed=("clip",) * 1000))
+
+    record = build_federation(small(images, "fedavg", update__clip=1.0), lie).run_round(
+        evaluate=False
+    )
+    assert record.clients.rejected == {VICTIM: "it was processed twice by the same"}
+
+
+def test_a_huge_limit_clips_nothing() -> None:
+    update = make_update([4.0, 5.0])
+    assert chain(1e200).outgoing(update, broadcast()) is update
+
+
+def test_after_a_round_no_model_is_kept() -> None:
+    stack, processors = Stack(), chain(2.5)
+    update = replace(make_update([0.0, 0.0]), averaged=StackMember(stack, 1))
+    processors.outgoing(update, broadcast())
+    alive = weakref.ref(stack)
+    del stack, update
+    assert alive() is not None
+    processors.end_round()
+    gc.collect()
+    assert alive() is None

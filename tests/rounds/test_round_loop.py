@@ -12,6 +12,7 @@ import torch
 from recording_engine import watch
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
@@ -34,7 +35,7 @@ def make_update(client: str, num_samples: int, value: Sequence[float]) -> Update
 
 
 def test_weighted_mean_by_hand() -> None:
-    mean = WeightedMean({})
+    mean = WeightedMean({}, Experiment())
     mean.add(make_update("a", 1, [1.0, 10.0]), 1)
     mean.add(make_update("b", 3, [5.0, -2.0]), 3)
     mean.add(make_update("c", 9, [7.0, 7.0]), 0)
@@ -43,7 +44,7 @@ def test_weighted_mean_by_hand() -> None:
 
 def test_weighted_mean_leaves_the_updates_alone() -> None:
     update = make_update("a", 3, [1.0, 2.0])
-    mean = WeightedMean({})
+    mean = WeightedMean({}, Experiment())
     mean.add(update, 3)
     mean.add(update, 3)
     assert mean.result()["w"].tolist() == [1.0, 2.0]

@@ -10,6 +10,7 @@ from mpfedcl.convergence.diagnostics import ConvergenceDiagnostics
 from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.convergence.objectives import ObjectiveInspector, mean_gradient_norm
 from mpfedcl.engines import InProcessEngine
+from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.rounds.aggregation import Peers
 from mpfedcl.rounds.assembly import Assembly
@@ -31,6 +32,11 @@ class InspectingEngine(WrappedEngine):
         self, assembly: Assembly, engine: Engine, local: InProcessEngine, peers: Peers | None
     ) -> None:
         super().__init__(engine)
+        if not assembly.method.trains:
+            raise InvalidInput(
+                f"diagnostics is {', '.join(assembly.experiment.diagnostics)}; with method "
+                f"{assembly.experiment.method} it must be left out: its clients do not train."
+            )
         self._assembly = assembly
         self._local = local
         self._peers = peers

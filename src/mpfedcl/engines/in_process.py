@@ -67,6 +67,7 @@ class InProcessEngine(Engine):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
+        self._processors.end_round()
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Let clients send what a method that does not train makes of their samples."""

@@ -72,13 +72,15 @@ class ProcessGroup:
 
     def sum(self, tensors: Tensors) -> Tensors:
         """Return the sums over all processes, the same bits in each."""
-        if not tensors:
-            return {}
-        flat = torch.cat([value.flatten() for value in tensors.values()]).cpu()
-        _call(lambda: dist.all_reduce(flat))
-        parts = torch.split(flat, [value.numel() for value in tensors.values()])
-        pairs = zip(tensors.items(), parts, strict=True)
-        return {name: part.view_as(value).to(value) for (name, value), part in pairs}
+        total: Tensors = {}
+        for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
+            alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
+            flat = torch.cat([value.flatten() for value in alike.values()]).cpu()
+            _call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
+            parts = torch.split(flat, [value.numel() for value in alike.values()])
+            for (name, value), part in zip(alike.items(), parts, strict=True):
+                total[name] = part.view_as(value).to(value.device)
+        return {name: total[name] for name in tensors}
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

@@ -154,7 +154,10 @@ class Experiment(Settings):
             values = {name: value for name, value in values.items() if name in own}
         for name, value in changes.items():
             section, _, field = name.rpartition("__")
-            (values.setdefault(section, {}) if section else values)[field] = value
+            table = values.setdefault(section, {}) if section else values
+            if not isinstance(table, dict):
+                raise InvalidInput(f"{section}.{field} is not a setting; {section} is no section.")
+            table[field] = value
         return type(self)(**values)
 
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:

@@ -90,10 +90,15 @@ def _declare_settings(name: str, method: type[Method]) -> None:
         # Inherited from a built-in method, whose section every experiment has.
         kind = Settings
     taken = {*Experiment.model_fields, *built_in_sections()}
-    if kind is not Settings and (not kind.section.isidentifier() or kind.section in taken):
+    is_taken = kind.section in taken or hasattr(Experiment, kind.section)
+    if kind is not Settings and (not kind.section.isidentifier() or is_taken):
         raise InvalidInput(
             f"method is {name!r}, whose settings have the section {kind.section!r}; it must be a "
-            f"name, and none of {', '.join(sorted(taken))}."
+            f"name, and none of {', '.join(sorted(taken))} or another word of an experiment."
+        )
+    if needed := [each for each, field in kind.model_fields.items() if field.is_required()]:
+        raise InvalidInput(
+            f"method is {name!r}, whose setting {needed[0]!r} has no default; it must have one."
         )
     declare(name, kind)
 

@@ -174,6 +174,8 @@ class Method:
 
     def template(self, params: Tensors) -> Tensors:
         """Return a tensor of the right shape and type for each name that `finish` sends up."""
+        if not self.trains:
+            return {}
         return {name: value for name, value in params.items() if self.shared(name)}
 
     def init_client(self, params: Tensors) -> Tensors:
@@ -246,7 +248,10 @@ class Method:
         return update.num_samples
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Fold the clients' averages, and what else came with them, into the server's state."""
+        """Fold the clients' averages, and what else came with them, into the server's state.
+
+        `means` is empty where clients send sums alone, or all have withheld their updates.
+        """
         return replace(server, params={**server.params, **means})
 
     # For the records

@@ -36,7 +36,7 @@ def unpack_readings(values: Mapping[str, Any], num_classes: int) -> ClientReadin
             test: {str(reading): _percent(table[test].get(reading)) for reading in READINGS}  # type: ignore[index]
             for test in TESTS
         }
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, OverflowError):
         raise MessageError("a reading must be a table by test and reading") from None
     if type(is_personal) is not bool or not (
         confusion is None

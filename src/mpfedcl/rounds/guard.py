@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.tensors import Tensors
@@ -27,6 +28,8 @@ class Guard:
         """The same of what is added up."""
         self._sizes = sizes
         self._trains = method.trains
+        # Only a `finish` of the method's own withholds anything.
+        self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
         self._num_prototypes = method.num_prototypes
@@ -53,10 +56,16 @@ class Guard:
                 return f"{name} holds no values"
         return None
 
+    def judge_shapes(self, update: Update) -> str | None:
+        """Return which tensors are not of the names, shapes and types that were asked for."""
+        averaged = update.averaged if isinstance(update.averaged, dict) else self.template
+        return _judge_tensors(averaged, self.template) or _judge_tensors(update.summed, self.sums)
+
     def judge(self, update: Update, broadcast: Broadcast) -> str | None:
         """Return why a well-formed update must be rejected, or None if it is sound."""
         return (
             self._judge_numbers(update)
+            or self.judge_shapes(update)
             or self._judge_change(update.averaged, broadcast)
             or self._judge_sums(update.summed)
             or self._judge_prototypes(update, broadcast.pool.vectors.dtype)
@@ -79,12 +88,10 @@ class Guard:
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
-            return None
+            return None if self._may_withhold else "it withholds its update; this method never does"
         if isinstance(averaged, StackMember):
             squares = averaged.stack.squared_changes[averaged.index]
         else:
-            if problem := _judge_tensors(averaged, self.template):
-                return problem
             squares = 0.0
             for name, value in averaged.items():
                 change = value - broadcast.params[name] if name in broadcast.params else value
@@ -97,8 +104,6 @@ class Guard:
         return None
 
     def _judge_sums(self, summed: Tensors) -> str | None:
-        if problem := _judge_tensors(summed, self.sums):
-            return problem
         odd = [name for name, value in summed.items() if not value.isfinite().all()]
         return f"the sums {odd[0]} hold values that are not finite" if odd else None
 

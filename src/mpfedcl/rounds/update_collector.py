@@ -1,5 +1,6 @@
 """What comes in during a round: each update judged, then folded, and everything counted."""
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -37,8 +38,10 @@ class UpdateCollector:
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
-        self._aggregator = find_aggregator(method.experiment.aggregation.rule)(guard.template)
-        self._processors = ProcessorChain(method.experiment)
+        experiment = method.experiment
+        rule = find_aggregator(experiment.aggregation.rule)
+        self._aggregator = rule(guard.template, experiment)
+        self._processors = ProcessorChain(experiment)
         self._method = method
         self._guard = guard
         self._server = server
@@ -67,7 +70,7 @@ class UpdateCollector:
         elif update.client not in self._chosen:
             self._reject(update, "this client was not asked")
         else:
-            self._accept(update)
+            self._weigh(update)
 
     def merge(self, peers: Peers) -> None:
         """Take in what the updates in other processes came to; the rest is plain values."""
@@ -98,18 +101,36 @@ class UpdateCollector:
         odd = [name for name in update.processed if name not in self._processors.names]
         if odd:
             return update, f"it was processed by {str(odd[0])[:40]!r}, which nobody asked for"
+        if len(set(update.processed)) < len(update.processed):
+            return update, "it was processed twice by the same"
+        # Before anything is computed with them: a small tensor may be stretched to a huge one.
+        if problem := self._guard.judge_shapes(update):
+            return update, problem
         try:
             return self._processors.incoming(update, self._broadcast), None
         # What a stranger sends may fail in any way; the guard knows better words for most of them.
         except Exception as error:
             return update, f"it cannot be processed ({type(error).__name__})"
 
-    def _accept(self, update: Update) -> None:
+    def _weigh(self, update: Update) -> None:
+        """Accept an update with the method's weight, if it has one."""
         weight = 0.0
+        try:
+            if update.averaged is not None:
+                weight = self._method.weigh(update, self._server)
+        # A method's own formula on a stranger's numbers may overflow.
+        except Exception as error:
+            self._reject(update, f"it cannot be weighed ({type(error).__name__})")
+            return
+        if not 0 <= weight < math.inf:
+            self._reject(update, f"its weight is {weight!r}; it must be finite and not negative")
+            return
+        self._accept(update, weight)
+
+    def _accept(self, update: Update, weight: float) -> None:
         if update.averaged is None:
             self.withheld.append(update.client)
         else:
-            weight = self._method.weigh(update, self._server)
             self._aggregator.add(update, weight)
         for name, value in update.summed.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value

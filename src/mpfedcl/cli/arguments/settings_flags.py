@@ -71,5 +71,5 @@ def _flag_type(field: FieldInfo) -> Any:
         return field.annotation
     kind = next(each for each in get_args(field.annotation) if each is not NoneType)
     choices = ",".join(map(str, get_args(kind)))
-    metavar = f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS[kind]
+    metavar = f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")
     return Annotated[field.annotation, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]

@@ -205,3 +205,6 @@ def _read_reply(
         return read(name, reply.message)
     except MessageError as error:
         return Failure(name, f"its answer cannot be read: {error}")
+    # Whatever one client sends costs that client alone.
+    except Exception as error:
+        return Failure(name, f"its answer cannot be read ({type(error).__name__})")

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from safetensors.torch import load
 
+from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Update
 from mpfedcl.tensors import Tensors, pack_tensors
 
@@ -27,10 +28,12 @@ class Aggregator(ABC):
 
     Args:
         template: A tensor of the right shape and type for each name that clients send.
+        experiment: All settings, a rule's own among them.
     """
 
-    def __init__(self, template: Tensors) -> None:
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
         self.template = template
+        self.experiment = experiment
 
     @abstractmethod
     def add(self, update: Update, weight: float) -> None:
@@ -51,8 +54,8 @@ class Aggregator(ABC):
 class RuleOverAll(Aggregator):
     """A rule that must see every update at once: it keeps them until the round is over."""
 
-    def __init__(self, template: Tensors) -> None:
-        super().__init__(template)
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
+        super().__init__(template, experiment)
         self._updates: dict[str, Tensors] = {}
         self._weights: dict[str, float] = {}
 

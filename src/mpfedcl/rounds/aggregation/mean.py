@@ -2,6 +2,7 @@
 
 import torch
 
+from mpfedcl.experiment import Experiment
 from mpfedcl.messages import StackMember, Update, UpdateStack
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers
 from mpfedcl.tensors import Tensors
@@ -14,8 +15,8 @@ class WeightedMean(Aggregator):
     that follow each other are summed by the stack itself.
     """
 
-    def __init__(self, template: Tensors) -> None:
-        super().__init__(template)
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
+        super().__init__(template, experiment)
         self._sums: Tensors = {}
         self._weight: float = 0
         self._stack: UpdateStack | None = None

@@ -31,6 +31,11 @@ class ProcessorChain:
             update = each.outgoing(update, broadcast)
         return update
 
+    def end_round(self) -> None:
+        """Say that all updates of a round are out."""
+        for each in self._processors:
+            each.end_round()
+
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Process an update at the server: the last stage first."""
         for each in reversed(self._processors):

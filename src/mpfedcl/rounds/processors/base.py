@@ -30,6 +30,9 @@ class Processor(ABC):
         """Return what leaves the client."""
         return update
 
+    def end_round(self) -> None:  # noqa: B027  -- most keep nothing
+        """Forget what was kept for the clients of a round; all their updates are out."""
+
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Return what the guard sees of what came in, which a stranger may have made up."""
         return update

@@ -62,6 +62,10 @@ class Clip(Processor):
             return update
         return self._clip_tensors(update, broadcast, self._limit * (1 + _ROUNDING))
 
+    def end_round(self) -> None:
+        """Let go of the stacks, which keep their clients' models in memory."""
+        self._stacks = {}
+
     @torch.no_grad()
     def _clip_tensors(self, update: Update, broadcast: Broadcast, limit: float) -> Update:
         if not update.averaged:
@@ -72,10 +76,8 @@ class Clip(Processor):
             for name, value in update.averaged.items()
         }
         squares = sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
-        if not limit**2 < squares < math.inf:
-            # Also where a value is not finite, which is the guard's to say.
+        if (scale := _scale(squares, limit)) == 1:
             return update
-        scale = self._limit / math.sqrt(squares)
         clipped = {
             name: broadcast.params[name] + scale * change
             if name in broadcast.params
@@ -88,7 +90,7 @@ class Clip(Processor):
         """Clip within the stack, so that its clients are still summed without being written out."""
         key = id(member.stack)
         if key not in self._stacks:
-            # The last few only: what is kept here keeps its clients' models in memory.
+            # The last few only, for the same reason.
             kept = list(self._stacks.items())[1 - _STACKS_KEPT :]
             clipped = ClippedStack(member.stack, broadcast.params, self._limit)
             self._stacks = dict([*kept, (key, clipped)])
@@ -103,10 +105,7 @@ class ClippedStack:
     """A stack whose clients' changes x_i - x are scaled: Σ w_i (x + s_i (x_i - x)) in one go."""
 
     def __init__(self, stack: UpdateStack, start: Tensors, limit: float) -> None:
-        self.scales = [
-            limit / math.sqrt(squares) if limit**2 < squares < math.inf else 1.0
-            for squares in stack.squared_changes
-        ]
+        self.scales = [_scale(squares, limit) for squares in stack.squared_changes]
         self._stack = stack
         self._start = start
 
@@ -137,6 +136,15 @@ class ClippedStack:
         if scale == 1:
             return own
         return {n: self._start[n] + scale * (value - self._start[n]) for n, value in own.items()}
+
+
+def _scale(squares: float, limit: float) -> float:
+    """Return what shortens a change of this squared length to the limit; 1 where it is shorter.
+
+    Also where a value is not finite, which is the guard's to say.
+    """
+    length = math.sqrt(squares) if squares < math.inf else math.nan
+    return limit / length if length > limit else 1.0
 
 
 def _mark(update: Update) -> Update:
