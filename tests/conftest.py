@@ -3,6 +3,7 @@
 import gc
 import subprocess
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,8 @@ def small_models() -> Iterator[None]:
 @pytest.fixture
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs at the same time, in processes that have torch loaded; others start from nothing."""
+    # Here, not by the first job: that is started with an interrupt held back, and so would all be.
+    forkserver.ensure_running()
     forks = SimpleNamespace(get_context=lambda _: FORKS)
     monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
 
