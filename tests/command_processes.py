@@ -184,9 +184,9 @@ def _run(
     os.environ.update(variables)
     torch.set_num_threads(1)
     if small_model:
-        mlp.HIDDEN_ON_PIXELS = HIDDEN
+        vars(mlp)["HIDDEN_ON_PIXELS"] = HIDDEN
     if forked_jobs:
         # It knows the server that it was forked from, but would start another.
-        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-        jobs.multiprocessing = SimpleNamespace(get_context=lambda _: FORKS)  # type: ignore[attr-defined,assignment]
+        vars(forkserver._forkserver)["ensure_running"] = lambda: None
+        vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
     (program or main)(words)

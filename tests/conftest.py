@@ -3,12 +3,14 @@
 import gc
 import subprocess
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
+import torch
 
 import comparison_command
 import tuning_command
@@ -21,8 +23,10 @@ from handwritten_runs import HOSTILE, write_run
 from mpfedcl import Experiment, run
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.main import main
+from mpfedcl.models.resnet import ResNet18
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 from small_experiments import EXAMPLES, HIDDEN, Say, save_images, save_vectors, small
 from watch_server import Server, watched
@@ -95,6 +99,8 @@ def small_models() -> Iterator[None]:
 @pytest.fixture
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs at the same time, in processes that have torch loaded; others start from nothing."""
+    # Here, not by the first job: that is started with an interrupt held back, and so would all be.
+    forkserver.ensure_running()
     forks = SimpleNamespace(get_context=lambda _: FORKS)
     monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
 
@@ -104,6 +110,24 @@ def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> Non
     """The same for runs over a network, where nobody waits for long."""
     for module in ("engine", "client_registry"):
         monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module")
+def drawn_once() -> Iterator[None]:
+    """For many runs behind a random ResNet-18: its eleven million numbers are drawn once."""
+    init, drawn = ResNet18.init, dict[tuple[bytes, torch.dtype], tuple[Tensors, torch.Tensor]]()
+
+    def draw(model: ResNet18, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        key = (generator.get_state().numpy().tobytes(), dtype)
+        if key not in drawn:
+            drawn[key] = init(model, generator, dtype), generator.get_state()
+        params, state = drawn[key]
+        generator.set_state(state)
+        return {name: value.clone() for name, value in params.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResNet18, "init", draw)
+        yield
 
 
 @pytest.fixture

@@ -220,12 +220,15 @@ def test_data_list(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("kind", ["label", "iid", "classes", "quantity"])
-def test_data_show(tmp_path: Path, cli: Cli, kind: str) -> None:
+def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("data", "show", "mnist-sample", "--partition.kind", kind, "--clients", 5)
     said = cli(*words, "--out", tmp_path / "picture.png")
     assert (said.code, said.err) == (0, "")
     assert_fits(said.out)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    # Pictures that are there need not be drawn again.
+    for name in ("draw_partition", "draw_contact_sheet"):
+        monkeypatch.setattr(f"mpfedcl.report.figures.{name}", lambda *_: None)
     content = json.loads(cli(*words, "--out", tmp_path / "picture.png", "--json").out)
     assert content["classes"] == list("0123456789")
     assert list(content["clients"]) == [f"client-{number}" for number in range(5)]

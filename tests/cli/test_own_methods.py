@@ -61,7 +61,7 @@ def test_flags_help_and_values_of_every_kind(capsys: pytest.CaptureFixture[str])
         ("--method pull_method:Careless", "whose settings have the section 'train'"),
         ("--method pull_method:Shadow", "whose settings have the section 'resolved'"),
         ("--method pull_method:Demanding", "whose setting 'beta' has no default; it must have one"),
-        ("--method pull_method:Undecided --undecided.sizes x", "--undecided.sizes is 'x'"),
+        ("--method pull_method:Undecided --undecided.sizes x", "Error parsing --undecided.sizes"),
     ],
 )
 def test_one_sentence_for_each_mistake(words: str, sentence: str) -> None:

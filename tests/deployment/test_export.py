@@ -32,7 +32,7 @@ from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, exp
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import EXAMPLES, Say, small
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
 Answers = dict[str, NDArray[Any]]
 

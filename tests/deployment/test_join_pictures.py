@@ -16,7 +16,7 @@ from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once")]
 
 SHARED = Path(__file__).parents[3] / "shared"
 

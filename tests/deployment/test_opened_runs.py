@@ -21,7 +21,7 @@ from mpfedcl.rng import generator
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
 
 def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Encoder and head as one model: what is trained, what is constant, and batching over clients."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -21,6 +22,11 @@ SIZE = 16
 
 
 def make_weights() -> Tensors:
+    return {name: value.clone() for name, value in draw_weights().items()}
+
+
+@cache
+def draw_weights() -> Tensors:
     weights = ResNet18().init(torch.Generator().manual_seed(1), torch.float32)
     key = torch.Generator().manual_seed(2)
     for name, value in weights.items():

@@ -102,7 +102,7 @@ def test_npz_files_of_ones_own(tmp_path: Path) -> None:
     assert read_records(run.path)[1]["clients"]["answered"] == ["few", "many"]
 
 
-@pytest.mark.usefixtures("quick_network", "own_places")
+@pytest.mark.usefixtures("quick_network", "own_places", "drawn_once")
 def test_pictures_through_an_encoder(tmp_path: Path) -> None:
     """Pictures of any size become features of one length; the server needs no encoder."""
     changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}

@@ -18,7 +18,7 @@ from small_experiments import read_summary
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
 
 def test_a_second_run_opens_no_image(
