@@ -102,8 +102,6 @@ def _from_archive(path: Path, wanted: SampleFormat) -> list[NamedSample]:
         (found,) = store.inspect()
         if found.vector_width != wanted.vector_width:
             raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
-        if not len(store):
-            raise InvalidInput(f"{path}: {store.key} is empty; it must hold at least one sample.")
         # At once and in their own size: an archive is read from its beginning each time.
         own = choose_format({found}, None, wanted.dtype)
         samples = store.load(numpy.arange(len(store)), own)
