@@ -70,6 +70,11 @@ def test_no_change_is_longer_than_the_limit(values: list[float], limit: float) -
     assert chain(limit).incoming(clipped, broadcast()) is clipped
 
 
+def test_who_has_not_clipped_is_clipped_to_the_limit_itself() -> None:
+    clipped = chain(2.5).incoming(make_update([4.0, 5.0]), broadcast())
+    assert tensors_of(clipped)["w"].tolist() == [2.5, 3.0]
+
+
 def test_withheld_updates_pass() -> None:
     update = replace(make_update([9.0, 9.0]), averaged=None)
     assert chain(1.0).outgoing(update, broadcast()) is update

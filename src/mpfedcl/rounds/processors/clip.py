@@ -76,8 +76,9 @@ class Clip(Processor):
             for name, value in update.averaged.items()
         }
         squares = sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
-        if (scale := _scale(squares, limit)) == 1:
+        if _scale(squares, limit) == 1:
             return update
+        scale = _scale(squares, self._limit)
         clipped = {
             name: broadcast.params[name] + scale * change
             if name in broadcast.params
