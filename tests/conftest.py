@@ -13,6 +13,7 @@ import torch
 
 import comparison_command
 import tuning_command
+from browser_fixtures import browser, live, live_server  # noqa: F401  -- fixtures
 from command_processes import FORKS, CommandProcess
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server

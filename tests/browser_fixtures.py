@@ -1,4 +1,4 @@
-"""Pages in a real browser."""
+"""Fixtures of the tests in a real browser; conftest.py imports them."""
 
 from collections.abc import Iterator
 from pathlib import Path
