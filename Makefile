@@ -33,7 +33,7 @@ demo: $(READY)
 		--partition.alpha 0.05 --evaluate-every 5 --readings all --out demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,7 +42,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole'
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
 reproduce: $(READY)
