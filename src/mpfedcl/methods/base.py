@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
+import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, normalize
+from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
@@ -55,7 +56,9 @@ class Batch(NamedTuple):
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy over the real samples."""
-        # The bits of torch's own, which under vmap is slow and loads a compiler at the first step.
+        if not torch._C._functorch.is_functorch_wrapped_tensor(logits):
+            return self.mean(cross_entropy(logits, self.labels, reduction="none"))
+        # The same bits: torch's own is slow under vmap, and loads a compiler at the first step.
         likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
         return self.mean(-likelihoods.squeeze(-1))
 

@@ -1,5 +1,6 @@
 """How the clients' tensors become one. A rule is a file of this folder, found by its name."""
 
+from functools import cache
 from importlib import import_module
 
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers, RuleOverAll
@@ -7,6 +8,7 @@ from mpfedcl.rounds.aggregation.base import Aggregator, Peers, RuleOverAll
 __all__ = ["Aggregator", "Peers", "RuleOverAll", "find_aggregator"]
 
 
+@cache
 def find_aggregator(rule: str) -> type[Aggregator]:
     """Return the rule of a name that `aggregation.rule` allows: trimmed-mean is trimmed_mean.py."""
     module = import_module(f"{__name__}.{rule.replace('-', '_')}")

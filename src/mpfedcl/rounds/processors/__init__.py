@@ -1,6 +1,7 @@
 """What is done to updates between clients and guard. A processor is a file of this folder."""
 
 import pkgutil
+from functools import cache
 from importlib import import_module
 
 from mpfedcl.experiment import Experiment
@@ -14,9 +15,7 @@ class ProcessorChain:
     """The processors that an experiment asks for, in the order of their stages."""
 
     def __init__(self, experiment: Experiment) -> None:
-        for module in pkgutil.iter_modules(__path__):
-            import_module(f"{__name__}.{module.name}")
-        made = [each.of(experiment) for each in Processor.__subclasses__()]
+        made = [each.of(experiment) for each in _find_processors()]
         asked = [each for each in made if each is not None]
         self._processors = sorted(asked, key=lambda each: STAGES.index(each.stage))
 
@@ -41,3 +40,11 @@ class ProcessorChain:
         for each in reversed(self._processors):
             update = each.incoming(update, broadcast)
         return update
+
+
+@cache
+def _find_processors() -> tuple[type[Processor], ...]:
+    """Import the files of this folder, once: a chain is made in every round."""
+    for module in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return tuple(Processor.__subclasses__())
