@@ -14,7 +14,7 @@ from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
-from mpfedcl.models import Mlp
+from mpfedcl.models import Mlp, Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
@@ -24,7 +24,7 @@ from small_experiments import assemble_federation
 CENTRES = {"a": (3.0, 4.0), "b": (-1.0, 0.0)}
 
 
-class Point:
+class Point(Model):
     """A model that is one point: the embedding of every input."""
 
     embedding_size = 2

@@ -28,12 +28,13 @@ from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.schedule import draw_batches, make_schedule
 from mpfedcl.engines.trained_clients import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
+from mpfedcl.models import Model
 from mpfedcl.tensors import Tensors
 
 Array = NDArray[numpy.float64]
 
 
-class SmallModel:
+class SmallModel(Model):
     """A model of a few layers in which each test has its own `apply`."""
 
     embedding_size = NUM_INPUTS

@@ -33,7 +33,6 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rng import generator
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.tensors import Tensors, load_tensors
 
@@ -146,7 +145,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     else:
         input_format, input_size = encoder_input_format(encoder), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
-    model = make_model(
+    model = method.own_model(input_size) or make_model(
         encoder,
         input_size,
         len(classes),
@@ -170,8 +169,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
 def read_model(path: Path, model: Model) -> Tensors:
     """Read parameters that a run has left; they must be this model's, and numbers."""
     params = load_tensors(path)
-    like = model.init(generator(0, "shapes"), torch.float32)
-    if {n: v.shape for n, v in params.items()} != {n: v.shape for n, v in like.items()}:
+    if not model.fits(params):
         raise InvalidInput(
             f"{path} does not fit the experiment; it must be the file that the run wrote."
         )

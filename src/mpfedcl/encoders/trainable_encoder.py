@@ -40,7 +40,7 @@ def make_model(
     return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes, hidden)
 
 
-class TrainableEncoder:
+class TrainableEncoder(Model):
     """ResNet-18 and the head on its 512 features; every client trains all of it.
 
     Inputs are pixels in 0 to 255, as bytes or as numbers, either [B, 3, size, size] or flattened

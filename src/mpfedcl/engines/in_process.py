@@ -1,5 +1,6 @@
 """The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -8,7 +9,12 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
+from mpfedcl.engines.trained_clients import (
+    TrainedClient,
+    TrainedClients,
+    distinct_groups,
+    predict_clients,
+)
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.messages import Broadcast, Update
@@ -19,14 +25,13 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
+    ClientReader,
     ConfusionCounts,
     Evaluator,
     Predictions,
     RoundReadings,
-    accuracy_table,
     as_stack,
     count_confusions,
-    predictions_by_reading,
 )
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
@@ -119,7 +124,7 @@ class InProcessEngine(Engine):
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
-        return names if self._method.trains else []
+        return names if self._method.trains else [n for n in names if n in self._trained]
 
     def read(
         self,
@@ -135,22 +140,26 @@ class InProcessEngine(Engine):
             self._data.test_labels,
             self._method.project,
             None if pool is None else self._method.reference(pool),
+            self._experiment.contrast.temperature,
         )
         shared = None
         if averaged is not None:
             (shared,) = evaluator.predict(
-                lambda inputs: as_stack(self._model.apply(averaged, inputs))
+                lambda inputs: as_stack(self._model.apply(averaged, inputs)),
+                with_similarities=True,
             )
+        reader = ClientReader(evaluator.labels, shared, len(self.sizes))
+        num_classes, main = self._data.num_classes, self._method.reading_on("own")
         tables: dict[str, AccuracyTable] = {}
         confusion: dict[str, ConfusionCounts] = {}
         unread = ((name, None) for name in self.sizes.keys() - set(names))
         for name, personal in chain(self._predict_personally(evaluator, names), unread):
-            answers, own = predictions_by_reading(personal, shared), self._data.client(name).test
-            tables[name] = accuracy_table(answers, evaluator.labels, own)
-            said = answers[self._method.reading]
-            if with_confusion and said is not None and len(own):
-                counts = count_confusions(said[own], evaluator.labels[own], self._data.num_classes)
-                confusion[name] = counts
+            client = self._data.client(name)
+            counts = torch.bincount(client.labels, minlength=num_classes)
+            tables[name], said = reader.tables(personal, client.test, counts)
+            if with_confusion and main in said and len(client.test):
+                truth = evaluator.labels[client.test]
+                confusion[name] = count_confusions(said[main], truth, num_classes)
         in_order = [name for name in self.sizes if name in confusion]
         return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
 
@@ -190,6 +199,21 @@ class InProcessEngine(Engine):
         with self._clock.phase("aggregate"):
             self._keep_states(set(accepted))
         self._trained = self._requested()
+        if not self._method.trains and following is not None:
+            with self._clock.phase("train"):
+                self._personalize([n for n in accepted if n in self._requested_names], following())
+
+    def _personalize(self, names: Sequence[str], broadcast: Broadcast) -> None:
+        """Let clients that do not train make their own models of what the round has brought."""
+        received = self._method.prepare(broadcast)
+        for name in names:
+            client = self._data.client(name)
+            params = self._method.personalize(received, client.inputs, client.labels)
+            if params is not None:
+                own = TrainedClient(
+                    client, self._model, params, averaged={}, state={}, loss=math.nan
+                )
+                self._remember(own)
 
     def _keep_states(self, held: set[str]) -> None:
         self._trained = {n: place for n, place in self._trained.items() if n in held}

@@ -177,8 +177,10 @@ class Experiment(Settings):
         if root is not None and holds_vectors(root.expanduser(), self.dataset.domains):
             # An encoder is for images; vectors are features already.
             defaults["encoder__name"] = "none"
-        still_open = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
-        return self.replace(**{"method": self.method, **still_open})
+        filled = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
+        # A method of one exchange has one round, whatever is asked for.
+        filled |= {n: value for n, value in method_defaults.items() if n == "rounds"}
+        return self.replace(**{"method": self.method, **filled})
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""

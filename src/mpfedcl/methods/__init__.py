@@ -18,13 +18,24 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods.base import READINGS, Batch, Context, Method, Reading, Server, Tally
+from mpfedcl.methods.base import (
+    READINGS,
+    TESTS,
+    Batch,
+    Context,
+    Method,
+    Reading,
+    Server,
+    Tally,
+    Test,
+)
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class
 
 __all__ = [
     "READINGS",
+    "TESTS",
     "Batch",
     "Broadcast",
     "Context",
@@ -39,6 +50,7 @@ __all__ = [
     "Settings",
     "Tally",
     "Tensors",
+    "Test",
     "Update",
     "built_in_methods",
     "find_method",
@@ -62,11 +74,12 @@ def find_method(name: str) -> type[Method]:
 
 def _import_method(name: str) -> type[Method]:
     found = import_class("method", name, Method)
-    if found.reading not in READINGS:
-        raise InvalidInput(
-            f"method is {name!r}, whose reading is {found.reading!r}; it must be one of "
-            f"{', '.join(READINGS)}."
-        )
+    for reading in (found.reading, found.union_reading or found.reading):
+        if reading not in READINGS:
+            raise InvalidInput(
+                f"method is {name!r}, whose reading is {reading!r}; it must be one of "
+                f"{', '.join(READINGS)}."
+            )
     _declare_settings(name, found)
     return found
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.models import Model
 from mpfedcl.prototypes import (
     PrototypePool,
     Prototypes,
@@ -32,14 +33,21 @@ from mpfedcl.prototypes import (
 from mpfedcl.tensors import Tensors
 
 Reading = Literal[
-    "personal_classifier", "personal_prototype", "averaged_classifier", "averaged_prototype"
-]
-READINGS: tuple[Reading, ...] = (
     "personal_classifier",
     "personal_prototype",
     "averaged_classifier",
     "averaged_prototype",
-)
+    "personal_classifier_prior",
+    "averaged_classifier_prior",
+    "averaged_prototype_prior",
+    "averaged_classifier_estimated",
+]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+"""Which model answers, and by what. `prior`: the client's shares of labels are added to the scores;
+`estimated`: they are found from unlabelled test samples instead."""
+Test = Literal["own", "union"]
+TESTS: tuple[Test, ...] = get_args(Test)
+"""own: each client on its own test samples; union: on all clients' test samples together."""
 
 
 class Batch(NamedTuple):
@@ -130,7 +138,9 @@ class Method:
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     reading: ClassVar[Reading] = "averaged_classifier"
-    """The reading that this method is judged by."""
+    """The reading that this method is judged by, on the clients' own tests."""
+    union_reading: ClassVar[Reading | None] = None
+    """The same on a test of all clients' classes; None: as on their own tests."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`."""
     knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
@@ -164,6 +174,16 @@ class Method:
         """Return the class of its own settings, or `Settings` where it has none."""
         found: type[Settings] = get_type_hints(cls)["settings"]
         return found
+
+    def reading_on(self, test: Test) -> Reading:
+        """Return the reading that a test is judged by; one test for all clients is a union."""
+        if test == "union" or self.experiment.partition.test == "shared":
+            return self.union_reading or self.reading
+        return self.reading
+
+    def own_model(self, input_size: int) -> Model | None:
+        """Return the model of a method that brings its own; None: the one that settings name."""
+        return None
 
     # What travels, what is kept
 
@@ -244,7 +264,25 @@ class Method:
         """
         return {}
 
+    def personalize(self, received: Any, inputs: Tensor, labels: Tensor) -> Tensors | None:
+        """Return the own model of a client that does not train, from its training samples.
+
+        `received` is what `prepare` makes of the broadcast after the round. None: it has no own.
+        """
+        return None
+
     # On the server
+
+    def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
+        """Return why a client's sums cannot be true, or None; names, shapes and types are right.
+
+        `in_full`: they come over a network, and may be looked at closely.
+        """
+        return None
+
+    def prototypes_of(self, update: Update) -> Prototypes:
+        """Return what an accepted update adds to the pool; a method may find it in the sums."""
+        return update.prototypes
 
     def weigh(self, update: Update, server: Server) -> float:
         """Return an update's weight in the mean, by itself alone; 0 leaves it out."""

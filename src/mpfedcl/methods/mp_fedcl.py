@@ -9,7 +9,7 @@ from torch import Tensor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods.base import Batch, Context, Method
+from mpfedcl.methods.base import Batch, Context, Method, Reading, Test
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, contrastive_loss
 from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
@@ -37,6 +37,7 @@ class MpFedCL(Method):
     name = "mp-fedcl"
     summary = "K prototypes per class, a contrastive pull to those of all clients"
     reading = "personal_prototype"
+    union_reading = "averaged_prototype"
     shares_prototypes = True
     knobs = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})
 
@@ -48,6 +49,10 @@ class MpFedCL(Method):
                 f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
                 "must be left out: that loss is no mean over clients, so a sample would bias it."
             )
+
+    def reading_on(self, test: Test) -> Reading:
+        """Asked about everybody's classes, ask the model that has seen them, where there is one."""
+        return super().reading_on(test) if self.shares_model else self.reading
 
     def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""

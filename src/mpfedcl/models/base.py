@@ -18,3 +18,8 @@ class Model(Protocol):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
+
+    def fits(self, params: Tensors) -> bool:
+        """Tell whether parameters are of this model, by their names and shapes."""
+        like = self.init(torch.Generator(), torch.float32)
+        return {n: v.shape for n, v in params.items()} == {n: v.shape for n, v in like.items()}

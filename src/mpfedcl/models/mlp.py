@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
+from mpfedcl.models.base import Model
 from mpfedcl.tensors import Tensors
 
 HIDDEN_ON_PIXELS: tuple[int, ...] = (512, 512, 256)
@@ -14,7 +15,7 @@ HIDDEN_ON_PIXELS: tuple[int, ...] = (512, 512, 256)
 HIDDEN_BEHIND_ENCODER: tuple[int, ...] = (256,)
 
 
-class Mlp:
+class Mlp(Model):
     """Fully connected layers; the embedding is v = ReLU(W h + b) of the last hidden one.
 
     `Mlp((784, 512, 512, 256), 10)` is the MNIST model with its 798,474 parameters.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, TESTS
 from mpfedcl.network.message import MessageError
-from mpfedcl.rounds.evaluation import TESTS, AccuracyTable, ConfusionCounts, RoundReadings
+from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
 
 
 @dataclass(frozen=True)

@@ -248,6 +248,14 @@ class PrototypePool:
         places = self.labels.to(z.device).expand(len(z), -1)
         return found.scatter_reduce_(1, places, every, "amin")
 
+    @torch.no_grad()
+    def similarities_by_class(self, z: Tensor) -> Tensor:
+        """Return [B, C]: max_m z.u_m over the u_m of each class; -infinity where it has none."""
+        every = z @ self.vectors.to(z).T
+        found = z.new_full((len(z), self.num_classes), -torch.inf)
+        places = self.labels.to(z.device).expand(len(z), -1)
+        return found.scatter_reduce_(1, places, every, "amax")
+
     def averaged_over_owners(self) -> Self:
         """Return FedProto's global prototypes: a pool with one per class, owned by "global".
 
@@ -258,12 +266,26 @@ class PrototypePool:
         key, place = torch.unique(self.owners * self.num_classes + self.labels, return_inverse=True)
         owner_means = _mean_by(self.vectors, place, len(key))
         means = _mean_by(owner_means, key % self.num_classes, self.num_classes)
+        return self._one_per_class(means)
+
+    def class_centres(self) -> Self:
+        """Return a pool with one prototype per class, the mean by counts, owned by "global"."""
+        if not len(self):
+            return replace(self, num_prototypes=1)
+        counts = self.counts.to(self.vectors.dtype).unsqueeze(1)
+        sums = torch.zeros_like(self.vectors[:1]).repeat(self.num_classes, 1)
+        sums.index_add_(0, self.labels, counts * self.vectors)
+        totals = torch.zeros_like(sums[:, :1]).index_add_(0, self.labels, counts)
+        return self._one_per_class(sums / totals.clamp(min=1))
+
+    def _one_per_class(self, vectors: Tensor) -> Self:
+        """Return a pool of the vectors [C, d] of the classes that are present."""
         labels = self.present.nonzero().squeeze(1)
         counts = torch.zeros(self.num_classes, dtype=torch.int64, device=labels.device)
         counts.index_add_(0, self.labels, self.counts)
         return replace(
             self,
-            vectors=means[labels],
+            vectors=vectors[labels],
             labels=labels,
             counts=counts[labels],
             owners=torch.zeros_like(labels),

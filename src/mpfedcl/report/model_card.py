@@ -8,7 +8,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.wording import describe_data, describe_partition
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, TESTS
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.markdown import (
     code_block,
@@ -20,7 +20,6 @@ from mpfedcl.report.markdown import (
 from mpfedcl.report.number_formatting import deviation, mean
 from mpfedcl.report.reproduction import compare_command, run_command, without_local_paths
 from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
 
 _KINDS = {

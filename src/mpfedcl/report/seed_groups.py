@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpfedcl.json_files import Json
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, TESTS
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -16,7 +16,6 @@ from mpfedcl.report.number_formatting import (
 from mpfedcl.report.run_description import RunRecords, find_worst_client_and_class
 from mpfedcl.report.tables import READING_TITLES, mean_and_deviation
 from mpfedcl.rounds.clock import training_seconds
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.studies.statistics import mark_best
 
 _TEST_TITLES = {"own": "own test", "union": "union test"}

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, TESTS
 from mpfedcl.report.number_formatting import deviation, finite_values, mean
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.studies.statistics import interval_half_width
 
 READING_TITLES = {
@@ -19,6 +18,10 @@ READING_TITLES = {
     "personal_prototype": "personal, prototype",
     "averaged_classifier": "averaged, classifier",
     "averaged_prototype": "averaged, prototype",
+    "personal_classifier_prior": "personal, classifier + prior",
+    "averaged_classifier_prior": "averaged, classifier + prior",
+    "averaged_prototype_prior": "averaged, prototype + prior",
+    "averaged_classifier_estimated": "averaged, classifier + estimated prior",
 }
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
@@ -112,9 +115,9 @@ def explain_marks(num_seeds: int) -> str:
 
 
 def readings_table(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    """Return one run's four readings on both tests."""
+    """Return one run's readings on both tests."""
     rows = [
-        [READING_TITLES[reading], *(percent(readings[test][reading]) for test in TESTS)]
+        [READING_TITLES[reading], *(percent(readings[test].get(reading)) for test in TESTS)]
         for reading in READINGS
     ]
     return TextTable(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)

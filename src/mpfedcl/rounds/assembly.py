@@ -41,7 +41,7 @@ def assemble(
 
     Args:
         experiment: The settings; nothing is left open.
-        model: The model that fits the data.
+        model: The model that fits the data, where the method does not bring its own.
         num_classes, input_size: Classes of the data set, and numbers that stand for one sample.
         device: Where tensors live; the CPU by default.
         method_class: In place of the method that the experiment names.
@@ -49,6 +49,7 @@ def assemble(
     """
     device = device or torch.device("cpu")
     method = (method_class or find_method(experiment.method))(experiment, num_classes)
+    model = method.own_model(input_size) or model
     dtype = getattr(torch, experiment.dtype)
     if initial is None:
         initial = model.init(generator(experiment.seed, "weights"), dtype)

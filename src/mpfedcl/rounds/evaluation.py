@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, Reading
+from mpfedcl.methods import READINGS, TESTS, Reading
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.label_prior import estimate_prior, log_prior
 
-Test = Literal["own", "union"]
-TESTS: tuple[Test, ...] = ("own", "union")
-"""own: each client on its own test images; union: on all clients' test images together."""
 AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
 ConfusionCounts = list[list[int]]
@@ -22,6 +20,9 @@ _CHUNK = 4096
 """Images that pass through a model together."""
 _READ_AT_ONCE = 16384
 """Images times models that are read together."""
+_MOST_PRIOR_SCORES = 2**31
+"""Clients times union images times classes up to which priors are read on the union test: the
+averaged model says the same to everybody, but a prior makes it say something else to each."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,16 @@ class RoundReadings:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The class that one model says of each test image, by each rule; -1 for none."""
+    """What one model says of each test image: the class by each rule, -1 for none, and scores."""
 
     classifier: Tensor
+    """[n] classes."""
     prototype: Tensor | None
+    """[n] classes; None without prototypes."""
+    scores: Tensor
+    """[n, C] of the classifier."""
+    similarities: Tensor | None = None
+    """[n, C] max z.p / temperature over a class's prototypes; -inf where it has none."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ class Evaluator:
     labels: Tensor
     project: Callable[[Tensor], Tensor]
     reference: PrototypePool | None
+    temperature: float = 0.07
+    """By which similarities to prototypes are divided."""
 
     @property
     def models_at_once(self) -> int:
@@ -72,23 +81,33 @@ class Evaluator:
         return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
-    def predict(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Predictions]:
+    def predict(
+        self,
+        apply: Callable[[Tensor], tuple[Tensor, Tensor]],
+        *,
+        with_similarities: bool = False,
+    ) -> list[Predictions]:
         """Return what each of several models answers.
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
         """
-        classifier, prototype = [], []
+        scores, prototype, similarities = [], [], []
         for inputs in torch.split(self.inputs, _CHUNK):
             embeddings, logits = apply(inputs)
-            classifier.append(logits.argmax(dim=2))
+            scores.append(logits)
             if self.reference is not None:
-                nearest, _ = self.reference.nearest(self.project(embeddings).flatten(0, 1))
+                projected = self.project(embeddings).flatten(0, 1)
+                nearest, _ = self.reference.nearest(projected)
                 prototype.append(nearest.view(embeddings.shape[:2]))
-        by_classifier = torch.cat(classifier, dim=1)
-        if self.reference is None:
-            return [Predictions(said, None) for said in by_classifier]
-        pairs = zip(by_classifier, torch.cat(prototype, dim=1), strict=True)
-        return [Predictions(said, also) for said, also in pairs]
+                if with_similarities:
+                    found = self.reference.similarities_by_class(projected) / self.temperature
+                    similarities.append(found.view(*embeddings.shape[:2], -1))
+        all_scores = torch.cat(scores, dim=1)
+        count = len(all_scores)
+        nearby = torch.cat(prototype, dim=1) if prototype else [None] * count
+        similar = torch.cat(similarities, dim=1) if similarities else [None] * count
+        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, strict=True)
+        return [Predictions(*each) for each in answers]
 
 
 def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -96,29 +115,88 @@ def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return outputs[0].unsqueeze(0), outputs[1].unsqueeze(0)
 
 
-def predictions_by_reading(
-    personal: Predictions | None, averaged: Predictions | None
-) -> dict[Reading, Tensor | None]:
-    """Return what a client's own model and the averaged one answer, by reading."""
-    return {
-        "personal_classifier": personal.classifier if personal else None,
-        "personal_prototype": personal.prototype if personal else None,
-        "averaged_classifier": averaged.classifier if averaged else None,
-        "averaged_prototype": averaged.prototype if averaged else None,
-    }
+@dataclass(frozen=True)
+class ClientReader:
+    """Turns what models say of the union test into every client's readings."""
+
+    labels: Tensor
+    """[n]: the truth."""
+    averaged: Predictions | None
+    num_clients: int
+
+    def tables(
+        self, personal: Predictions | None, own: Tensor, label_counts: Tensor
+    ) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
+        """Return one client's readings on both tests, and what it says on its own.
+
+        `own` are its images in the union, `label_counts` [C] those that it was trained on.
+        """
+        prior = log_prior(label_counts)
+        on_own = self._say(personal, prior, own)
+        size = self.num_clients * len(self.labels) * len(label_counts)
+        on_union: Mapping[Reading, Tensor] = {}
+        if size <= _MOST_PRIOR_SCORES:
+            on_union = _add_priors(personal, self.averaged, prior)
+        truth = self.labels[own]
+        union: dict[str, float | None] = dict.fromkeys(READINGS)
+        union |= self._averaged_on_union
+        union |= {r: percent_correct(said == self.labels) for r, said in on_union.items()}
+        if personal is not None:
+            union["personal_classifier"] = percent_correct(personal.classifier == self.labels)
+            if personal.prototype is not None:
+                union["personal_prototype"] = percent_correct(personal.prototype == self.labels)
+        right: dict[str, float | None] = dict.fromkeys(READINGS)
+        right |= {r: percent_correct(said == truth) for r, said in on_own.items()}
+        return {"own": right, "union": union}, on_own
+
+    @cached_property
+    def _averaged_on_union(self) -> dict[str, float | None]:
+        """The same for all clients: read once."""
+        if self.averaged is None:
+            return {}
+        said = {
+            "averaged_classifier": self.averaged.classifier,
+            "averaged_prototype": self.averaged.prototype,
+        }
+        return {r: percent_correct(e == self.labels) for r, e in said.items() if e is not None}
+
+    def _say(
+        self, personal: Predictions | None, prior: Tensor, own: Tensor
+    ) -> dict[Reading, Tensor]:
+        personal, averaged = _select(personal, own), _select(self.averaged, own)
+        said = _add_priors(personal, averaged, prior)
+        if personal is not None:
+            said["personal_classifier"] = personal.classifier
+            if personal.prototype is not None:
+                said["personal_prototype"] = personal.prototype
+        if averaged is not None:
+            said["averaged_classifier"] = averaged.classifier
+            if averaged.prototype is not None:
+                said["averaged_prototype"] = averaged.prototype
+            if len(own):
+                found = estimate_prior(averaged.scores)
+                said["averaged_classifier_estimated"] = (averaged.scores + found).argmax(dim=1)
+        return said
 
 
-def accuracy_table(
-    answers: Mapping[Reading, Tensor | None], labels: Tensor, own: Tensor
-) -> AccuracyTable:
-    """Return one client's four readings on both tests; `own` are its images in the union."""
-    right = {r: None if said is None else said == labels for r, said in answers.items()}
-    return {
-        "own": {
-            r: percent_correct(None if each is None else each[own]) for r, each in right.items()
-        },
-        "union": {r: percent_correct(each) for r, each in right.items()},
+def _select(predictions: Predictions | None, rows: Tensor) -> Predictions | None:
+    if predictions is None:
+        return None
+    parts = (predictions.classifier, predictions.prototype, predictions.scores)
+    chosen = [None if part is None else part[rows] for part in (*parts, predictions.similarities)]
+    return Predictions(*chosen)  # type: ignore[arg-type]
+
+
+def _add_priors(
+    personal: Predictions | None, averaged: Predictions | None, prior: Tensor
+) -> dict[Reading, Tensor]:
+    """Return what models answer with a client's label prior added to their scores."""
+    scores: dict[Reading, Tensor | None] = {
+        "personal_classifier_prior": None if personal is None else personal.scores,
+        "averaged_classifier_prior": None if averaged is None else averaged.scores,
+        "averaged_prototype_prior": None if averaged is None else averaged.similarities,
     }
+    return {r: (s + prior.to(s)).argmax(dim=1) for r, s in scores.items() if s is not None}
 
 
 def count_confusions(said: Tensor, labels: Tensor, num_classes: int) -> ConfusionCounts:

@@ -20,8 +20,12 @@ from mpfedcl.tensors import Tensors
 class Guard:
     """Judges updates against what an honest client would send."""
 
-    def __init__(self, assembly: Assembly, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, assembly: Assembly, sizes: Mapping[str, int], *, from_network: bool = False
+    ) -> None:
         method = assembly.method
+        self._method = method
+        self._from_network = from_network
         self.template = method.template(assembly.initial)
         """Tensors of the shapes and types of what is averaged."""
         self.sums = assembly.sums
@@ -67,7 +71,7 @@ class Guard:
             self._judge_numbers(update)
             or self.judge_shapes(update)
             or self._judge_change(update.averaged, broadcast)
-            or self._judge_sums(update.summed)
+            or self._judge_sums(update)
             or self._judge_prototypes(update, broadcast.pool.vectors.dtype)
         )
 
@@ -103,9 +107,11 @@ class Guard:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
         return None
 
-    def _judge_sums(self, summed: Tensors) -> str | None:
-        odd = [name for name, value in summed.items() if not value.isfinite().all()]
-        return f"the sums {odd[0]} hold values that are not finite" if odd else None
+    def _judge_sums(self, update: Update) -> str | None:
+        odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
+        if odd:
+            return f"the sums {odd[0]} hold values that are not finite"
+        return self._method.judge_sums(update, in_full=self._from_network)
 
     def _judge_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
         prototypes = update.prototypes

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mpfedcl.json_files import FileContent, Json
-from mpfedcl.methods import Reading
-from mpfedcl.rounds.evaluation import Test
+from mpfedcl.methods import Reading, Test
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -123,15 +123,18 @@ class RoundLoop:
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
+        # Who trains gets the outcome with the next broadcast; of one exchange it is the other half.
+        closing = 0 if self._method.trains else self.broadcast().num_bytes * len(collector.accepted)
+        main = self._method.reading_on("own")
         heard = {*collector.accepted, *collector.rejected}
         return RoundRecord(
             round=broadcast.round,
             loss=self._mean_loss(collector.losses),
             accuracy=readings.table() if readings else None,
-            accuracy_per_client=readings.per_client(self._method.reading) if readings else None,
+            accuracy_per_client=readings.per_client(main) if readings else None,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
             seconds=self._clock.lap(),
-            bytes={"up": collector.bytes_up, "down": broadcast.num_bytes * len(chosen)},
+            bytes={"up": collector.bytes_up, "down": broadcast.num_bytes * len(chosen) + closing},
             clients=Attendance(
                 answered=collector.accepted,
                 missing=sorted(absent.union(chosen) - heard),

@@ -4,6 +4,8 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from torch import Tensor
+
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
@@ -75,8 +77,9 @@ class UpdateCollector:
     def merge(self, peers: Peers) -> None:
         """Take in what the updates in other processes came to; the rest is plain values."""
         self._aggregator.merge(peers)
-        zeros = self._guard.sums
-        self.sums = peers.sum({name: self.sums.get(name, zero) for name, zero in zeros.items()})
+        for name, zero in self._guard.sums.items():
+            self._add_up(name, zero)
+        self.sums = peers.sum(self.sums)
 
     def means(self) -> Tensors:
         """Return what the tensors to be averaged came to."""
@@ -133,9 +136,10 @@ class UpdateCollector:
         else:
             self._aggregator.add(update, weight)
         for name, value in update.summed.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self._add_up(name, value)
         self.weights[update.client] = weight
-        self.prototypes[update.client], self.losses[update.client] = update.prototypes, update.loss
+        self.losses[update.client] = update.loss
+        self.prototypes[update.client] = self._method.prototypes_of(update)
         for name in update.processed:
             self.processed.setdefault(name, []).append(update.client)
         sizes = {
@@ -143,6 +147,11 @@ class UpdateCollector:
             "prototype_floats": update.prototypes.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
+
+    def _add_up(self, name: str, value: Tensor) -> None:
+        # In double precision: many clients add up, and one that leaves is subtracted again.
+        wide = value.double() if value.is_floating_point() else value
+        self.sums[name] = self.sums[name] + wide if name in self.sums else wide
 
     def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)

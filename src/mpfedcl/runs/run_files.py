@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
-from mpfedcl.methods import Reading
-from mpfedcl.rounds.evaluation import Test
+from mpfedcl.methods import Reading, Test
 
 
 class Summary(FileContent):
@@ -19,9 +18,13 @@ class Summary(FileContent):
     seed: int = 0
     rounds: int = 0
     reading: Reading
-    """The reading that the method is judged by."""
+    """The reading that the method is judged by on the clients' own tests."""
+    reading_union: Reading | None = None
+    """The same on all clients' tests together."""
     accuracy: float | None = None
     """The headline: that reading on the clients' own tests in the last round, in %."""
+    accuracy_union: float | None = None
+    """The same of `reading_union`."""
     accuracy_per_client: dict[str, float | None] | None = None
     readings: dict[Test, dict[Reading, float | None]] = Field(default_factory=dict)
     loss: float | None = None

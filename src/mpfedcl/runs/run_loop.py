@@ -59,8 +59,8 @@ class RunLoop:
                 for record in self._run_round(directory, observer):
                     records.append(record)
                     observer.on_round(record)
-                    if record["unchanged"]:
-                        observer.on_warning(_describe_unchanged(record))
+                    for warning in _find_warnings(record):
+                        observer.on_warning(warning)
             for record in self._complete_records(directory):
                 records.append(record)
                 observer.on_round(record)
@@ -143,7 +143,7 @@ class RunLoop:
         directory.write_confusion(
             confusion,
             round_number=self._experiment.rounds,
-            reading=self._method.reading,
+            reading=self._method.reading_on("own"),
             class_names=self._class_names,
         )
 
@@ -177,7 +177,7 @@ class RunLoop:
         """Sum up the run if its last round is done."""
         summary = None
         if self._round_loop.state.round == self._experiment.rounds:
-            summary = summarize_run(self._experiment, self._method.reading, records).to_json()
+            summary = summarize_run(self._method, records).to_json()
             directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
@@ -189,7 +189,11 @@ class RunLoop:
         )
 
 
-def _describe_unchanged(record: Record) -> str:
-    reasons = record["clients"]["rejected"].values()
-    why = f" ({next(iter(reasons))})" if reasons else ""
-    return f"Round {record['round']}: no client was accepted{why}."
+def _find_warnings(record: Record) -> list[str]:
+    """Return what a user should hear of a round at once."""
+    told = [str(each) for each in record["remarks"].get("warnings", [])]
+    if record["unchanged"]:
+        reasons = record["clients"]["rejected"].values()
+        why = f" ({next(iter(reasons))})" if reasons else ""
+        told.append(f"Round {record['round']}: no client was accepted{why}.")
+    return told

@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Reading
+from mpfedcl.methods import Method
 from mpfedcl.runs.run_files import Summary
 
 
-def summarize_run(
-    experiment: Experiment, reading: Reading, records: list[dict[str, Any]]
-) -> Summary:
+def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
     """Return the summary of a finished run, drawn from its records alone."""
-    last = records[-1]
+    experiment, last = method.experiment, records[-1]
+    own, union = method.reading_on("own"), method.reading_on("union")
     return Summary(
         method=experiment.method,
         dataset=experiment.dataset.name,
         seed=experiment.seed,
         rounds=last["round"],
-        reading=reading,
-        accuracy=last["accuracy"]["own"][reading],
+        reading=own,
+        reading_union=union,
+        accuracy=last["accuracy"]["own"][own],
+        accuracy_union=last["accuracy"]["union"][union],
         accuracy_per_client=last["accuracy_per_client"],
         readings=last["accuracy"],
         loss=last["loss"],

@@ -7,9 +7,8 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.methods import READINGS, find_method
+from mpfedcl.methods import READINGS, TESTS, find_method
 from mpfedcl.rounds.clock import training_seconds
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
@@ -84,7 +83,7 @@ class Comparison:
                 entry["accuracy_per_client"][client].append(accuracy)
             for test in TESTS:
                 for reading in READINGS:
-                    entry["readings"][test][reading].append(summary["readings"][test][reading])
+                    entry["readings"][test][reading].append(summary["readings"][test].get(reading))
             entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
             entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
             entry["runs"].append(planned.path.name)

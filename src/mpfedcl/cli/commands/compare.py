@@ -10,7 +10,7 @@ from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import unused_folder, write_atomically
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, TESTS
 from mpfedcl.report.tables import (
     MARKS,
     READING_TITLES,
@@ -18,7 +18,6 @@ from mpfedcl.report.tables import (
     explain_marks,
     mean_and_deviation,
 )
-from mpfedcl.rounds.evaluation import TESTS
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions

@@ -1,16 +1,17 @@
 """One client's work in one round: it evaluates the round before, and trains."""
 
+import torch
+
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import (
+    ClientReader,
     Evaluator,
-    accuracy_table,
     as_stack,
     count_confusions,
-    predictions_by_reading,
 )
 from mpfedcl.tensors import Tensors
 
@@ -31,29 +32,40 @@ class ClientTrainer:
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
         personal = _group(state, "personal") if is_personal else None
+        if is_personal and not self._method.trains:
+            personal = self._personalize(broadcast)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
             # The server sends what predictions are compared with.
             broadcast.pool if self._method.shares_prototypes else None,
+            self._method.experiment.contrast.temperature,
         )
         predicted = [
-            evaluator.predict(lambda inputs, p=params: as_stack(self._model.apply(p, inputs)))[0]  # type: ignore[misc]
+            evaluator.predict(
+                lambda inputs, p=params: as_stack(self._model.apply(p, inputs)),  # type: ignore[misc]
+                with_similarities=params is averaged,
+            )[0]
             if params
             else None
             for params in (personal, averaged)
         ]
-        predictions = predictions_by_reading(*predicted)
-        labels, own = self._data.test_labels, self._data.clients[0].test
-        table = accuracy_table(predictions, labels, own)
-        main = predictions[self._method.reading]
-        counts = None
-        if with_confusion and main is not None and len(labels):
-            counts = count_confusions(main, labels, self._data.num_classes)
+        client, num_classes = self._data.clients[0], self._data.num_classes
+        reader = ClientReader(self._data.test_labels, predicted[1], 1)
+        label_counts = torch.bincount(client.labels, minlength=num_classes)
+        table, said = reader.tables(predicted[0], client.test, label_counts)
+        main, counts = said.get(self._method.reading_on("own")), None
+        if with_confusion and main is not None and len(client.test):
+            counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
         return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
+
+    def _personalize(self, broadcast: Broadcast) -> Tensors | None:
+        """Return the own model of a client that does not train."""
+        client, received = self._data.clients[0], self._method.prepare(broadcast)
+        return self._method.personalize(received, client.inputs, client.labels)
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""

@@ -67,7 +67,7 @@ class NetworkRunLoop(RunLoop):
         """Complete the record of a round by what clients read of it, and write it down."""
         if readings is not None:
             record["accuracy"] = readings.table()
-            record["accuracy_per_client"] = readings.per_client(self._method.reading)
+            record["accuracy_per_client"] = readings.per_client(self._method.reading_on("own"))
         directory.append_record(record)
         self._unread = None
         return record

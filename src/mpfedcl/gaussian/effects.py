@@ -1,0 +1,126 @@
+"""How clients differ: a shift of all that a client sees, and an effect on each of its classes."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mpfedcl.prototypes import PrototypePool
+
+
+class ClientMeans(NamedTuple):
+    """The class means of all clients: a group is one client's samples of one class."""
+
+    vectors: Tensor
+    """[G, d], float64."""
+    labels: Tensor
+    """[G]."""
+    counts: Tensor
+    """[G], float64: n_ic."""
+    owners: Tensor
+    """[G], numbers of clients."""
+    num_clients: int
+    num_classes: int
+
+    @classmethod
+    def of_pool(cls, pool: PrototypePool) -> "ClientMeans":
+        """Return the groups of a pool with one mean per client and class."""
+        vectors, counts = pool.vectors.double(), pool.counts.double()
+        return cls(vectors, pool.labels, counts, pool.owners, pool.num_clients, pool.num_classes)
+
+    def by_class(self, values: Tensor) -> Tensor:
+        """Add one number, or one vector, per group up for each class."""
+        return _add_up(values, self.labels, self.num_classes)
+
+    def by_client(self, values: Tensor) -> Tensor:
+        """Add one number, or one vector, per group up for each client."""
+        return _add_up(values, self.owners, self.num_clients)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Return n_c [C]."""
+        return self.by_class(self.counts)
+
+    @property
+    def class_means(self) -> Tensor:
+        """Return mu_c [C, d]; zeros for a class that nobody holds."""
+        sums = self.by_class(self.counts.unsqueeze(1) * self.vectors)
+        return sums / self.class_counts.clamp(min=1).unsqueeze(1)
+
+    @property
+    def degrees(self) -> Tensor:
+        """Return f_i [N]: a client's samples less the classes that it holds."""
+        return self.by_client(self.counts - 1)
+
+
+class ClientEffects(NamedTuple):
+    """The variances of what clients do to their samples, in units of tr(S)."""
+
+    shift: float
+    """t_b: of what a client adds to everything, a camera or a pen."""
+    by_class: float
+    """t_e: of what it adds to a class beside."""
+
+    def shifts(self, groups: ClientMeans, means: Tensor) -> Tensor:
+        """Return b_i [N, d], the best guess at each client's shift."""
+        weights = self._weights(groups)
+        pulled = groups.by_client(weights.unsqueeze(1) * (groups.vectors - means[groups.labels]))
+        total = groups.by_client(weights)
+        return self.shift * pulled / (1 + self.shift * total).unsqueeze(1)
+
+    def group_means(self, groups: ClientMeans, means: Tensor, shifts: Tensor) -> Tensor:
+        """Return m_ic [G, d] = mu_c + b_i + t_e v_ic (E_ic - b_i), the prototype of each group."""
+        expected = means[groups.labels] + shifts[groups.owners]
+        trust = (self.by_class * self._weights(groups)).unsqueeze(1)
+        return expected + trust * (groups.vectors - expected)
+
+    def _weights(self, groups: ClientMeans) -> Tensor:
+        """Return v_ic [G] = 1 / (t_e + 1/n_ic)."""
+        return 1 / (self.by_class + 1 / groups.counts)
+
+
+def estimate_effects(groups: ClientMeans, means: Tensor, trace: float) -> ClientEffects:
+    """Find both variances by moments: what the groups' means vary by beyond their samples' noise.
+
+    Without an effect, means E_ic of n_ic samples around mu_c have squares tr(S)/n_ic. What they
+    have in excess is t_b + t_e; what the clients' own averages of them have in excess tells t_b.
+    """
+    counts, class_counts = groups.counts, groups.class_counts
+    away = groups.vectors - means[groups.labels]
+    num_classes = int((class_counts > 0).sum())
+    room = float(counts.sum() - (counts.square() / class_counts[groups.labels]).sum())
+    if not trace or room <= 1e-9 * float(counts.sum()):
+        return ClientEffects(0.0, 0.0)
+    squares = float((counts * away.square().sum(1)).sum()) / trace
+    total = max(0.0, squares - (len(counts) - num_classes)) / room
+    sizes = groups.by_client(counts)
+    shares = counts / sizes[groups.owners]
+    weights = counts / class_counts[groups.labels]
+    mean_away = groups.by_client(shares.unsqueeze(1) * away)
+    between = float((sizes * mean_away.square().sum(1)).sum()) / trace
+    # Σ_ij n_i (...)² over all pairs of clients, written out so that no pair is visited.
+    both = groups.by_class(weights.square())[groups.labels]
+    scale = sizes[groups.owners] * shares.square()
+    from_effect = float((scale * (1 - 2 * weights + both)).sum())
+    from_noise = float(
+        (scale * ((1 - 2 * weights) / counts + 1 / class_counts[groups.labels])).sum()
+    )
+    from_shift = _shift_exposure(groups, shares, weights, sizes)
+    gap = from_shift - from_effect
+    if abs(gap) <= 1e-9 * float(sizes.sum()):
+        # Clients of one class each: a shift and an effect on the class are the same.
+        return ClientEffects(0.0, total)
+    shift = min(max((between - from_noise - total * from_effect) / gap, 0.0), total)
+    return ClientEffects(shift, total - shift)
+
+
+def _shift_exposure(groups: ClientMeans, shares: Tensor, weights: Tensor, sizes: Tensor) -> float:
+    """Return Σ_ij n_i (δ_ij - Σ_c p_ic w_jc)²."""
+    shape = (groups.num_clients, groups.num_classes)
+    p = shares.new_zeros(shape).index_put_((groups.owners, groups.labels), shares)
+    w = shares.new_zeros(shape).index_put_((groups.owners, groups.labels), weights)
+    squares = ((p @ (w.T @ w)) * p).sum(1) - 2 * (p * w).sum(1) + 1
+    return float((sizes * squares).sum())
+
+
+def _add_up(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size, *values.shape[1:]).index_add_(0, index, values)

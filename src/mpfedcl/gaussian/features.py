@@ -1,0 +1,23 @@
+"""The features that sums are made of: every sample a vector of length 1."""
+
+import torch
+from torch import Tensor
+
+
+def unit_features(inputs: Tensor) -> Tensor:
+    """Return phi(x) = sign(x) sqrt|x|, scaled to length 1: [..., d] for [..., d].
+
+    The root tames the few large numbers of a feature; the length bounds what one sample can add to
+    any sum. A sample of zeros has no direction and gets the one that favours no coordinate.
+
+    Example:
+        >>> import torch
+        >>> unit_features(torch.tensor([[9.0, -16.0], [0.0, 0.0]]))
+        tensor([[ 0.6000, -0.8000],
+                [ 0.7071,  0.7071]])
+    """
+    roots = inputs.abs().sqrt() * inputs.sign()
+    # |phi|² is the sum of |x|, and a product of roots would overflow later than their squares.
+    lengths = inputs.abs().sum(dim=-1, keepdim=True).sqrt()
+    even = torch.full_like(roots, inputs.shape[-1] ** -0.5)
+    return torch.where(lengths > 0, roots / lengths, even)

@@ -1,0 +1,73 @@
+"""Sums that no samples can have: what a server looks at before it adds a client's to the others."""
+
+import torch
+from torch import Tensor
+
+from mpfedcl.gaussian.sums import unpack_symmetric
+from mpfedcl.tensors import Tensors
+
+_ROUNDING = 1e-3
+"""Of single precision, with much to spare: what is said falsely by less does no harm."""
+
+
+def find_impossible_sums(summed: Tensors, num_samples: int, *, in_full: bool) -> str | None:
+    """Return why no features of length 1 have these sums, or None if some may.
+
+    Args:
+        summed: `counts`, `sums` and, where a method has them, `within` and `scatter`, or `moment`.
+        num_samples: What the client has said that it holds.
+        in_full: Whether to look at positive semidefiniteness too, at the cost of a factorisation.
+    """
+    counts, sums = summed["counts"].double(), summed["sums"].double()
+    if not bool((counts.round() == counts).all()) or bool((counts < 0).any()):
+        return "the counts of classes must be whole and not negative"
+    if float(counts.sum()) > num_samples:
+        return f"the counts of classes sum to {counts.sum():.0f}; this client has {num_samples}"
+    lengths = sums.norm(dim=1)
+    if bool((lengths > counts * (1 + _ROUNDING) + _ROUNDING).any()):
+        label = int((lengths - counts).argmax())
+        return (
+            f"the sum of class {label} has length {lengths[label]:.4g}; at most its count, "
+            f"{counts[label]:.0f}"
+        )
+    between = (lengths.square() / counts.clamp(min=1)).sum()
+    if "within" in summed:
+        wanted = float(counts.sum() - between)
+        return _judge_matrix(summed["within"], sums.shape[1], wanted, counts, in_full) or (
+            _judge_scatter(summed["within"], sums.shape[1], summed["scatter"], counts)
+        )
+    if "moment" in summed:
+        wanted = float(counts.sum())
+        return _judge_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full)
+    return None
+
+
+def _judge_matrix(
+    packed: Tensor, size: int, wanted: float, counts: Tensor, in_full: bool
+) -> str | None:
+    slack = _ROUNDING * max(1.0, float(counts.sum()))
+    trace = float(packed[_diagonal(size).to(packed.device)].double().sum())
+    if abs(trace - wanted) > slack:
+        return f"the second moment has the trace {trace:.4g}; its counts and sums say {wanted:.4g}"
+    if in_full:
+        matrix = unpack_symmetric(packed.double(), size)
+        matrix.diagonal().add_(slack / 10)
+        _, failed_at = torch.linalg.cholesky_ex(matrix)
+        if int(failed_at):
+            return "the second moment is not positive semidefinite"
+    return None
+
+
+def _judge_scatter(packed: Tensor, size: int, scatter: Tensor, counts: Tensor) -> str | None:
+    degrees = max(1.0, float(counts.sum()) - int((counts > 0).sum()))
+    squares = packed.double().square()
+    whole = 2 * float(squares.sum()) - float(squares[_diagonal(size).to(packed.device)].sum())
+    if abs(float(scatter) - whole / degrees) > _ROUNDING * max(1.0, whole / degrees):
+        return f"the scatter is {float(scatter):.4g}; its matrix says {whole / degrees:.4g}"
+    return None
+
+
+def _diagonal(size: int) -> Tensor:
+    """Return where the diagonal of a packed matrix lies."""
+    rows = torch.arange(size)
+    return rows * size - rows * (rows - 1) // 2

@@ -1,0 +1,40 @@
+"""FedCOF (Goswami et al., 2025): a covariance from how clients' class means are spread."""
+
+from typing import Any
+
+from mpfedcl.gaussian import ClientMeans, Components, Covariance
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._one_exchange import OneExchange, class_means, fit_classes
+from mpfedcl.tensors import Tensors
+
+
+class FedCOF(OneExchange):
+    """S = Σ_ic n_ic (mean_ic - mu_c)(mean_ic - mu_c)' / (G - K): a small message for many clients.
+
+    It takes clients' means to differ by chance alone. With fewer groups of client and class than
+    features the covariance has no full rank: it runs, and the record warns.
+    """
+
+    name = "fedcof"
+    summary = "as fedlda from class sums alone; needs many clients"
+    _shortage: str | None = None
+
+    def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
+        """Return one Gaussian per class, with the covariance of the clients' means."""
+        present, means, _ = class_means(sums)
+        everywhere = means.new_zeros(self.num_classes, means.shape[1])
+        everywhere[present] = means
+        away = groups.counts.sqrt().unsqueeze(1) * (groups.vectors - everywhere[groups.labels])
+        degrees, size = len(groups.counts) - len(present), means.shape[1]
+        self._shortage = None
+        if degrees < size:
+            self._shortage = (
+                f"fedcof has {degrees} degrees of freedom for {size} features: with so few clients "
+                "its covariance is a guess; fedlda sends the true one."
+            )
+        covariance = Covariance.decompose(away.T @ away / max(1, degrees))
+        return fit_classes(covariance, max(1.0, degrees), sums)[0], {}
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Warn where clients are too few."""
+        return {"warnings": [self._shortage]} if self._shortage else {}

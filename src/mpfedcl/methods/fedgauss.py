@@ -1,0 +1,183 @@
+"""FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpfedcl.gaussian import (
+    ClientEffects,
+    ClientMeans,
+    Components,
+    Covariance,
+    OwnCovariance,
+    Shrinkage,
+    centre_by_class,
+    choose_shrinkage,
+    estimate_effects,
+    make_components,
+    own_strength,
+    unit_features,
+    unpack_symmetric,
+)
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._one_exchange import OneExchange, class_means
+from mpfedcl.tensors import Tensors
+
+
+class GaussianPool(NamedTuple):
+    """What a client needs from the others to make its own classifier."""
+
+    covariance: Covariance
+    shrinkage: Shrinkage
+    effects: ClientEffects
+    strength: float
+    """nu, of `own_strength`."""
+    means: Tensor
+    """[C, d], float64."""
+    counts: Tensor
+    """[C], float64: 0 for a class that nobody holds."""
+
+
+class FedGauss(OneExchange):
+    """Each class of each client is a Gaussian around a prototype; all share one covariance.
+
+    How far a client's prototypes are its own, and how far its covariance, is found from the sums:
+    under label skew clients differ in nothing but their classes, under feature skew in all. A
+    client's own test is read with its own prototypes, covariance and label shares; everybody's test
+    by the mixture over all clients.
+    """
+
+    name = "fedgauss"
+    summary = "Gaussian prototypes in closed form from one exchange of sums, no training"
+    reading = "personal_classifier_prior"
+    union_reading = "averaged_classifier"
+    second_moment = "within"
+    _pool: tuple[Tensor, GaussianPool] | None = None
+    """Decomposed once: server and clients of one process need the same."""
+
+    def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
+        """Return the mixture over clients; clients get the covariance and what was estimated."""
+        present, means, counts = class_means(sums)
+        everywhere = means.new_zeros(self.num_classes, means.shape[1])
+        everywhere[present] = means
+        degrees = groups.degrees
+        scale = max(1.0, float(degrees.sum()))
+        # As clients will get it: what is estimated here must fit what they compute with.
+        within = (sums["within"] / scale).to(getattr(torch, self.experiment.dtype))
+        covariance = Covariance.decompose(unpack_symmetric(within, means.shape[1]))
+        shrinkage = choose_shrinkage(covariance, scale, means, counts)
+        effects = estimate_effects(groups, everywhere, covariance.trace)
+        strength = own_strength(covariance, degrees, float(sums["scatter"]))
+        pool = GaussianPool(
+            covariance, shrinkage, effects, strength, everywhere, sums["counts"].double()
+        )
+        # Infinity would not pass as a number of a message.
+        numbers = [*shrinkage, *effects, 1 / strength]
+        self._pool = within, pool
+        return _mixture(pool, groups), {
+            "covariance": within,
+            "fit": torch.tensor(numbers, dtype=torch.float64, device=within.device),
+        }
+
+    def prepare(self, broadcast: Broadcast) -> GaussianPool | None:
+        """Open what the server sends once it has everybody's sums; before that there is nothing."""
+        if "covariance" not in broadcast.extra:
+            return None
+        within, pool = broadcast.extra["covariance"], broadcast.pool
+        if self._pool is None or self._pool[0] is not within:
+            weight, temperature, shift, by_class, trust = broadcast.extra["fit"].tolist()
+            groups = ClientMeans.of_pool(pool)
+            self._pool = (
+                within,
+                GaussianPool(
+                    Covariance.decompose(unpack_symmetric(within, pool.dimension)),
+                    Shrinkage(weight, temperature),
+                    ClientEffects(shift, by_class),
+                    1 / trust if trust else math.inf,
+                    groups.class_means,
+                    groups.class_counts,
+                ),
+            )
+        return self._pool[1]
+
+    def personalize(
+        self, received: GaussianPool | None, inputs: Tensor, labels: Tensor
+    ) -> Tensors | None:
+        """Return a client's own classifier: its prototypes, in its own metric."""
+        if received is None:
+            return None
+        features = unit_features(inputs).double()
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        sums = torch.zeros_like(received.means).index_add_(0, labels, features)
+        held = counts.nonzero().squeeze(1)
+        own = ClientMeans(
+            sums[held] / counts[held].unsqueeze(1),
+            held,
+            counts[held].double(),
+            torch.zeros_like(held),
+            1,
+            self.num_classes,
+        )
+        # A class that nobody has sent is known from the client's own samples alone.
+        known = received.counts > 0
+        means = torch.where(known.unsqueeze(1), received.means, own.class_means)
+        shifts = received.effects.shifts(own, means)
+        prototypes = means + shifts
+        prototypes[held] = received.effects.group_means(own, means, shifts)
+        answered = (known | (counts > 0)).nonzero().squeeze(1)
+        centred = centre_by_class(features, labels, counts, sums)
+        covariance = OwnCovariance(
+            received.covariance, centred, float(own.degrees.sum()), received.strength
+        )
+        origin = _overall_mean(received)
+        components = make_components(
+            prototypes[answered],
+            covariance.solve(prototypes[answered] - origin, received.shrinkage),
+            answered,
+            torch.ones(len(answered), dtype=torch.float64, device=features.device),
+            origin=origin,
+            temperature=received.shrinkage.temperature,
+            num_classes=self.num_classes,
+        )
+        return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Say what was estimated from the sums."""
+        if self._pool is None:
+            return {}
+        pool = self._pool[1]
+        found = {
+            "shrinkage": pool.shrinkage.weight,
+            "temperature": pool.shrinkage.temperature,
+            "shift": pool.effects.shift,
+            "class_effect": pool.effects.by_class,
+            "own_covariance": 1 / pool.strength,
+        }
+        return {"fit": {name: float(f"{value:.6g}") for name, value in found.items()}}
+
+
+def _overall_mean(pool: GaussianPool) -> Tensor:
+    return (pool.counts.unsqueeze(1) * pool.means).sum(0) / pool.counts.sum().clamp(min=1)
+
+
+def _mixture(pool: GaussianPool, groups: ClientMeans) -> Components:
+    """Return each class as the mixture of its clients' Gaussians; one where they coincide."""
+    if pool.effects.shift or pool.effects.by_class:
+        shifts = pool.effects.shifts(groups, pool.means)
+        prototypes = pool.effects.group_means(groups, pool.means, shifts)
+        labels, shares = groups.labels, groups.counts / pool.counts[groups.labels]
+    else:
+        labels = pool.counts.nonzero().squeeze(1)
+        prototypes, shares = pool.means[labels], torch.ones_like(pool.counts[labels])
+    origin = _overall_mean(pool)
+    return make_components(
+        prototypes,
+        pool.covariance.solve(prototypes - origin, pool.shrinkage.weight),
+        labels,
+        shares,
+        origin=origin,
+        temperature=pool.shrinkage.temperature,
+        num_classes=len(pool.counts),
+    )

@@ -1,0 +1,19 @@
+"""FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), in one exchange."""
+
+from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
+from mpfedcl.methods._one_exchange import OneExchange, fit_classes
+from mpfedcl.tensors import Tensors
+
+
+class FedLDA(OneExchange):
+    """FedGauss without anything of a client's own: one Gaussian per class, one covariance."""
+
+    name = "fedlda"
+    summary = "linear discriminant analysis of frozen features, one exchange of sums"
+    second_moment = "within"
+
+    def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
+        """Return one Gaussian per class with the pooled covariance within classes."""
+        degrees = max(1.0, float(groups.degrees.sum()))
+        within = unpack_symmetric(sums["within"], groups.vectors.shape[1]) / degrees
+        return fit_classes(Covariance.decompose(within), degrees, sums)[0], {}

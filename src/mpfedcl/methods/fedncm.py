@@ -1,0 +1,21 @@
+"""FedNCM (Legate et al., 2023): the nearest class mean of frozen features, in one exchange."""
+
+from mpfedcl.gaussian import ClientMeans, Components, Covariance
+from mpfedcl.methods._one_exchange import OneExchange, class_means, fit_classes
+from mpfedcl.tensors import Tensors
+
+
+class FedNCM(OneExchange):
+    """Clients send sums by class, the smallest message there is; the nearest mean answers."""
+
+    name = "fedncm"
+    summary = "nearest class mean of frozen features, one exchange of class sums"
+
+    def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
+        """Return the class means, with a covariance that is alike in all directions."""
+        _, means, counts = class_means(sums)
+        degrees = max(1.0, float(counts.sum()) - len(counts))
+        # Features have length 1, so that the scatter around the means is known from the means.
+        scatter = float((counts * (1 - means.square().sum(1))).sum())
+        covariance = Covariance.spherical(max(0.0, scatter) / degrees, means)
+        return fit_classes(covariance, degrees, sums)[0], {}

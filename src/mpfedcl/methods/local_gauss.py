@@ -1,0 +1,27 @@
+"""Local-Gauss: each client's own closed form, to see what the others' sums are worth."""
+
+from torch import Tensor
+
+from mpfedcl.gaussian import Covariance, collect_sums, unit_features, unpack_symmetric
+from mpfedcl.methods._one_exchange import ClosedForm, fit_classes
+from mpfedcl.tensors import Tensors
+
+
+class LocalGauss(ClosedForm):
+    """FedGauss from a client's own sums alone; nothing is sent. A control, as Local is."""
+
+    name = "local-gauss"
+    summary = "FedGauss by every client alone; nothing is shared"
+    reading = "personal_classifier_prior"
+    union_reading = "personal_classifier"
+    shares_model = False
+
+    def personalize(self, received: object, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Return the classifier of the client's own sums."""
+        features = unit_features(inputs).double()
+        own = collect_sums(features, labels, self.num_classes)
+        degrees = max(1.0, float(own.counts.sum()) - int((own.counts > 0).sum()))
+        within = unpack_symmetric(own.within, features.shape[1]) / degrees
+        sums = {name: value.double() for name, value in own._asdict().items()}
+        components, _ = fit_classes(Covariance.decompose(within), degrees, sums)
+        return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}

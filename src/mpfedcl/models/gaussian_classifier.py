@@ -1,0 +1,46 @@
+"""The model of one-exchange methods: features of length 1, and scores that are linear in them."""
+
+import torch
+from torch import Tensor
+
+from mpfedcl.gaussian import ABSENT, Components, score, unit_features
+from mpfedcl.models.base import Model
+from mpfedcl.tensors import Tensors
+
+_SCORES_AT_ONCE = 2**24
+"""Samples times parts that are scored together: a mixture over many clients has many parts."""
+
+
+class GaussianClassifier(Model):
+    """Scores of classes from parts [C, G]; the embedding is the features themselves.
+
+    Nothing is trained: `weight` [C, G, d] and `bias` [C, G] come from sums in closed form, and G
+    may be any number.
+    """
+
+    def __init__(self, input_size: int, num_classes: int) -> None:
+        self.embedding_size = input_size
+        self._num_classes = num_classes
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        """Return a classifier that knows no class."""
+        weight = torch.zeros(self._num_classes, 1, self.embedding_size, dtype=dtype)
+        bias = torch.full((self._num_classes, 1), ABSENT, dtype=dtype)
+        return {"weight": weight, "bias": bias}
+
+    def fits(self, params: Tensors) -> bool:
+        """Tell whether parameters are of this model, with any number of parts."""
+        if params.keys() != {"weight", "bias"}:
+            return False
+        weight, bias = params["weight"].shape, params["bias"].shape
+        expected = (self._num_classes, self.embedding_size)
+        return len(weight) == 3 and (weight[0], weight[2]) == expected and bias == weight[:2]
+
+    def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features and the classes' scores."""
+        features, parts = unit_features(inputs), Components(params["weight"], params["bias"])
+        at_once = max(1, _SCORES_AT_ONCE // parts.bias.numel())
+        # One piece is scored as it is, so that the model can be traced.
+        if parts.bias.shape[1] == 1 or len(features) <= at_once:
+            return features, score(parts, features)
+        return features, torch.cat([score(parts, some) for some in torch.split(features, at_once)])
