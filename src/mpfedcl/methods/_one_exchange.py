@@ -1,5 +1,6 @@
 """What methods of one exchange share: clients send sums of frozen features, and nobody trains."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,7 +15,6 @@ from mpfedcl.gaussian import (
     ClientMeans,
     Components,
     Covariance,
-    Shrinkage,
     choose_shrinkage,
     collect_sums,
     find_impossible_sums,
@@ -119,22 +119,24 @@ class OneExchange(ClosedForm, ABC):
 
 
 def fit_classes(
-    covariance: Covariance, degrees: float, sums: Tensors
-) -> tuple[Components, Shrinkage]:
-    """Return one Gaussian per class around its mean, with a covariance that all share."""
+    covariance: Covariance, degrees: float, sums: Tensors, *, hottest: float = math.inf
+) -> Components:
+    """Return one Gaussian per class around its mean, with a covariance that all share.
+
+    `hottest` bounds the temperature.
+    """
     present, means, counts = class_means(sums)
     shrinkage = choose_shrinkage(covariance, degrees, means, counts)
     origin = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
-    components = make_components(
+    return make_components(
         means,
         covariance.solve(means - origin, shrinkage.weight),
         present,
         torch.ones_like(counts),
         origin=origin,
-        temperature=shrinkage.temperature,
+        temperature=min(shrinkage.temperature, hottest),
         num_classes=len(sums["counts"]),
     )
-    return components, shrinkage
 
 
 def class_means(sums: Tensors) -> tuple[Tensor, Tensor, Tensor]:

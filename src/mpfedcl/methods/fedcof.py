@@ -33,7 +33,7 @@ class FedCOF(OneExchange):
                 "its covariance is a guess; fedlda sends the true one."
             )
         covariance = Covariance.decompose(away.T @ away / max(1, degrees))
-        return fit_classes(covariance, max(1.0, degrees), sums)[0], {}
+        return fit_classes(covariance, max(1.0, degrees), sums), {}
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Warn where clients are too few."""

@@ -16,4 +16,4 @@ class FedLDA(OneExchange):
         """Return one Gaussian per class with the pooled covariance within classes."""
         degrees = max(1.0, float(groups.degrees.sum()))
         within = unpack_symmetric(sums["within"], groups.vectors.shape[1]) / degrees
-        return fit_classes(Covariance.decompose(within), degrees, sums)[0], {}
+        return fit_classes(Covariance.decompose(within), degrees, sums), {}
