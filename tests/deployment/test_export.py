@@ -206,6 +206,23 @@ def test_the_encoder_inside_outside_and_trained(pictures: Path, tmp_path: Path) 
         assert head.num_bytes < 1_000_000
 
 
+def test_random_filters_are_inside_for_rectangles_in_colour(tmp_path: Path) -> None:
+    pixels = numpy.random.default_rng(1).integers(0, 256, (24, 30, 23, 3), dtype=numpy.uint8)
+    labels = numpy.arange(24) % 3
+    (tmp_path / "set").mkdir()
+    numpy.savez(
+        tmp_path / "set/a.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels
+    )
+    changes = {"encoder__name": "random-filters", "partition__kind": "iid", "clients": 2}
+    path = run(pictured(tmp_path / "set", **changes), tmp_path / "run").path
+    predictor = Predictor.load(path)
+    answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
+    assert note["input"]["shape"] == ["batch", 30, 23, 3]
+    assert_same_labels(predictor, pixels, answers)
+    tensors = load_file(export_run(predictor, ExportSettings(format="safetensors")).path)
+    assert tensors["encoder.filters.weight"].shape == (32, 3, 5, 5)
+
+
 @pytest.mark.parametrize("shape", ["map", "vector"])
 def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -> None:
     encoder = save_convolution(tmp_path / "encoder.onnx", shape)

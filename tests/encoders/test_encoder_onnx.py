@@ -96,7 +96,7 @@ def test_size_and_scale_come_from_the_metadata(tmp_path: Path) -> None:
     told = {"image_size": "12", "mean": "[0.5, 0.5, 0.5]", "std": "[0.25, 0.25, 0.25]"}
     path = save_model(tmp_path / "model.onnx", ["n", 3, "h", "w"], metadata=told)
     encoder = load(path)
-    assert encoder.preprocessing.image_size == 12
+    assert encoder.preprocessing.image_shape == (12, 12, 3)
     white = numpy.full((1, 12, 12), 255, dtype=numpy.uint8)
     numpy.testing.assert_allclose(encoder.encode(white), 2.0, rtol=1e-6)
 
@@ -164,7 +164,7 @@ def test_a_real_model_encodes() -> None:
     assert path is not None
     encoder = load(path)
     assert encoder.feature_size == 1280
-    assert encoder.preprocessing.image_size == 64
+    assert encoder.preprocessing.image_shape == (64, 64, 3)
     images = draw_images(3, 40, 40, 3)
     features = encoder.encode(images)
     assert numpy.array_equal(features, encoder.encode(images))

@@ -137,6 +137,28 @@ def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None
     assert given_by_user.resolved(defaults) == given_by_user.resolved()
 
 
+@pytest.mark.parametrize(
+    ("dataset", "given_by_user", "encoder"),
+    [
+        ("mnist-sample", None, "random-filters"),
+        ("mnist", None, "random-filters"),
+        ("mnist", "none", "none"),
+        ("mnist", "random-resnet18", "random-resnet18"),
+        ("office10", None, "resnet18"),
+        ("digit5", None, "resnet18"),
+        ("folder", None, "resnet18"),
+        ("folder", "none", "none"),
+    ],
+)
+def test_an_encoder_of_the_method_is_for_what_would_be_pixels(
+    dataset: str, given_by_user: str | None, encoder: str
+) -> None:
+    experiment = Experiment().replace(dataset__name=dataset, encoder__name=given_by_user)
+    resolved = experiment.resolved({"encoder__name": "random-filters"})
+    assert resolved.encoder.name == encoder
+    assert resolved.resolved() == resolved
+
+
 def test_a_domain_a_client() -> None:
     experiment = Experiment().replace(partition__kind="feature").resolved()
     assert experiment.clients is None

@@ -26,7 +26,7 @@ from mpfedcl.tensors import Tensors
         elements=st.floats(-1e6, 1e6, allow_subnormal=False),
     )
 )
-def test_features_have_length_1_and_keep_signs(values: numpy.ndarray) -> None:  # type: ignore[type-arg]
+def test_features_have_length_1_and_keep_signs(values: numpy.ndarray) -> None:
     inputs = torch.from_numpy(values)
     found = unit_features(inputs)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(len(inputs), dtype=torch.float64))

@@ -32,6 +32,7 @@ UP: dict[str, dict[str, type]] = {
         "input_size": int,
         "encoder": str,
         "samples": str,
+        "image_shape": list,
     },
     "train": {
         "num_samples": int,

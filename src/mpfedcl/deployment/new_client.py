@@ -151,7 +151,8 @@ class NewClient:
         self, sample_index: SampleIndex, rows: Indices, experiment: Experiment
     ) -> Tensor:
         encoder, input_format = self._trained.encoder, self._trained.input_format
-        if encoder is not None:
+        is_grey = isinstance(input_format, ImageFormat) and not input_format.is_colour
+        if encoder is not None and not is_grey:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
             return make(sample_index, rows, experiment)

@@ -138,7 +138,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         raise InvalidInput(f"{path / 'partition.json'} must name the classes of the run.")
     if weights is not None:
         experiment = experiment.replace(encoder__weights=weights)
-    encoder = _find_encoder(experiment, partition)
+    encoder = _find_encoder(path, experiment, partition)
     if encoder is None:
         input_format = _plain_input_format(path, partition, experiment)
         input_size = torch.Size(input_format.shape).numel()
@@ -197,7 +197,7 @@ def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -
         raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
 
 
-def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
+def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
     settings = experiment.encoder
     if settings.name in (None, "none"):
         if settings.weights is not None:
@@ -206,7 +206,17 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
                 "no encoder."
             )
         return None
-    encoder = find_experiment_encoder(experiment, _CPU)
+
+    def find_image_shape() -> tuple[int, ...]:
+        found = ImageFormat.from_shape(partition.get("image_shape"))
+        if found is None:
+            raise InvalidInput(
+                f"{path / 'partition.json'} does not tell the size of the images (image_shape); it "
+                "must say [height, width] or [height, width, 3]."
+            )
+        return found.shape
+
+    encoder = find_experiment_encoder(experiment, _CPU, find_image_shape)
     if partition.get("encoder") != encoder.fingerprint:
         raise InvalidInput(
             f"the encoder found is {encoder.name}, but the run was trained behind another one; "

@@ -25,6 +25,8 @@ class DatasetSpecification:
     by_domain: Protocol = field(default_factory=dict)
     """Defaults under feature skew, where clients are whole domains."""
     embedded: bool = False
+    holds_images: bool = True
+    """Whether samples are images, as far as the name tells: one's own folder may hold vectors."""
     class_names: tuple[str, ...] = ()
     """The classes the set must have, in order; empty where the files decide."""
     pixel_mean: float = 0.5

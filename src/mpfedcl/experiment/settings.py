@@ -158,8 +158,9 @@ class EncoderSettings(Settings):
 
     section: ClassVar[str] = "encoder"
     name: str | None = None
-    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
-    [default: the data set's; mnist and vectors none, others resnet18]."""
+    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, random-filters (small
+    images, no weights) or random-resnet18; the last two also with a seed, random-filters:7
+    [default: the data set's: resnet18, none for vectors, for mnist none or the method's]."""
     weights: Path | None = None
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False

@@ -59,6 +59,8 @@ class Partition(FileContent):
     """By client, to notice data that have changed."""
     encoder: str | None = None
     """What tells the encoder from others."""
+    image_shape: list[int] | None = None
+    """Of one image, where the encoder is made for images of their own size and colour."""
     network: bool = False
     """Whether clients were on machines of their own, with data of their own."""
 

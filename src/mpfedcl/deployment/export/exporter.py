@@ -23,6 +23,7 @@ from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 from mpfedcl.encoders.preprocessing import NOTE
+from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
@@ -34,6 +35,8 @@ SUFFIXES: dict[Format, str] = {
     "safetensors": ".safetensors",
     "torch-export": ".pt2",
 }
+_IN_TORCH = ResNetEncoder | RandomFilters
+"""Encoders that are traced together with the model, and whose tensors can be written beside it."""
 _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it has fewer"
 
 
@@ -97,8 +100,9 @@ def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
         raise InvalidInput(
             "encoder is 'exclude'; it must be 'include', because the run has trained the encoder."
         )
-    known = (ResNetEncoder, OnnxEncoder) if wanted.format == "onnx" else (ResNetEncoder,)
-    encoder = trained.encoder
+    encoder, known = trained.encoder, _IN_TORCH
+    if wanted.format == "onnx":
+        known |= OnnxEncoder
     if wanted.with_encoder and encoder is not None and not isinstance(encoder, known):
         raise InvalidInput(
             f"encoder is 'include', but the encoder {encoder.name} cannot be exported as "
@@ -176,7 +180,7 @@ def _pack_tensors(
 ) -> bytes:
     tensors = dict(predictor.params)
     encoder = predictor.trained.encoder
-    if wanted.with_encoder and isinstance(encoder, ResNetEncoder):
+    if wanted.with_encoder and isinstance(encoder, _IN_TORCH):
         # What the run itself has trained comes last and wins.
         tensors = {f"encoder.{n}": v for n, v in encoder.tensors.items()} | tensors
     if rule == "prototype":

@@ -31,6 +31,9 @@ from mpfedcl.network.packing import (
 )
 from mpfedcl.rounds.assembly import assemble
 
+_NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
+"""How encoders begin whose names go on with something else than a file."""
+
 
 @dataclass(frozen=True)
 class ClientSettings:
@@ -170,12 +173,7 @@ class NetworkClient:
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
             # The server cannot know, and says what is right for images.
             name = "none"
-        if (
-            settings.encoder is None
-            and name
-            and ":" in name
-            and not name.startswith("torchvision:")
-        ):
+        if settings.encoder is None and name and ":" in name and not name.startswith(_NO_FILES):
             raise ClientRefusal(
                 f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
             )
@@ -229,6 +227,7 @@ class NetworkClient:
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
             samples="vectors" if data.holds_vectors else "images",
+            image_shape=tuple(data.partition.get("image_shape", ())),
         ).to_message()
 
 
