@@ -6,7 +6,8 @@ This module imports no torch, so the command line checks its input and shows hel
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.source_files import describe_files, partition_files, rule_files
@@ -18,6 +19,9 @@ else:
     # The names of files, which no type checker knows.
     PartitionKind = Literal[tuple(partition_files())]
     RuleName = Literal[tuple(rule_files())]
+
+
+_MOST_PER_CLASS = 65_536
 
 
 class Settings(BaseModel):
@@ -118,17 +122,27 @@ class TrainSettings(Settings):
         return self.lr * self.lr_decay ** (round_number - 1)
 
 
+def _check_per_class(value: Any) -> Any:
+    """Say all that is allowed at once; a union would name its first kind alone."""
+    is_count = type(value) is int and 1 <= value <= _MOST_PER_CLASS
+    if value is not None and value != "auto" and not is_count:
+        allowed = f"a whole number from 1 to {_MOST_PER_CLASS:,}, or auto"
+        raise PydanticCustomError("per_class", "Input should be {allowed}", {"allowed": allowed})
+    return value
+
+
 class PrototypeSettings(Settings):
     """What a client's prototypes are."""
 
     section: ClassVar[str] = "prototypes"
-    per_class: Annotated[int | None, Field(ge=1, le=65_536)] = None
-    """K, prototypes per class (mp-fedcl) [default: the data set's; mnist 2]."""
+    per_class: Annotated[int | Literal["auto"] | None, BeforeValidator(_check_per_class)] = None
+    """K, prototypes per class (mp-fedcl); auto: each client chooses 1 to 8 for each class, by how
+    many clusters its embeddings form [default: the data set's; mnist 2]."""
     normalize: bool = True
     """Scale embeddings to length 1 for the loss, for clustering and for distances."""
     padding: Literal["all", "fill"] | None = None
     """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
-    only the missing ones are filled [default: all; fill for dp-fedcl]."""
+    only the missing ones are filled [default: all; fill for dp-fedcl and where K is auto]."""
     min_cluster_size: Annotated[int, Field(ge=1)] = 1
     """Prototypes that stand for fewer images are never sent."""
     init: Literal["k-means++", "random"] = "k-means++"
