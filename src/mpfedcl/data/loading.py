@@ -66,4 +66,6 @@ def find_experiment_encoder(experiment: Experiment, device: torch.device) -> Enc
     settings = experiment.encoder
     # For one's own images the root is the set itself; weights mostly lie with the other data.
     folders = [find_data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
-    return find_encoder(str(settings.name), settings.weights, *folders, device=device)
+    return find_encoder(
+        str(settings.name), settings.weights, *folders, device=device, settings=settings
+    )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
@@ -95,8 +96,9 @@ def find_encoder(
     weights: Path | None,
     *data_folders: Path,
     device: torch.device | str = "cpu",
+    settings: EncoderSettings | None = None,
 ) -> Encoder:
-    """Return the encoder that the settings name.
+    """Return the encoder that the settings name; `settings` say how an ONNX model is used.
 
     `random-resnet18` is the same network on every call; `random-resnet18:7` is another one.
     """
@@ -117,7 +119,7 @@ def find_encoder(
     if kind == "onnx" and rest:
         from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 
-        return OnnxEncoder(Path(rest).expanduser())
+        return OnnxEncoder(Path(rest).expanduser(), settings or EncoderSettings())
     if kind == "random-resnet18" and (not rest or rest.isdecimal()):
         tensors = ResNet18().init(generator(int(rest or 0), "random-resnet18"), torch.float32)
         return ResNetEncoder(name, tensors, Preprocessing(), device)

@@ -4,9 +4,9 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from mpfedcl.errors import InvalidInput
@@ -22,6 +22,7 @@ else:
 
 
 _MOST_PER_CLASS = 65_536
+_Positive = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseModel):
@@ -178,6 +179,37 @@ class EncoderSettings(Settings):
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False
     """Train the encoder too (resnet18): each client runs the full network."""
+    output: Annotated[str | None, Field(min_length=1)] = None
+    """onnx: the output that stands for an image, by name [default: the only one]."""
+    tokens: Literal["mean", "class", "patches"] | None = None
+    """onnx, where the output is [batch, tokens, features]: the mean of all tokens, the class token
+    (the first one), or the mean of the patches (all but the first) [default: mean]."""
+    mean: tuple[float, float, float] | None = None
+    """onnx: subtracted from red, green and blue in 0 to 1 [default: the model's metadata, else
+    0]."""
+    deviation: tuple[_Positive, _Positive, _Positive] | None = None
+    """onnx: red, green and blue are then divided by it [default: the model's metadata, else 1]."""
+    image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """onnx: pixels per side, where the model takes any size [default: the model's metadata, else
+    64]."""
+
+    @property
+    def onnx_choices(self) -> dict[str, Any]:
+        """Return the settings above that are given, all of which are for ONNX models alone."""
+        names = ("output", "tokens", "mean", "deviation", "image_size")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _refuse_onnx_choices(self) -> Self:
+        # While the name is open, the data set may still fill it in.
+        if self.name is not None and not self.name.startswith("onnx:"):
+            for name, value in self.onnx_choices.items():
+                raise InvalidInput(
+                    f"encoder.{name} is {value!r}; it must be left out, because encoder.name is "
+                    f"{self.name!r} and only onnx:FILE takes it."
+                )
+        return self
 
 
 class AggregationSettings(Settings):

@@ -75,6 +75,8 @@ def _flag_type(field: FieldInfo) -> Any:
 
 
 def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _metavar(get_args(kind)[0])
     if get_origin(kind) is tuple:
         return " ".join(_metavar(each) for each in get_args(kind))
     choices = ",".join(map(str, get_args(kind)))
