@@ -26,7 +26,7 @@ def choose_clusters(
     and the lowest of equals. D is not the number of coordinates but of the directions in which the
     group spreads, (Σ λ)² / Σ λ² over the eigenvalues of its covariance. Embeddings use few of their
     coordinates. If all counted, each halving of a cloud would seem to explain all of them, and as
-    training went on nearly every class would take the largest K. The silhouette would need a bar
+    training went on most classes would take nearly the largest K. The silhouette would need a bar
     below which K is 1, and no bar serves both small groups and large ones.
 
     A K that would leave a cluster of one sample, or of fewer than `min_cluster_size`, is not
