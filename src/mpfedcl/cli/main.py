@@ -78,6 +78,12 @@ _GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
 """First words of commands that have two."""
 
 _PLAIN_ERRORS = {
+    r"Error parsing --(\S+): no type matching .*INT\|\{(\w+)\} could be .* from \[('.*?')\].*": (
+        r"--\1 is \3; it must be a whole number or \2"
+    ),
+    r"Error parsing --(\S+): no type matching .*FLOAT FLOAT FLOAT\} could be .* from \[(.*?)\].*": (
+        r"--\1 is \2; it must be three numbers"
+    ),
     r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
         r"--\1 is \2; it must be a whole number"
     ),

@@ -36,7 +36,7 @@ class Guard:
         self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
-        self._num_prototypes = method.num_prototypes
+        self._most_prototypes = method.most_prototypes
         self._shares_prototypes = method.shares_prototypes
         self._max_norm = method.experiment.guard.max_norm
         # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
@@ -142,8 +142,8 @@ class Guard:
         ):
             return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
         most = int(prototypes.labels.bincount().max())
-        if self._num_prototypes is not None and most > self._num_prototypes:
-            return f"a class has {most} prototypes; at most {self._num_prototypes}"
+        if self._most_prototypes is not None and most > self._most_prototypes:
+            return f"a class has {most} prototypes; at most {self._most_prototypes}"
         return None
 
 
