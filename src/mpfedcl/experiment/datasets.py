@@ -152,6 +152,13 @@ SPECIFICATIONS = {
             always=_frozen(),
             pooled={"clients": 5},
         ),
+        DatasetSpecification(
+            name="table",
+            summary="yours: a CSV or Parquet file, or a folder of them",
+            source="yours",
+            always={**_frozen(), "encoder__name": "none"},
+            pooled={"clients": 5},
+        ),
     )
 }
 

@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
 from mpfedcl.methods import Reading
@@ -56,6 +57,8 @@ class Partition(FileContent):
     """By client, to notice data that have changed."""
     encoder: str | None = None
     """What tells the encoder from others."""
+    columns: TableColumns | None = None
+    """Of a table: what turns its rows into the model's inputs."""
     network: bool = False
     """Whether clients were on machines of their own, with data of their own."""
 
