@@ -84,7 +84,8 @@ def test_sums_keep_their_digits_far_from_zero() -> None:
     far, same = fitted.columns
     assert (far.kind, same.kind) == ("numeric", "numeric")
     assert far.kind == "numeric"
-    assert (far.mean, far.deviation) == (1e9 + 1.5, pytest.approx(1.25**0.5, rel=1e-15))
+    assert far.mean == 1e9 + 1.5
+    assert far.deviation == pytest.approx(1.25**0.5, rel=1e-15)
     vectors = fitted.transform({**raw, "same": numpy.array([0.1, 7, -7, 0.1])}, numpy.arange(4))
     assert vectors[:, 1].tolist() == [0, 0, 0, 0]
     assert vectors[:, 0].tolist() == pytest.approx(
@@ -355,6 +356,15 @@ def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
     save(new, "code,y,a\n1,1,old\n")
     with pytest.raises(InvalidInput, match=r"column 'a' has 'old' in row 1; it must be a number"):
         open_own_tables(new, run_columns)
+    save(new, "code,y,a\n1,1,1e38\n")
+    tiny = fit_columns(
+        {"a": numpy.array([0, 1e-9]), "code": Words(numpy.array([0, 0]), ("1",))},
+        "y",
+        [numpy.arange(2)],
+    )
+    found = open_own_tables(new, tiny)
+    with pytest.raises(InvalidInput, match="too far from the training rows"):
+        found.store.load(numpy.arange(1), *found.store.inspect())
     save(new, "code,a\n1,1\n")
     with pytest.raises(InvalidInput, match=r"lacks the column 'y'; it has code, a\."):
         open_own_tables(new, run_columns)

@@ -82,10 +82,9 @@ def _open(path: Path, num_classes: int | None, columns: TableColumns | None) -> 
 
 
 def _holds_tables(path: Path) -> bool:
-    if path.is_file():
-        return is_table_file(path)
-    entries = list_visible_entries(path)
-    return bool(entries) and all(is_table_file(each) for each in entries)
+    entries = list_visible_entries(path) if path.is_dir() else [path]
+    others = [each for each in entries if each.is_dir() or each.suffix.lower() == ".npz"]
+    return not others and any(is_table_file(each) for each in entries)
 
 
 def _relabel(sample_index: SampleIndex, class_names: Sequence[str], path: Path) -> SampleIndex:

@@ -58,7 +58,9 @@ class NumericColumn(FileContent):
             raise InvalidInput(f"column {self.name!r} holds text; it must hold numbers.")
         if not self.deviation:
             return numpy.zeros((len(rows), 1))
-        standardized = (column[rows] - self.mean) / self.deviation
+        # What overflows is for whoever uses the rows to refuse.
+        with numpy.errstate(over="ignore"):
+            standardized = (column[rows] - self.mean) / self.deviation
         return numpy.nan_to_num(standardized, nan=0.0)[:, None]
 
 
