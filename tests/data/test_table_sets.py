@@ -1,8 +1,6 @@
-"""Tables: what is read, what becomes of the columns, and the sentence for each fault."""
+"""Tables: what is read, and what becomes of the columns."""
 
-import datetime
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +12,18 @@ from sklearn.preprocessing import StandardScaler
 
 from mpfedcl.data.client_data import FederatedData, is_same_partition, load_federated_data
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.reader import open_data_set, read_image_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.table_columns import Words, fit_columns
 from mpfedcl.data.tables import open_own_tables
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import DatasetSettings
-
-
-def save(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
+from table_files import open_table, save_table
 
 
 def table(root: Path, **changes: Any) -> Experiment:
     settings = {"dataset__name": "table", "dataset__root": root, "dataset__label": "y"}
     return Experiment(clients=2, dtype="float64").replace(**settings | changes)
-
-
-def open_table(root: Path, **settings: Any) -> SampleIndex:
-    return open_data_set(DatasetSettings(name="table", root=root, **{"label": "y"} | settings))
 
 
 def load(root: Path, **changes: Any) -> FederatedData:
@@ -115,7 +103,7 @@ def test_words_become_one_number_each() -> None:
 
 def test_only_training_rows_teach(tmp_path: Path) -> None:
     """Two rows of a class: one trains. Means and words are of the rows that do."""
-    save(tmp_path / "t.csv", "a,b,y\n0,x,0\n10,y,0\n0,x,1\n10,y,1\n")
+    save_table(tmp_path / "t.csv", "a,b,y\n0,x,0\n10,y,0\n0,x,1\n10,y,1\n")
     experiment = table(tmp_path / "t.csv", clients=1, partition__kind="iid").resolved()
     data = load_federated_data(experiment)
     split = split_among_clients(open_data_set(experiment.dataset), experiment)
@@ -126,7 +114,7 @@ def test_only_training_rows_teach(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_said_and_count_as_the_mean(tmp_path: Path) -> None:
-    path = save(
+    path = save_table(
         tmp_path / "t.csv",
         "age, sex ,y\n1,f,b\n,f,b\nNA,,b\n ? ,m,b\n3,m,a\n5,f,\n1,f,a\n3,m,a\nnan,f,a\n\n",
     )
@@ -141,9 +129,9 @@ def test_missing_values_are_said_and_count_as_the_mean(tmp_path: Path) -> None:
     assert data.notices == found.notices
     assert sum(row[0] == 0 for row in rows_of(data)) >= 4
     assert sum(row[1:] == [0, 0] for row in rows_of(data)) == 1
-    whole = open_table(save(tmp_path / "whole.csv", "a,y\n1,0\n2,1\n"))
+    whole = open_table(save_table(tmp_path / "whole.csv", "a,y\n1,0\n2,1\n"))
     assert whole.notices == ()
-    one = open_table(save(tmp_path / "one.csv", "a,y\n1,0\n,1\n"))
+    one = open_table(save_table(tmp_path / "one.csv", "a,y\n1,0\n,1\n"))
     assert one.notices == (
         "one.csv: 1 value is missing in 1 column; they count as the column's mean.",
     )
@@ -170,12 +158,12 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path, extension: str) -> Non
 
 
 def test_sites_are_files_or_a_column(tmp_path: Path) -> None:
-    save(tmp_path / "north.csv", "a,who,y\n1,x,cat\n2,z,dog\n")
+    save_table(tmp_path / "north.csv", "a,who,y\n1,x,cat\n2,z,dog\n")
     polars.DataFrame({"y": ["dog"], "a": [3], "who": ["x"]}).write_parquet(
         tmp_path / "south.parquet"
     )
-    save(tmp_path / ".hidden.csv", "broken")
-    save(tmp_path / "README.txt", "not a table")
+    save_table(tmp_path / ".hidden.csv", "broken")
+    save_table(tmp_path / "README.txt", "not a table")
     found = open_table(tmp_path)
     assert sites_of(found) == {"north": ["cat", "dog"], "south": ["dog"]}
     assert sites_of(open_table(tmp_path, client="who")) == {"x": ["cat", "dog"], "z": ["dog"]}
@@ -215,132 +203,19 @@ def test_classes_are_words_or_whole_numbers(
     tmp_path: Path, labels: Sequence[str], classes: tuple[str, ...]
 ) -> None:
     lines = "".join(f"{n},{label}\n" for n, label in enumerate(labels))
-    assert open_table(save(tmp_path / "t.csv", "a,y\n" + lines)).class_names == classes
+    assert open_table(save_table(tmp_path / "t.csv", "a,y\n" + lines)).class_names == classes
 
 
 def test_a_column_of_codes_is_text_if_a_word_is_in_any_file(tmp_path: Path) -> None:
-    save(tmp_path / "a.csv", "code,y\n1,0\n2,1\n")
-    save(tmp_path / "b.csv", "code,y\nx,0\n1,1\n")
+    save_table(tmp_path / "a.csv", "code,y\n1,0\n2,1\n")
+    save_table(tmp_path / "b.csv", "code,y\nx,0\n1,1\n")
     store: Any = open_table(tmp_path).store
     assert store.raw["code"].words == ("1", "2", "x")
 
 
-REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "no label": (
-        "a,b\n1,2\n",
-        {"label": None},
-        "dataset.label is not set; dataset.name 'table' needs it, one of the columns of {path}: a",
-    ),
-    "misspelt": (
-        "a,class\n1,2\n",
-        {"label": "klass"},
-        "dataset.label is 'klass'; it must be a column of {path} (did you mean 'class'?).",
-    ),
-    "unknown": (
-        "a,b\n1,2\n",
-        {"label": "zzz"},
-        "dataset.label is 'zzz'; it must be a column of {path} (a, b).",
-    ),
-    "client": (
-        "a,y\n1,2\n",
-        {"client": "who"},
-        "dataset.client is 'who'; it must be a column of {path} (a, y).",
-    ),
-    "both": ("a,y\n1,2\n", {"client": "y"}, "dataset.client is 'y', which dataset.label is too"),
-    "nobody's": ("a,y,who\n1,2,x\n1,2,\n", {"client": "who"}, "column 'who' is empty in row 2"),
-    "path": ("a,y,who\n1,2,../x\n", {"client": "who"}, "has the domain '../x'"),
-    "domain": ("a,y\n1,2\n", {"domains": ("x",)}, "dataset.domains has 'x'"),
-    "long line": ("a,y\n1,2\n1,2,3\n", {}, "{path} has 3 cells in line 3 and 2 in its header"),
-    "short line": ("a,b,y\n1,2,3\n1,2\n", {}, "{path} has 2 cells in line 3 and 3 in its header"),
-    "twice": ("a,a,y\n1,2,3\n", {}, "{path} has two columns 'a'"),
-    "nameless": ("a,,y\n1,2,3\n", {}, "{path} has the name '' in column 2 of its header"),
-    "semicolons": ("a;y\n1;2\n", {}, "{path} has 1 columns; a table must have at least two"),
-    "empty": ("", {}, "{path} has 0 columns"),
-    "no rows": ("a,y\n", {}, "{path} has no rows"),
-    "no features": ("who,y\n1,2\n", {"client": "who"}, "has no column but 'y'"),
-    "infinite": (
-        "a,y\n1,0\n-inf,1\n",
-        {},
-        "{path}: column 'a' has -inf in row 2; numbers must be finite",
-    ),
-    "too large": ("a,y\n1e39,0\n", {}, "{path}: column 'a' has 1e+39 in row 1"),
-    "measured": (
-        "a,y\n1,0\n1,2.5\n",
-        {},
-        "is 'y', a column with the number 2.5; a label must be text or a whole number",
-    ),
-    "many": (
-        "a,y\n" + "".join(f"1,{n}\n" for n in range(1001)),
-        {},
-        "a column of 1,001 different values; a label must have at most 1,000",
-    ),
-    "free text": (
-        "a,y\n" + "".join(f"w{n},0\n" for n in range(1001)),
-        {},
-        "column 'a' has 1,001 different words",
-    ),
-    "no labels": ("a,y\n1,\n2,NA\n", {}, "a column without a value"),
-    "quote": ('a,y\n"1,2\n', {}, "{path} cannot be read (unexpected end of data)"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, case: str) -> None:
-    text, settings, complaint = REFUSED[case]
-    path = save(tmp_path / "t.csv", text)
-    with pytest.raises(InvalidInput) as caught:
-        open_table(path, **settings)
-    sentence = str(caught.value)
-    assert complaint.format(path=path) in sentence
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.xlsx"])
-def test_refuses_what_is_no_table(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n\0\xff,\0")
-    with pytest.raises(InvalidInput, match=r"cannot be read|is no table"):
-        open_table(tmp_path / name)
-
-
-def test_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
-    def refusal(**settings: Any) -> str:
-        with pytest.raises(InvalidInput) as caught:
-            open_data_set(DatasetSettings(**settings))
-        return str(caught.value)
-
-    polars.DataFrame({"a": [1.0], "y": [0]}).write_parquet(tmp_path / "typed.parquet")
-    save(tmp_path / "words.csv", "a,y\nx,0\n")
-    root = {"name": "table", "root": tmp_path, "label": "y"}
-    assert "column 'a' is text in" in refusal(**root)
-    save(tmp_path / "words.csv", "b,y\n1,0\n")
-    assert "lacks the column 'a'" in refusal(**root)
-    save(tmp_path / "words.csv", "a,b,y\n1,1,0\n")
-    assert "lacks the column 'b'" in refusal(**root)
-    save(tmp_path / "typed.csv", "a,y\n1,0\n")
-    assert "has two tables 'typed'" in refusal(**root)
-    day = polars.DataFrame({"a": [datetime.date(2020, 1, 1)], "y": [0]})
-    day.write_parquet(tmp_path / "day.parquet")
-    assert "column 'a' holds Date" in refusal(**{**root, "root": tmp_path / "day.parquet"})
-    assert "dataset.root is not set" in refusal(name="table", label="y")
-    assert "does not exist" in refusal(**{**root, "root": tmp_path / "none.csv"})
-    (tmp_path / "void").mkdir()
-    assert "has no table" in refusal(**{**root, "root": tmp_path / "void"})
-    assert "dataset.label is 'y'; it must be left out" in refusal(label="y")
-    assert "dataset.client is 'y'; it must be left out" in refusal(client="y")
-    with pytest.raises(InvalidInput, match="must hold images"):
-        read_image_set(DatasetSettings(name="table", root=tmp_path / "typed.csv", label="y"))
-
-
-def test_says_what_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'mpfedcl\[table\]'\.$"):
-        open_table(save(tmp_path / "t.csv", "a,y\n1,0\n"))
-
-
 def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
     """A column of words stays one where all words look like numbers, and the other way round."""
-    save(tmp_path / "t.csv", "a,code,y\n1,1,0\n3,x,0\n1,1,1\n3,x,1\n")
+    save_table(tmp_path / "t.csv", "a,code,y\n1,1,0\n3,x,0\n1,1,1\n3,x,1\n")
     data = load(tmp_path / "t.csv", clients=1)
     run_columns = fit_columns(
         {"a": numpy.array([1.0, 3.0]), "code": Words(numpy.array([0, 1]), ("1", "x"))},
@@ -348,15 +223,15 @@ def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
         [numpy.arange(2)],
     )
     assert data.partition["columns"]["columns"][0]["name"] == "a"
-    new = save(tmp_path / "new.csv", "code,more,y,a\n1,9,1,5\n2,9,1,\n")
+    new = save_table(tmp_path / "new.csv", "code,more,y,a\n1,9,1,5\n2,9,1,\n")
     found = open_own_tables(new, run_columns)
     assert found.vector_width == 3
     loaded = found.store.load(numpy.arange(2), *found.store.inspect())
     assert loaded.tolist() == [[3, 1, 0], [0, 0, 0]]
-    save(new, "code,y,a\n1,1,old\n")
+    save_table(new, "code,y,a\n1,1,old\n")
     with pytest.raises(InvalidInput, match=r"column 'a' has 'old' in row 1; it must be a number"):
         open_own_tables(new, run_columns)
-    save(new, "code,y,a\n1,1,1e38\n")
+    save_table(new, "code,y,a\n1,1,1e38\n")
     tiny = fit_columns(
         {"a": numpy.array([0, 1e-9]), "code": Words(numpy.array([0, 0]), ("1",))},
         "y",
@@ -365,15 +240,15 @@ def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
     found = open_own_tables(new, tiny)
     with pytest.raises(InvalidInput, match="too far from the training rows"):
         found.store.load(numpy.arange(1), *found.store.inspect())
-    save(new, "code,a\n1,1\n")
+    save_table(new, "code,a\n1,1\n")
     with pytest.raises(InvalidInput, match=r"lacks the column 'y'; it has code, a\."):
         open_own_tables(new, run_columns)
 
 
 def test_other_columns_are_other_data(tmp_path: Path) -> None:
     """Standardized rows hide a shift; the columns on record do not."""
-    path = save(tmp_path / "t.csv", "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(12)))
+    path = save_table(tmp_path / "t.csv", "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(12)))
     before = load(path).partition
     assert is_same_partition(before, load(path).partition)
-    save(path, "a,y\n" + "".join(f"{n + 5},{n % 2}\n" for n in range(12)))
+    save_table(path, "a,y\n" + "".join(f"{n + 5},{n % 2}\n" for n in range(12)))
     assert not is_same_partition(before, load(path).partition)
