@@ -58,7 +58,13 @@ class DatasetSettings(Settings):
     name: str = "mnist-sample"
     """Data set; `mpfedcl data list` names them all."""
     root: Path | None = None
-    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
+    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself; for
+    `table`, a CSV or Parquet file or a folder of them."""
+    label: str | None = None
+    """Tables: the column that holds the class."""
+    client: str | None = None
+    """Tables: the column that says whose a row is; its values are the domains [default: each file
+    is one]."""
     train_size: Annotated[int | None, Field(ge=1)] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
     test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None

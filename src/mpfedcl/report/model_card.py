@@ -213,7 +213,7 @@ def _data_section(subject: CardSubject) -> str:
 
 
 def _describe_source(experiment: Experiment, nouns: str) -> str:
-    if experiment.dataset.name == "folder":
+    if experiment.dataset.name in ("folder", "table"):
         return f"{nouns} of whoever made this run; their terms hold."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."

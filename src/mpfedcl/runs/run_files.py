@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
 from mpfedcl.methods import Reading, Test
@@ -61,6 +62,8 @@ class Partition(FileContent):
     """What tells the encoder from others."""
     image_shape: list[int] | None = None
     """Of one image, where the encoder is made for images of their own size and colour."""
+    columns: TableColumns | None = None
+    """Of a table: what turns its rows into the model's inputs."""
     network: bool = False
     """Whether clients were on machines of their own, with data of their own."""
 

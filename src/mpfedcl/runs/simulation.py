@@ -95,6 +95,8 @@ class _Simulation(RunLoop):
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
+        for notice in self._data.notices:
+            observer.on_warning(notice)
         return super().run(directory, observer)
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:

@@ -33,7 +33,8 @@ class Predict:
         tyro.conf.arg(metavar="IMAGES [IMAGES ...]", help_behavior_hint=""),
     ]
     """Files, folders (with all below them), patterns, npz archives (x_test, else x, else x_train),
-    or - for paths on standard input, one per line. A run on vectors takes npz archives."""
+    or - for paths on standard input, one per line. A run on vectors takes npz archives, one on a
+    table CSV or Parquet files with the same columns."""
     client: _Client = None
     """Predict with this client's personal model [default: the averaged model]."""
     false_alarms: float = 0.05
@@ -99,7 +100,8 @@ class Join:
     """Folder of a finished run, of a method with prototypes and an averaged model."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
-    or FILE.npz (images or vectors, as the run has); classes are the run's, some may be missing."""
+    or FILE.npz (images or vectors, as the run has), for a run on a table a CSV or Parquet file;
+    classes are the run's, some may be missing."""
     name: _Client = None
     """The client's name; no other client of the run may have it."""
     epochs: int = 1

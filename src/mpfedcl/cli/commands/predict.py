@@ -30,7 +30,7 @@ def predict_command(arguments: Predict) -> int:
         weights=arguments.weights,
     )
     input_format = predictor.trained.input_format
-    samples = list_samples(arguments.images, sys.stdin, input_format)
+    samples = list_samples(arguments.images, sys.stdin, input_format, predictor.trained.columns)
     if predictor.remark:
         console.print(predictor.remark)
     predicted: list[tuple[str, Prediction]] = []
