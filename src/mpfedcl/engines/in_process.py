@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.trained_clients import (
-    TrainedClient,
     TrainedClients,
+    TrainedStack,
     distinct_groups,
     predict_clients,
 )
@@ -32,12 +33,15 @@ from mpfedcl.rounds.evaluation import (
     RoundReadings,
     as_stack,
     count_confusions,
+    estimate_own_priors,
 )
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
 
 CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""
+_SCORES_AT_ONCE = 2**24
+"""Of classes, images and clients that are read together where only scores differ."""
 _NUMBERS_AT_ONCE = 2**26
 """Parameters that may be held for them at a time: few enough to bound the memory."""
 
@@ -76,11 +80,15 @@ class InProcessEngine(Engine):
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Let clients send what a method that does not train makes of their samples."""
-        for name in ordered:
-            client = self._data.client(name)
+        for first in range(0, len(ordered), CLIENTS_AT_ONCE):
+            clients = [self._data.client(name) for name in ordered[first : first + CLIENTS_AT_ONCE]]
             with self._clock.phase("train"):
-                summed = self._method.collect(client.inputs, client.labels)
-            yield Update(name, len(client.labels), {}, self._no_prototypes(), None, summed=summed)
+                parts = self._method.collect_many(
+                    [each.inputs for each in clients], [each.labels for each in clients]
+                )
+            for each, summed in zip(clients, parts, strict=True):
+                nothing, count = self._no_prototypes(), len(each.labels)
+                yield Update(each.name, count, {}, nothing, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         with self._clock.phase("broadcast"):
@@ -153,10 +161,16 @@ class InProcessEngine(Engine):
         tables: dict[str, AccuracyTable] = {}
         confusion: dict[str, ConfusionCounts] = {}
         unread = ((name, None) for name in self.sizes.keys() - set(names))
+        estimated = estimate_own_priors(shared, {c.name: c.test for c in self._data.clients})
+        if not self._method.trains:
+            # Features are the same for everybody: only scores are personal, and they are small.
+            at_once = _SCORES_AT_ONCE // num_classes
+            evaluator = replace(evaluator, reference=None, read_at_once=at_once)
         for name, personal in chain(self._predict_personally(evaluator, names), unread):
             client = self._data.client(name)
             counts = torch.bincount(client.labels, minlength=num_classes)
-            tables[name], said = reader.tables(personal, client.test, counts)
+            prior = estimated.get(name)
+            tables[name], said = reader.tables(personal, client.test, counts, prior)
             if with_confusion and main in said and len(client.test):
                 truth = evaluator.labels[client.test]
                 confusion[name] = count_confusions(said[main], truth, num_classes)
@@ -206,14 +220,19 @@ class InProcessEngine(Engine):
     def _personalize(self, names: Sequence[str], broadcast: Broadcast) -> None:
         """Let clients that do not train make their own models of what the round has brought."""
         received = self._method.prepare(broadcast)
-        for name in names:
-            client = self._data.client(name)
+        clients, models = [], []
+        for client in (self._data.client(name) for name in names):
             params = self._method.personalize(received, client.inputs, client.labels)
             if params is not None:
-                own = TrainedClient(
-                    client, self._model, params, averaged={}, state={}, loss=math.nan
-                )
-                self._remember(own)
+                clients.append(client)
+                models.append(params)
+        if models:
+            stack = {name: torch.stack([each[name] for each in models]) for name in models[0]}
+            losses = [math.nan] * len(clients)
+            states: list[Tensors] = [{} for _ in clients]
+            self._remember(
+                TrainedStack(clients, self._model, stack, start={}, states=states, losses=losses)
+            )
 
     def _keep_states(self, held: set[str]) -> None:
         self._trained = {n: place for n, place in self._trained.items() if n in held}

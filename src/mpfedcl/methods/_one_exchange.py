@@ -2,9 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from mpfedcl.gaussian import (
     ClientMeans,
     Components,
     Covariance,
+    SecondMoment,
+    StackedSums,
     choose_shrinkage,
-    collect_sums,
     find_impossible_sums,
     make_components,
-    pack_symmetric,
     unit_features,
 )
 from mpfedcl.messages import Update
@@ -65,9 +66,8 @@ class OneExchange(ClosedForm, ABC):
 
     reading: ClassVar[Reading] = "averaged_classifier"
     shares_prototypes = True
-    second_moment: ClassVar[Literal["none", "within", "whole"]] = "none"
-    """What clients send beside counts and sums by class: nothing, the scatter within their classes,
-    or the sum of phi phi'."""
+    second_moment: ClassVar[SecondMoment | None] = None
+    """What clients send beside counts and sums by class, if anything."""
 
     @abstractmethod
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
@@ -77,18 +77,27 @@ class OneExchange(ClosedForm, ABC):
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return a client's sums; classes with too few samples stay at home."""
+        """Return a client's sums."""
+        return dict(self.collect_many([inputs], [labels])[0])
+
+    def collect_many(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """Return the sums of several clients; classes with too few samples stay at home."""
+        sent = [self._is_sent(each) for each in labels]
+        chosen = torch.cat([each[kept] for each, kept in zip(inputs, sent, strict=True)])
+        stack = StackedSums(
+            unit_features(chosen),
+            torch.cat([each[kept] for each, kept in zip(labels, sent, strict=True)]),
+            [int(kept.sum()) for kept in sent],
+            self.num_classes,
+            self.second_moment,
+        )
+        return [stack.member(index) for index in range(len(stack))]
+
+    def _is_sent(self, labels: Tensor) -> Tensor:
         counts = torch.bincount(labels, minlength=self.num_classes)
-        sent = (counts >= self.experiment.prototypes.min_cluster_size)[labels]
-        features, labels = unit_features(inputs[sent]), labels[sent]
-        if self.second_moment == "within":
-            return collect_sums(features, labels, self.num_classes)._asdict()
-        counts = torch.bincount(labels, minlength=self.num_classes).to(features.dtype)
-        sums = features.new_zeros(self.num_classes, features.shape[1])
-        found = {"counts": counts, "sums": sums.index_add_(0, labels, features)}
-        if self.second_moment == "whole":
-            found["moment"] = pack_symmetric(features.T @ features)
-        return found
+        return (counts >= self.experiment.prototypes.min_cluster_size)[labels]
 
     def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
         """Return why no samples have these sums, or None."""

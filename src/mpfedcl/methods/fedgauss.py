@@ -1,7 +1,7 @@
 """FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ class GaussianPool(NamedTuple):
     """[C, d], float64."""
     counts: Tensor
     """[C], float64: 0 for a class that nobody holds."""
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the same in another precision: enough for what one client computes."""
+        means, counts = self.means.to(dtype), self.counts.to(dtype)
+        return self._replace(covariance=self.covariance.to(dtype), means=means, counts=counts)
 
 
 class FedGauss(OneExchange):
@@ -100,7 +105,7 @@ class FedGauss(OneExchange):
                     groups.class_counts,
                 ),
             )
-        return self._pool[1]
+        return self._pool[1].to(getattr(torch, self.experiment.dtype))
 
     def personalize(
         self, received: GaussianPool | None, inputs: Tensor, labels: Tensor
@@ -108,14 +113,14 @@ class FedGauss(OneExchange):
         """Return a client's own classifier: its prototypes, in its own metric."""
         if received is None:
             return None
-        features = unit_features(inputs).double()
+        features = unit_features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
         held = counts.nonzero().squeeze(1)
         own = ClientMeans(
             sums[held] / counts[held].unsqueeze(1),
             held,
-            counts[held].double(),
+            counts[held].to(features.dtype),
             torch.zeros_like(held),
             1,
             self.num_classes,
@@ -136,12 +141,12 @@ class FedGauss(OneExchange):
             prototypes[answered],
             covariance.solve(prototypes[answered] - origin, received.shrinkage),
             answered,
-            torch.ones(len(answered), dtype=torch.float64, device=features.device),
+            torch.ones_like(prototypes[answered, 0]),
             origin=origin,
             temperature=received.shrinkage.temperature,
             num_classes=self.num_classes,
         )
-        return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}
+        return components._asdict()
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""

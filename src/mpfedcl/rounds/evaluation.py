@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpfedcl.methods import READINGS, TESTS, Reading
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.label_prior import estimate_prior, log_prior
+from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
 
 AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
@@ -74,11 +74,12 @@ class Evaluator:
     reference: PrototypePool | None
     temperature: float = 0.07
     """By which similarities to prototypes are divided."""
+    read_at_once: int = _READ_AT_ONCE
 
     @property
     def models_at_once(self) -> int:
         """How many models may read together; the memory stays flat."""
-        return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
+        return max(1, self.read_at_once // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
     def predict(
@@ -125,17 +126,25 @@ class ClientReader:
     num_clients: int
 
     def tables(
-        self, personal: Predictions | None, own: Tensor, label_counts: Tensor
+        self,
+        personal: Predictions | None,
+        own: Tensor,
+        label_counts: Tensor,
+        estimated: Tensor | None = None,
     ) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
         """Return one client's readings on both tests, and what it says on its own.
 
-        `own` are its images in the union, `label_counts` [C] those that it was trained on.
+        `own` are its images in the union, `label_counts` [C] those that it was trained on,
+        `estimated` its log prior as found without labels.
         """
         prior = log_prior(label_counts)
-        on_own = self._say(personal, prior, own)
+        on_own = self._say(personal, prior, own, estimated)
         size = self.num_clients * len(self.labels) * len(label_counts)
         on_union: Mapping[Reading, Tensor] = {}
-        if size <= _MOST_PRIOR_SCORES:
+        if len(own) == len(self.labels):
+            # All images are its own, and read already.
+            on_union = {r: said for r, said in on_own.items() if r.endswith("prior")}
+        elif size <= _MOST_PRIOR_SCORES:
             on_union = _add_priors(personal, self.averaged, prior)
         truth = self.labels[own]
         union: dict[str, float | None] = dict.fromkeys(READINGS)
@@ -161,7 +170,11 @@ class ClientReader:
         return {r: percent_correct(e == self.labels) for r, e in said.items() if e is not None}
 
     def _say(
-        self, personal: Predictions | None, prior: Tensor, own: Tensor
+        self,
+        personal: Predictions | None,
+        prior: Tensor,
+        own: Tensor,
+        estimated: Tensor | None,
     ) -> dict[Reading, Tensor]:
         personal, averaged = _select(personal, own), _select(self.averaged, own)
         said = _add_priors(personal, averaged, prior)
@@ -173,15 +186,31 @@ class ClientReader:
             said["averaged_classifier"] = averaged.classifier
             if averaged.prototype is not None:
                 said["averaged_prototype"] = averaged.prototype
-            if len(own):
-                found = estimate_prior(averaged.scores)
-                said["averaged_classifier_estimated"] = (averaged.scores + found).argmax(dim=1)
+            if estimated is not None:
+                scores = averaged.scores + estimated.to(averaged.scores)
+                said["averaged_classifier_estimated"] = scores.argmax(dim=1)
         return said
 
 
+def estimate_own_priors(
+    averaged: Predictions | None, tests: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return each client's log prior as its own test images say it without their labels."""
+    named = {name: own for name, own in tests.items() if len(own)}
+    if averaged is None or not named:
+        return {}
+    if all(len(own) == len(averaged.scores) for own in named.values()):
+        # All are tested on all images.
+        return dict.fromkeys(named, estimate_prior(averaged.scores))
+    sizes = torch.tensor([len(own) for own in named.values()])
+    owners = torch.arange(len(named)).repeat_interleave(sizes)
+    scores = averaged.scores[torch.cat(list(named.values()))]
+    return dict(zip(named, estimate_priors(scores, owners, len(named)), strict=True))
+
+
 def _select(predictions: Predictions | None, rows: Tensor) -> Predictions | None:
-    if predictions is None:
-        return None
+    if predictions is None or len(rows) == len(predictions.classifier):
+        return predictions
     parts = (predictions.classifier, predictions.prototype, predictions.scores)
     chosen = [None if part is None else part[rows] for part in (*parts, predictions.similarities)]
     return Predictions(*chosen)  # type: ignore[arg-type]
