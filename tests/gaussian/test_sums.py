@@ -165,4 +165,10 @@ def test_a_stack_adds_up_to_its_members(second_moment: SecondMoment | None) -> N
 
 def test_a_stack_with_a_broken_sample_is_not_finite() -> None:
     features = torch.tensor([[1.0, 0.0], [torch.nan, 0.0]])
-    assert not StackedSums(features, torch.tensor([0, 1]), [1, 1], 2, "within").is_finite
+    stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 2, "within")
+    assert stack.is_finite == [True, False]
+    assert all(bool(each.isfinite().all()) for each in stack.total([0]).values())
+
+
+def test_a_broken_sample_stays_broken() -> None:
+    assert unit_features(torch.tensor([[torch.nan, 1.0]])).isnan().any()

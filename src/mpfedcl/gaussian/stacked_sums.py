@@ -83,9 +83,10 @@ class StackedSums:
         return total
 
     @cached_property
-    def is_finite(self) -> bool:
-        """Whether all numbers of all clients are: a sum of squares is only then."""
-        return bool(self._rows.square().sum(dtype=torch.float64).isfinite())
+    def is_finite(self) -> list[bool]:
+        """Whether all numbers of each client are: a sum of squares is only then."""
+        squares = self._rows.square().sum(1, dtype=torch.float64)
+        return [bool(part.sum().isfinite()) for part in torch.split(squares, self._sizes)]
 
     @cached_property
     def template(self) -> Tensors:

@@ -114,7 +114,7 @@ class Guard:
     def _judge_sums(self, update: Update) -> str | None:
         if isinstance(update.summed, MemberSums):
             # Made in this process from the samples themselves.
-            sound = update.summed.stack.is_finite
+            sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
         odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
         if odd:
