@@ -18,10 +18,11 @@ from mpfedcl.engines.trained_clients import (
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods import Method
+from mpfedcl.methods import TESTS, Method, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
@@ -119,8 +120,8 @@ class InProcessEngine(Engine):
         names = self.readable(names)
         if pool is None and averaged is not None:
             pool = self.pool_for_reading(self.prototypes_for_reading(names))
-        tables, confusion = self.read(averaged, pool, names, with_confusion=with_confusion)
-        return RoundReadings(tables, names, confusion)
+        tables, confusion, bins = self.read(averaged, pool, names, with_confusion=with_confusion)
+        return RoundReadings(tables, names, confusion, bins)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
@@ -133,8 +134,11 @@ class InProcessEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts]]:
-        """Return every client's readings, personal ones of the named clients, and confusions."""
+    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts], dict[Test, BinSums]]:
+        """Return every client's readings, personal ones of the named clients, and what is counted.
+
+        That are confusions by client, and probabilities by test.
+        """
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
@@ -149,7 +153,9 @@ class InProcessEngine(Engine):
                 with_similarities=True,
             )
         reader = ClientReader(evaluator.labels, shared, len(self.sizes))
-        num_classes, main = self._data.num_classes, self._method.reading_on("own")
+        num_classes = self._data.num_classes
+        judged = {test: self._method.reading_on(test) for test in TESTS}
+        main, bins = judged["own"], dict[Test, BinSums]()
         tables: dict[str, AccuracyTable] = {}
         confusion: dict[str, ConfusionCounts] = {}
         unread = ((name, None) for name in self.sizes.keys() - set(names))
@@ -160,8 +166,11 @@ class InProcessEngine(Engine):
             if with_confusion and main in said and len(client.test):
                 truth = evaluator.labels[client.test]
                 confusion[name] = count_confusions(said[main], truth, num_classes)
+            if with_confusion:
+                for test, part in reader.bins(judged, personal, client.test, counts).items():
+                    bins[test] = add_bins([bins.get(test, add_bins([])), part])
         in_order = [name for name in self.sizes if name in confusion]
-        return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
+        return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}, bins
 
     def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
