@@ -90,6 +90,9 @@ def test_accuracies_are_those_of_the_run(skewed: Path) -> None:
         without += sum(p.label != name for p, name in zip(found, names, strict=True))
     # The shares have changed some answers.
     assert without > 0
+    error = summary["calibration_error"]
+    line = f"{error['own']:.1f} % on the own test, {error['union']:.1f} % on the union test."
+    assert line in (skewed / "CARD.md").read_text()
 
 
 def test_probabilities_are_the_softmax_with_the_prior(skewed: Path) -> None:

@@ -61,6 +61,7 @@ class Predictor:
         probabilities: With a classifier: give each image the probabilities of all classes.
 
     `threshold` is the distance beyond which an image is unknown, or None; `remark` then says why.
+    `log_prior` [C] is added to the classifier's scores, unless it is None.
 
     Example:
         >>> import mpfedcl
@@ -89,9 +90,9 @@ class Predictor:
         held_out = HeldOutMeasurements(RunDirectory(trained.path), client)
         self._space = _open_space(trained, wants_metric=held_out.has_metric)
         self._rule = _find_rule(trained, client, has_prototypes=self._space is not None)
-        self._prior: Tensor | None = None
+        self.log_prior: Tensor | None = None
         if client is not None and self._rule.with_prior:
-            self._prior = find_label_prior(
+            self.log_prior = find_label_prior(
                 trained.partition, trained.pool, client, len(self.class_names)
             )
         self.threshold, remark = held_out.threshold(false_alarms)
@@ -164,9 +165,9 @@ class Predictor:
                 f"there are {count} samples to estimate label shares from; there must be at least "
                 f"{FEWEST_TO_ESTIMATE}."
             )
-        self._prior = estimate_prior(torch.cat([part.scores for part in measured]))
+        self.log_prior = estimate_prior(torch.cat([part.scores for part in measured]))
         self._rule = ReadingRule(by_prototype=False, with_prior=True)
-        return dict(zip(self.class_names, self._prior.exp().tolist(), strict=True))
+        return dict(zip(self.class_names, self.log_prior.exp().tolist(), strict=True))
 
     def refuse_to_estimate(self) -> None:
         """Refuse where label shares are known, or sets of classes were measured without them."""
@@ -230,7 +231,7 @@ class Predictor:
 
     def say(self, measured: Measured) -> list[Prediction]:
         """Return a prediction per sample."""
-        prior = 0 if self._prior is None else self._prior
+        prior = 0 if self.log_prior is None else self.log_prior
         probabilities = torch.softmax(measured.scores + prior, dim=1)
         values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
         found = []
