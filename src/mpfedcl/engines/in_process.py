@@ -2,46 +2,37 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines.client_readings import read_clients
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
     TrainedStack,
     distinct_groups,
-    predict_clients,
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods import Method
+from mpfedcl.methods import Method, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.calibration_error import BinSums
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
-    ClientReader,
     ConfusionCounts,
-    Evaluator,
-    Predictions,
     RoundReadings,
-    as_stack,
-    count_confusions,
-    estimate_own_priors,
 )
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
 
 CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""
-_SCORES_AT_ONCE = 2**24
-"""Of classes, images and clients that are read together where only scores differ."""
 _NUMBERS_AT_ONCE = 2**26
 """Parameters that may be held for them at a time: few enough to bound the memory."""
 
@@ -127,8 +118,8 @@ class InProcessEngine(Engine):
         names = self.readable(names)
         if pool is None and averaged is not None:
             pool = self.pool_for_reading(self.prototypes_for_reading(names))
-        tables, confusion = self.read(averaged, pool, names, with_confusion=with_confusion)
-        return RoundReadings(tables, names, confusion)
+        tables, confusion, bins = self.read(averaged, pool, names, with_confusion=with_confusion)
+        return RoundReadings(tables, names, confusion, bins)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
@@ -141,41 +132,21 @@ class InProcessEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts]]:
-        """Return every client's readings, personal ones of the named clients, and confusions."""
-        evaluator = Evaluator(
-            self._data.test_inputs,
-            self._data.test_labels,
-            self._method.project,
-            None if pool is None else self._method.reference(pool),
-            self._experiment.contrast.temperature,
+    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts], dict[Test, BinSums]]:
+        """Return every client's readings, personal ones of the named clients, and what is counted.
+
+        That are confusions by client, and probabilities by test.
+        """
+        reference = None if pool is None else self._method.reference(pool)
+        return read_clients(
+            self._method,
+            self._model,
+            self._data,
+            averaged,
+            reference,
+            {name: self._trained[name][0] for name in names},
+            with_confusion=with_confusion,
         )
-        shared = None
-        if averaged is not None:
-            (shared,) = evaluator.predict(
-                lambda inputs: as_stack(self._model.apply(averaged, inputs)),
-                with_similarities=True,
-            )
-        reader = ClientReader(evaluator.labels, shared, len(self.sizes))
-        num_classes, main = self._data.num_classes, self._method.reading_on("own")
-        tables: dict[str, AccuracyTable] = {}
-        confusion: dict[str, ConfusionCounts] = {}
-        unread = ((name, None) for name in self.sizes.keys() - set(names))
-        estimated = estimate_own_priors(shared, {c.name: c.test for c in self._data.clients})
-        if not self._method.trains:
-            # Features are the same for everybody: only scores are personal, and they are small.
-            at_once = _SCORES_AT_ONCE // num_classes
-            evaluator = replace(evaluator, reference=None, read_at_once=at_once)
-        for name, personal in chain(self._predict_personally(evaluator, names), unread):
-            client = self._data.client(name)
-            counts = torch.bincount(client.labels, minlength=num_classes)
-            prior = estimated.get(name)
-            tables[name], said = reader.tables(personal, client.test, counts, prior)
-            if with_confusion and main in said and len(client.test):
-                truth = evaluator.labels[client.test]
-                confusion[name] = count_confusions(said[main], truth, num_classes)
-        in_order = [name for name in self.sizes if name in confusion]
-        return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
 
     def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
@@ -344,14 +315,6 @@ class InProcessEngine(Engine):
     def _no_prototypes(self) -> Prototypes:
         like = next(iter(self._initial.values()))
         return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
-
-    def _predict_personally(
-        self, evaluator: Evaluator, names: Sequence[str]
-    ) -> Iterator[tuple[str, Predictions]]:
-        """Yield what each named client's model answers; few are held at a time."""
-        wanted = set(names)
-        for group in distinct_groups(self._trained[name][0] for name in names):
-            yield from predict_clients(group, evaluator, wanted)
 
 
 def _is_sound(embeddings: Tensor) -> bool:

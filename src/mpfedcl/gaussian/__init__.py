@@ -4,6 +4,7 @@ from mpfedcl.gaussian.classifier import ABSENT, Components, make_components, sco
 from mpfedcl.gaussian.covariance import Covariance, Shrinkage, choose_shrinkage
 from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
 from mpfedcl.gaussian.features import unit_features
+from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_sums
 from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
@@ -21,6 +22,7 @@ __all__ = [
     "Components",
     "Covariance",
     "MemberSums",
+    "Metric",
     "OwnCovariance",
     "SecondMoment",
     "Shrinkage",

@@ -16,11 +16,14 @@ from mpfedcl.gaussian import (
     ClientMeans,
     Components,
     Covariance,
+    Metric,
     SecondMoment,
+    Shrinkage,
     StackedSums,
     choose_shrinkage,
     find_impossible_sums,
     make_components,
+    pack_symmetric,
     unit_features,
 )
 from mpfedcl.messages import Update
@@ -68,12 +71,15 @@ class OneExchange(ClosedForm, ABC):
     shares_prototypes = True
     second_moment: ClassVar[SecondMoment | None] = None
     """What clients send beside counts and sums by class, if anything."""
+    sends_fit: ClassVar[bool] = False
+    """Whether clients need what `fit` has found beside the classifier; else the server keeps it."""
 
     @abstractmethod
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
-        """Return the classifier of the pooled sums, and what clients are sent beside it.
+        """Return the classifier of the pooled sums, and what else was found.
 
-        `sums` are those of all clients in float64, `groups` the class means of each.
+        `sums` are those of all clients in float64, `groups` the class means of each. What was found
+        has `covariance`, S packed, and `fit`, which begins with lambda, if there is such a metric.
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -117,19 +123,38 @@ class OneExchange(ClosedForm, ABC):
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
-        components, extra = self.fit(tally.sums, ClientMeans.of_pool(pool))
+        components, found = self.fit(tally.sums, ClientMeans.of_pool(pool))
         like = server.params["weight"]
         params = {name: value.to(like) for name, value in components._asdict().items()}
-        return replace(server, params=params, extra=extra)
+        if self.sends_fit:
+            return replace(server, params=params, extra=found)
+        return replace(server, params=params, private={**server.private, **found})
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One prototype per class: the mean of all clients' samples."""
         return pool.class_centres()
 
+    def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
+        """The metric that the classifier scores with, around the prototypes of its parts."""
+        if not {"covariance", "fit"} <= fitted.keys():
+            return None
+        prototypes = self.prototypes_of_parts(fitted, pool)
+        return Metric(fitted["covariance"], float(fitted["fit"][0]), prototypes)
+
+    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Return the prototypes that the averaged classifier is made of."""
+        return self.reference(pool)
+
+
+def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
+    """Return S [d, d] and how far it is shrunk, as `OneExchange.metric` reads them."""
+    fit = torch.tensor([*shrinkage], dtype=torch.float64, device=covariance.device)
+    return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
+
 
 def fit_classes(
     covariance: Covariance, degrees: float, sums: Tensors, *, hottest: float = math.inf
-) -> Components:
+) -> tuple[Components, Shrinkage]:
     """Return one Gaussian per class around its mean, with a covariance that all share.
 
     `hottest` bounds the temperature.
@@ -137,7 +162,7 @@ def fit_classes(
     present, means, counts = class_means(sums)
     shrinkage = choose_shrinkage(covariance, degrees, means, counts)
     origin = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
-    return make_components(
+    components = make_components(
         means,
         covariance.solve(means - origin, shrinkage.weight),
         present,
@@ -146,6 +171,7 @@ def fit_classes(
         temperature=min(shrinkage.temperature, hottest),
         num_classes=len(sums["counts"]),
     )
+    return components, shrinkage
 
 
 def class_means(sums: Tensors) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
+from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
@@ -339,6 +340,13 @@ class Method:
     def _chooses_number(self) -> bool:
         is_open = self.num_prototypes is None and self.clustering == "kmeans"
         return is_open and self.experiment.prototypes.per_class == "auto"
+
+    def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
+        """Return the metric in which samples are far from the pool; None: by `reference` alone.
+
+        `fitted` is what the server keeps beside its parameters.
+        """
+        return None
 
     def longest_prototype(self) -> float:
         """Return the greatest length an honest prototype can have, for the guard."""

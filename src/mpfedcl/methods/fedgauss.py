@@ -1,6 +1,7 @@
 """FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,6 +24,7 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods._one_exchange import OneExchange, class_means
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 
 
@@ -59,6 +61,7 @@ class FedGauss(OneExchange):
     reading = "personal_classifier_prior"
     union_reading = "averaged_classifier"
     second_moment = "within"
+    sends_fit = True
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""
 
@@ -147,6 +150,16 @@ class FedGauss(OneExchange):
             num_classes=self.num_classes,
         )
         return components._asdict()
+
+    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Each client's prototypes; one per class where clients do not differ."""
+        effects = ClientEffects(*fitted["fit"][2:4].tolist())
+        if not any(effects):
+            return self.reference(pool)
+        groups = ClientMeans.of_pool(pool)
+        means = groups.class_means
+        vectors = effects.group_means(groups, means, effects.shifts(groups, means))
+        return replace(pool, vectors=vectors)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""

@@ -28,5 +28,5 @@ class LocalGauss(ClosedForm):
         degrees = max(1.0, float(sums["counts"].sum()) - int((sums["counts"] > 0).sum()))
         within = unpack_symmetric(sums["within"], features.shape[1]) / degrees
         covariance = Covariance.decompose(within)
-        components = fit_classes(covariance, degrees, sums, hottest=_HOTTEST)
+        components, _ = fit_classes(covariance, degrees, sums, hottest=_HOTTEST)
         return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}

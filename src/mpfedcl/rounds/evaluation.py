@@ -7,8 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, TESTS, Reading
+from mpfedcl.methods import READINGS, TESTS, Reading, Test
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.calibration_error import (
+    BinSums,
+    add_bins,
+    count_bins,
+    expected_calibration_error,
+)
 from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
 
 AccuracyTable = dict[str, dict[str, float | None]]
@@ -23,6 +29,8 @@ _READ_AT_ONCE = 16384
 _MOST_PRIOR_SCORES = 2**31
 """Clients times union images times classes up to which priors are read on the union test: the
 averaged model says the same to everybody, but a prior makes it say something else to each."""
+_MOST_BINNED_SCORES = 2**28
+"""The same for probabilities that differ from client to client: measuring them stays cheap."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class RoundReadings:
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
+    bins: dict[Test, BinSums] = field(default_factory=dict)
+    """Counted with it: probabilities of the reading that each test is judged by, of all clients."""
 
     def table(self) -> AccuracyTable:
         """Average over clients: averaged models over all, personal models over the trained."""
@@ -42,6 +52,10 @@ class RoundReadings:
     def per_client(self, reading: Reading) -> dict[str, float | None]:
         """Return one reading on each client's own test."""
         return {name: table["own"][reading] for name, table in self.clients.items()}
+
+    def calibration_error(self) -> dict[Test, float | None]:
+        """Return the expected calibration error in %; None where no classifier is judged."""
+        return {test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS}
 
     def _mean(self, test: str, reading: str) -> float | None:
         names = self.trained if reading.startswith("personal") else list(self.clients)
@@ -158,6 +172,32 @@ class ClientReader:
         right |= {r: percent_correct(said == truth) for r, said in on_own.items()}
         return {"own": right, "union": union}, on_own
 
+    def bins(
+        self,
+        readings: Mapping[Test, Reading],
+        personal: Predictions | None,
+        own: Tensor,
+        label_counts: Tensor,
+    ) -> dict[Test, BinSums]:
+        """Return one client's probabilities by the reading of each test, as far as it has them."""
+        prior, found = log_prior(label_counts), dict[Test, BinSums]()
+        on_own = _select(personal, own), _select(self.averaged, own)
+        if len(own) and (scores := _read_scores(readings["own"], *on_own, prior)) is not None:
+            found["own"] = count_bins(scores, self.labels[own])
+        if readings["union"] == "averaged_classifier":
+            # The same for all clients; that it is added up for each leaves the error as it is.
+            found["union"] = self._averaged_bins
+        elif self.num_clients * len(self.labels) * len(label_counts) <= _MOST_BINNED_SCORES:
+            scores = _read_scores(readings["union"], personal, self.averaged, prior)
+            found["union"] = add_bins([]) if scores is None else count_bins(scores, self.labels)
+        return found
+
+    @cached_property
+    def _averaged_bins(self) -> BinSums:
+        return (
+            add_bins([]) if self.averaged is None else count_bins(self.averaged.scores, self.labels)
+        )
+
     @cached_property
     def _averaged_on_union(self) -> dict[str, float | None]:
         """The same for all clients: read once."""
@@ -214,6 +254,18 @@ def _select(predictions: Predictions | None, rows: Tensor) -> Predictions | None
     parts = (predictions.classifier, predictions.prototype, predictions.scores)
     chosen = [None if part is None else part[rows] for part in (*parts, predictions.similarities)]
     return Predictions(*chosen)  # type: ignore[arg-type]
+
+
+def _read_scores(
+    reading: Reading, personal: Predictions | None, averaged: Predictions | None, prior: Tensor
+) -> Tensor | None:
+    """Return the scores whose softmax is a reading's probabilities; None: it is no classifier."""
+    model = personal if reading.startswith("personal") else averaged
+    if model is None or "prototype" in reading:
+        return None
+    if reading.endswith("_prior"):
+        return model.scores.double() + prior
+    return model.scores + estimate_prior(model.scores) if "estimated" in reading else model.scores
 
 
 def _add_priors(

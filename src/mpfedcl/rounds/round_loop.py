@@ -145,6 +145,7 @@ class RoundLoop:
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
 

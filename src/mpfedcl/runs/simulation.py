@@ -101,6 +101,7 @@ class _Simulation(RunLoop):
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models, the personal ones one by one."""
+        server = self._round_loop.state.server
         models = FinalModels(
             directory=directory,
             round=round_number,
@@ -110,7 +111,10 @@ class _Simulation(RunLoop):
             averaged=self._round_loop.averaged_model,
             personal=self._personal_models(),
             test_inputs=self._data.test_inputs,
+            test_labels=self._data.test_labels,
             own_tests=self._own_tests,
+            label_counts={n: e["train"] for n, e in self._data.partition["clients"].items()},
+            fitted={**server.extra, **server.private},
         )
         directory.write_models(models.averaged, models.pool, observer.on_models(models))
 

@@ -16,7 +16,7 @@ _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=
 
 @dataclass(frozen=True)
 class Predict:
-    """Ask a finished run about images: label, distance, margin, and whose prototype decided.
+    """Ask a finished run about images: a label, how sure it is, and what is unlike the run's data.
 
     Images that cannot be read are named one by one, and the others are predicted all the same:
     exit code 0 all done, 3 some could not be read, 2 nothing was predicted. Examples:
@@ -39,10 +39,19 @@ class Predict:
     """Predict with this client's personal model [default: the averaged model]."""
     false_alarms: float = 0.05
     """Flag as unknown what is farther away than all but this share of held-out images."""
+    coverage: _Number = None
+    """With a classifier: add the set of classes that holds the truth with this probability."""
+    estimate_prior: Flag = False
+    """Estimate how common the classes are among these images, and predict with it; not with
+    --client, whose shares are known."""
+    log: Flag = False
+    """Note how many images were far from the pool, for mpfedcl watch: counts, no names."""
     weights: _File = None
     """The encoder's weights, where they have moved since the run."""
     json: Flag = False
     """Print a JSON object per image, one per line; those that cannot be read have an `error`."""
+    probabilities: Flag = False
+    """With --json: the probabilities of all classes."""
 
 
 @dataclass(frozen=True)
