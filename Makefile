@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study bench bench-quick bench-peers \
+.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange bench bench-quick bench-peers \
 	test-browser test-federation test-machines wheel clean help
 
 help:
