@@ -126,6 +126,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
+    directory.settle()
     experiment = directory.read_experiment().replace(device="cpu")
     if directory.read_summary() is None:
         raise InvalidInput(

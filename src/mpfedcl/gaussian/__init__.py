@@ -6,13 +6,24 @@ from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effect
 from mpfedcl.gaussian.features import unit_features
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_sums
+from mpfedcl.gaussian.statistics import (
+    add_statistics,
+    own_statistics,
+    pool_of_one,
+    scatter_rows,
+    sums_to_fit,
+    take_from_pool,
+    widen_classes,
+)
 from mpfedcl.gaussian.sums import (
     ClassSums,
     centre_by_class,
     collect_sums,
+    moment_from_within,
     pack_symmetric,
     packed_size,
     unpack_symmetric,
+    within_from_moment,
 )
 
 __all__ = [
@@ -24,16 +35,25 @@ __all__ = [
     "Covariance",
     "OwnCovariance",
     "Shrinkage",
+    "add_statistics",
     "centre_by_class",
     "choose_shrinkage",
     "collect_sums",
     "estimate_effects",
     "find_impossible_sums",
     "make_components",
+    "moment_from_within",
+    "own_statistics",
     "own_strength",
     "pack_symmetric",
     "packed_size",
+    "pool_of_one",
+    "scatter_rows",
     "score",
+    "sums_to_fit",
+    "take_from_pool",
     "unit_features",
     "unpack_symmetric",
+    "widen_classes",
+    "within_from_moment",
 ]

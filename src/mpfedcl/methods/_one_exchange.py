@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,13 @@ from mpfedcl.gaussian import (
     collect_sums,
     find_impossible_sums,
     make_components,
+    own_statistics,
     pack_symmetric,
+    pool_of_one,
+    sums_to_fit,
     unit_features,
 )
+from mpfedcl.gaussian.statistics import SecondMoment
 from mpfedcl.messages import Update
 from mpfedcl.methods.base import Method, Reading, Server, Tally
 from mpfedcl.models import GaussianClassifier, Model
@@ -65,7 +69,8 @@ class OneExchange(ClosedForm, ABC):
 
     reading: ClassVar[Reading] = "averaged_classifier"
     shares_prototypes = True
-    second_moment: ClassVar[Literal["none", "within", "whole"]] = "none"
+    keeps_sums = True
+    second_moment: ClassVar[SecondMoment] = "none"
     """What clients send beside counts and sums by class: nothing, the scatter within their classes,
     or the sum of phi phi'."""
 
@@ -108,7 +113,26 @@ class OneExchange(ClosedForm, ABC):
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
-        components, extra = self.fit(tally.sums, ClientMeans.of_pool(pool))
+        return self._serve(server, tally.sums, pool)
+
+    def own_statistics(self, summed: Tensors) -> Tensors:
+        """Return counts, sums and second moments, which add up over samples."""
+        return own_statistics(summed)
+
+    def pool_of_one(self, own: Tensors) -> Tensors:
+        """Return the same, and what adds up over clients."""
+        return pool_of_one(own, self.second_moment)
+
+    def refit(self, server: Server, pooled: Tensors, pool: PrototypePool) -> Server:
+        """Fit the classifier to kept statistics and the class means of the clients behind them."""
+        return self._serve(server, sums_to_fit(pooled, self.second_moment), pool)
+
+    def personalize_from(self, received: Any, own: Tensors) -> Tensors | None:
+        """Return what `personalize` does, of a client's statistics in place of its samples."""
+        return None
+
+    def _serve(self, server: Server, sums: Tensors, pool: PrototypePool) -> Server:
+        components, extra = self.fit(sums, ClientMeans.of_pool(pool))
         like = server.params["weight"]
         params = {name: value.to(like) for name, value in components._asdict().items()}
         return replace(server, params=params, extra=extra)

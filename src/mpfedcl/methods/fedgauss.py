@@ -18,6 +18,7 @@ from mpfedcl.gaussian import (
     estimate_effects,
     make_components,
     own_strength,
+    scatter_rows,
     unit_features,
     unpack_symmetric,
 )
@@ -111,11 +112,23 @@ class FedGauss(OneExchange):
         features = unit_features(inputs).double()
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
+        centred = centre_by_class(features, labels, counts, sums)
+        return self._own_classifier(received, counts.double(), sums, centred)
+
+    def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
+        """Return the same of the sums of a client's samples."""
+        if received is None:
+            return None
+        return self._own_classifier(received, own["counts"], own["sums"], scatter_rows(own))
+
+    def _own_classifier(
+        self, received: GaussianPool, counts: Tensor, sums: Tensor, centred: Tensor
+    ) -> Tensors:
         held = counts.nonzero().squeeze(1)
         own = ClientMeans(
             sums[held] / counts[held].unsqueeze(1),
             held,
-            counts[held].double(),
+            counts[held],
             torch.zeros_like(held),
             1,
             self.num_classes,
@@ -127,7 +140,6 @@ class FedGauss(OneExchange):
         prototypes = means + shifts
         prototypes[held] = received.effects.group_means(own, means, shifts)
         answered = (known | (counts > 0)).nonzero().squeeze(1)
-        centred = centre_by_class(features, labels, counts, sums)
         covariance = OwnCovariance(
             received.covariance, centred, float(own.degrees.sum()), received.strength
         )
@@ -136,12 +148,13 @@ class FedGauss(OneExchange):
             prototypes[answered],
             covariance.solve(prototypes[answered] - origin, received.shrinkage),
             answered,
-            torch.ones(len(answered), dtype=torch.float64, device=features.device),
+            torch.ones(len(answered), dtype=torch.float64, device=sums.device),
             origin=origin,
             temperature=received.shrinkage.temperature,
             num_classes=self.num_classes,
         )
-        return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}
+        dtype = getattr(torch, self.experiment.dtype)
+        return {name: value.to(dtype) for name, value in components._asdict().items()}
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""

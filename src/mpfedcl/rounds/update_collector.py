@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from mpfedcl.gaussian import add_statistics
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
@@ -28,6 +29,8 @@ class UpdateCollector:
         server: Server,
         broadcast: Broadcast,
         chosen: Collection[str],
+        *,
+        keep_sums: bool = False,
     ) -> None:
         self.prototypes: dict[str, Prototypes] = {}
         self.losses: dict[str, float | None] = {}
@@ -37,6 +40,10 @@ class UpdateCollector:
         self.processed: dict[str, list[str]] = {}
         """Whose updates each processor has changed."""
         self.sums: Tensors = {}
+        self.statistics: Tensors = {}
+        """The same in the form in which a method keeps them, if it does."""
+        self.client_sums: dict[str, Tensors] | None = {} if keep_sums else None
+        """What each client has sent to be added up, where it is to be kept."""
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
@@ -80,6 +87,8 @@ class UpdateCollector:
         for name, zero in self._guard.sums.items():
             self._add_up(name, zero)
         self.sums = peers.sum(self.sums)
+        self._add_statistics(self._guard.sums)
+        self.statistics = peers.sum(self.statistics)
 
     def means(self) -> Tensors:
         """Return what the tensors to be averaged came to."""
@@ -137,6 +146,9 @@ class UpdateCollector:
             self._aggregator.add(update, weight)
         for name, value in update.summed.items():
             self._add_up(name, value)
+        self._add_statistics(update.summed)
+        if self.client_sums is not None:
+            self.client_sums[update.client] = update.summed
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
         self.prototypes[update.client] = self._method.prototypes_of(update)
@@ -152,6 +164,11 @@ class UpdateCollector:
         # In double precision: many clients add up, and one that leaves is subtracted again.
         wide = value.double() if value.is_floating_point() else value
         self.sums[name] = self.sums[name] + wide if name in self.sums else wide
+
+    def _add_statistics(self, summed: Tensors) -> None:
+        if self._method.keeps_sums:
+            own = self._method.pool_of_one(self._method.own_statistics(summed))
+            self.statistics = add_statistics(self.statistics, own)
 
     def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)

@@ -22,6 +22,7 @@ from mpfedcl.runs.checkpoint import (
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.runs.prototype_history import drop_later_rounds, save_prototypes
+from mpfedcl.runs.statistics_files import write_statistics
 from mpfedcl.runs.summary import summarize_run
 from mpfedcl.tensors import Tensors
 
@@ -113,6 +114,7 @@ class RunLoop:
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round, observer)
+                self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
             save_checkpoint(
@@ -136,6 +138,18 @@ class RunLoop:
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models and the pool that the last round has left."""
         directory.write_models(self._round_loop.averaged_model, self._pool, ())
+
+    def _write_statistics(self, directory: RunDirectory) -> None:
+        """Write the sums that a method of one exchange keeps, if anybody has sent some."""
+        pooled, clients = self._round_loop.statistics, self._round_loop.client_sums
+        if not pooled:
+            return
+        own = None
+        if clients is not None:
+            sent = ((name, sums) for name, sums in clients.items() if bool(sums["counts"].any()))
+            own = ((name, self._method.own_statistics(sums)) for name, sums in sent)
+        encoder = (directory.read_json("partition.json") or {}).get("encoder")
+        write_statistics(directory.path, pooled, own, encoder)
 
     def _write_confusion(
         self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]
