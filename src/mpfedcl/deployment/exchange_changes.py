@@ -100,7 +100,8 @@ def _write(
     written[LOG] = extend_ledger(path, line)
     if partition != before.partition:
         written["partition.json"] = _to_json(partition)
-    change_files(path, written, removed)
+    # What was measured of the federation before.
+    change_files(path, written, [*removed, "worth.json", "worth.png"])
 
 
 def _common_files(before: Exchange, after: Exchange, fitted: Fitted) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.deployment.exchange import Exchange, Fitted, name_clients, open_exchange
-from mpfedcl.deployment.exchange_changes import write_joined, write_left
+from mpfedcl.deployment.exchange_changes import CHANGES, write_joined, write_left
 from mpfedcl.deployment.joined_clients import check_name
 from mpfedcl.deployment.ledger import make_event, read_events, write_events
 from mpfedcl.deployment.new_client import Accuracies, NewClient
@@ -53,6 +53,7 @@ class ExchangeJoin:
             "train_images": self.train_images,
             "test_images": self.test_images,
             "classes_held": self.classes_held,
+            "prototypes": self.classes_held,
             "new_classes": self.new_classes,
             "accuracy": {"before": self.before, "after": self.after},
         }
@@ -101,52 +102,41 @@ def join_exchange(
                 f"{name} has no class to add: prototypes.min_cluster_size leaves none, so it must "
                 "have more samples."
             )
-        class_names = list(source.data.class_names)
-        base = before.with_classes(class_names)
-        test = _Test(source.data.test_inputs, source.data.test_labels)
-        labels = torch.bincount(source.client.labels, minlength=len(class_names))
-        fitted, personal, after = None, None, base
+        added = None
         if rejected is None:
             on_progress(f"adding {len(source.client.labels):,} {trained.input_format.noun}s")
-            if event != "joined":
-                old = _old_statistics(base, name, event)
-                base = base.without(name, old)
-                if event == "extended":
-                    own = add_statistics(old, own)
-                    labels = own["counts"]
-            after = base.with_client(name, own)
-            fitted = after.fit()
-            personal = _own_classifier(after, fitted, source, own, event)
+            added = _add(before, source, own, event)
+        class_names = list(source.data.class_names)
+        labels = torch.bincount(source.client.labels, minlength=len(class_names))
+        test = _Test(source.data.test_inputs, source.data.test_labels)
         joined = ExchangeJoin(
             client=name,
             event=event,
             train_images=len(source.client.labels),
-            test_images=len(source.data.test_labels),
-            classes_held=int((own["counts"] > 0).sum()),
+            test_images=len(test.labels),
+            classes_held=int(((added.own if added else own)["counts"] > 0).sum()),
             new_classes=class_names[len(before.class_names) :],
             before=test.read(before, {"classifier": trained.parameters()}, labels),
-            after=test.read(
-                after, {"classifier": fitted and fitted.params, "own": personal}, labels
-            ),
+            after={} if added is None else added.read(test),
             rejected=rejected,
             was_added=add and rejected is None,
             noun=trained.input_format.noun,
         )
-        if joined.was_added and fitted is not None:
+        if add and added is not None:
             write_joined(
                 before,
-                after,
-                fitted,
+                added.exchange,
+                added.fitted,
                 client=name,
-                own=own,
-                personal=personal,
+                own=added.own,
+                personal=added.personal,
                 class_names=class_names,
                 event=event,
                 record=joined.to_json(),
             )
         elif add:
-            told = {"reason": rejected, **joined.to_json()}
-            write_events(path, {**told, **make_event("rejected", name)})
+            told = {**joined.to_json(), **make_event("rejected", name), "reason": rejected}
+            write_events(path, told)
         return joined
 
 
@@ -178,9 +168,14 @@ def leave_exchange(path: Path, name: str) -> PrototypePool:
 def list_joined_exchange(path: Path) -> list[dict[str, Any]]:
     """Return the last event of each client that has joined since the run, in order of name."""
     exchange = open_exchange(path)
-    last = {str(event.get("client")): event for event in read_events(path)}
+    last = {
+        str(event.get("client")): event
+        for event in read_events(path)
+        if event.get("event") in CHANGES
+    }
     new = [name for name in exchange.pool.names if name not in exchange.partition["clients"]]
-    return [{"client": name, **last.get(name, {})} for name in new]
+    sizes = {name: int(exchange.pool.of(name).counts.sum()) for name in new}
+    return [{"client": n, **last.get(n, {}), "train_images": sizes[n]} for n in new]
 
 
 @dataclass(frozen=True)
@@ -203,6 +198,43 @@ class _Test:
                 found[name] = percent_correct(scores.argmax(1) == self.labels)
                 found[f"{name}_prior"] = percent_correct((scores + prior).argmax(1) == self.labels)
         return found
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """A federation with a client in it."""
+
+    exchange: Exchange
+    fitted: Fitted
+    own: Tensors
+    """All statistics of the client."""
+    personal: Tensors | None
+    """The client's own classifier; None for a method that has none."""
+    label_counts: Tensor
+
+    def read(self, test: _Test) -> Accuracies:
+        models = {"classifier": self.fitted.params, "own": self.personal}
+        return test.read(self.exchange, models, self.label_counts)
+
+
+def _add(before: Exchange, client: NewClient, own: Tensors, event: str) -> _Addition:
+    """Add a client's sums, or put them in place of its old ones, or on top of these."""
+    base, name = before.with_classes(client.data.class_names), client.name
+    inputs, labels = client.client.inputs, client.client.labels
+    if event != "joined":
+        old = _old_statistics(base, name, event)
+        base = base.without(name, old)
+        if event == "extended":
+            own = add_statistics(old, own)
+    after = base.with_client(name, own)
+    fitted = after.fit()
+    if event == "extended":
+        # Of what it had before, its sums are all that is known here.
+        personal = after.method.personalize_from(fitted.received, own)
+        return _Addition(after, fitted, own, personal, own["counts"])
+    personal = after.method.personalize(fitted.received, inputs, labels)
+    counts = torch.bincount(labels, minlength=base.pool.num_classes)
+    return _Addition(after, fitted, own, personal, counts)
 
 
 def _choose_event(exchange: Exchange, name: str, *, replace: bool, more: bool) -> str:
@@ -232,11 +264,3 @@ def _old_statistics(exchange: Exchange, name: str, event: str) -> Tensors:
     if knows_enough and not exchange.keeps_clients:
         return exchange.told_by_pool(name)
     return exchange.own_of(name)
-
-
-def _own_classifier(
-    exchange: Exchange, fitted: Fitted, client: NewClient, own: Tensors, event: str
-) -> Tensors | None:
-    if event == "extended":
-        return exchange.method.personalize_from(fitted.received, own)
-    return exchange.method.personalize(fitted.received, client.client.inputs, client.client.labels)

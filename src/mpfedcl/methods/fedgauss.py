@@ -116,10 +116,11 @@ class FedGauss(OneExchange):
         return self._own_classifier(received, counts.double(), sums, centred)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
-        """Return the same of the sums of a client's samples."""
+        """Return the same of the sums of a client's samples, or of `scatter_rows` of them."""
         if received is None:
             return None
-        return self._own_classifier(received, own["counts"], own["sums"], scatter_rows(own))
+        rows = own["rows"] if "rows" in own else scatter_rows(own)
+        return self._own_classifier(received, own["counts"], own["sums"], rows)
 
     def _own_classifier(
         self, received: GaussianPool, counts: Tensor, sums: Tensor, centred: Tensor
