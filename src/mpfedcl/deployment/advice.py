@@ -200,7 +200,7 @@ def _compare(
         difference=compare_answers(answers[compared], answers["own"]),
         classes=classes,
         curve=points,
-        more_needed=_extrapolate(points, _percent(answers[compared])),
+        more_needed=samples_needed(points, _percent(answers[compared])),
     )
 
 
@@ -246,7 +246,7 @@ def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
     return torch.cat(kept)
 
 
-def _extrapolate(curve: list[tuple[int, float]], wanted: float) -> int | None:
+def samples_needed(curve: list[tuple[int, float]], wanted: float) -> int | None:
     """Return how many more samples a power law of the error asks for; None where it tells nothing.
 
     The errors at a quarter, half and all samples are put on a line by their logarithms.
@@ -262,7 +262,7 @@ def _extrapolate(curve: list[tuple[int, float]], wanted: float) -> int | None:
     size = math.exp((math.log(100 - wanted) - offset) / slope)
     if not size <= _MOST_TIMES * sizes[-1]:
         return None
-    return max(1, math.ceil(size - sizes[-1]))
+    return max(1, round(size - sizes[-1]))
 
 
 def _percent(right: Tensor) -> float:
