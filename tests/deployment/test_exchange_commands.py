@@ -146,9 +146,9 @@ def test_advice(path: Path, clients: Path, cli: Cli) -> None:
 def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) -> None:
     """One sample a class of the same kind as everybody's: the federation knows them better."""
     random = numpy.random.default_rng(3)
-    labels = numpy.arange(243) % 3
-    vectors = random.normal(0, 0.4, (243, 7))
-    vectors[numpy.arange(243), labels] += 1
+    labels = numpy.arange(903) % 3
+    vectors = random.normal(0, 0.4, (903, 7))
+    vectors[numpy.arange(903), labels] += 1
     numpy.savez(
         tmp_path / "few.npz",
         x_train=vectors[:3],
@@ -159,9 +159,9 @@ def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) 
     pooled = run(federation(clients, "fedlda"), tmp_path / "pooled").path
     found = advise(pooled, tmp_path / "few.npz")
     assert found.compared == "pooled"
-    assert (found.folds, found.train, found.tested) == (1, 3, 240)
+    assert (found.folds, found.train, found.tested) == (1, 3, 900)
     assert found.verdict.startswith("Join: ")
-    assert sum(each.own for each in found.classes) == round(2.4 * found.accuracy["own"])
+    assert sum(each.own for each in found.classes) == round(9 * found.accuracy["own"])
 
 
 def test_a_learning_curve_is_extended_where_it_is_one() -> None:

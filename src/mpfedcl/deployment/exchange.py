@@ -167,24 +167,17 @@ def is_exchange(path: Path) -> bool:
 def open_exchange(path: Path) -> Exchange:
     """Open the federation of a finished run; neither its data nor its encoder need be here."""
     directory = RunDirectory(path)
-    if not is_exchange(path):
-        raise InvalidInput(
-            f"RUN is {str(path)!r}, a run of {directory.read_experiment().method}, which keeps no "
-            "sums; it must be of a method of one exchange, such as fedgauss."
-        )
-    directory.settle()
-    experiment = directory.read_experiment().replace(device="cpu")
-    if directory.read_summary() is None:
-        raise InvalidInput(
-            f"RUN is {str(path)!r}, a run that has not ended; resume it by "
-            f"mpfedcl run --resume {path}."
-        )
+    experiment = directory.read_finished().replace(device="cpu")
     partition = directory.read_json("partition.json") or {}
     classes = partition.get("classes")
     if not isinstance(classes, list) or not isinstance(partition.get("clients"), dict):
         raise InvalidInput(f"{path / 'partition.json'} must name the run's classes and clients.")
     method = find_method(experiment.method)(experiment, len(classes))
-    assert isinstance(method, OneExchange)
+    if not isinstance(method, OneExchange):
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, a run of {experiment.method}, which keeps no sums; it must be "
+            "of a method of one exchange, such as fedgauss."
+        )
     for name in (statistics_files.POOLED, "pool.safetensors"):
         if not (path / name).is_file():
             raise InvalidInput(

@@ -96,6 +96,18 @@ class RunDirectory:
         """Return the experiment of this run."""
         return Experiment.from_toml(self.path / "experiment.toml", complete=True)
 
+    def read_finished(self) -> Experiment:
+        """Return the experiment of a run that has ended, before its other files are read."""
+        if not self.holds_run():
+            raise InvalidInput(f"RUN is {str(self.path)!r}; it must be a folder that holds a run.")
+        self.settle()
+        if self.read_summary() is None:
+            raise InvalidInput(
+                f"RUN is {str(self.path)!r}, a run that has not ended; resume it by "
+                f"mpfedcl run --resume {self.path}."
+            )
+        return self.read_experiment()
+
     def write_experiment(self, experiment: Experiment) -> None:
         """Write the complete experiment."""
         write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
