@@ -68,7 +68,9 @@ def assert_same_federation(left: Path, right: Path, tolerance: float = 1e-10) ->
     assert ours.keys() == theirs.keys()
     for file, tensors in ours.items():
         assert tensors.keys() == theirs[file].keys(), file
+        # The metric is kept in single precision.
+        reach = 1e-6 if file == "metric.safetensors" else tolerance
         for name, value in tensors.items():
             other = theirs[file][name]
             assert value.dtype == other.dtype, (file, name)
-            torch.testing.assert_close(value, other, rtol=0, atol=tolerance, msg=f"{file} {name}")
+            torch.testing.assert_close(value, other, rtol=0, atol=reach, msg=f"{file} {name}")

@@ -6,8 +6,11 @@ import torch
 from clients_cases import Client, draw_clients, within_by_loop
 
 from mpfedcl.gaussian import (
+    PoolTotals,
+    SecondMoment,
+    StackedSums,
     add_statistics,
-    collect_sums,
+    complete_pool,
     own_statistics,
     pack_symmetric,
     pool_of_one,
@@ -17,17 +20,22 @@ from mpfedcl.gaussian import (
     widen_classes,
     within_from_moment,
 )
-from mpfedcl.gaussian.statistics import SecondMoment
 from mpfedcl.tensors import Tensors
 
 CLIENTS = draw_clients(3, [[5, 0, 4], [1, 7, 0], [6, 2, 3]], shift=0.5)
 
 
+def sent_by(client: Client, second_moment: SecondMoment | None = "within") -> Tensors:
+    sizes = [len(client.labels)]
+    stack = StackedSums(client.features, client.labels, sizes, 3, second_moment)
+    return dict(stack.member(0))
+
+
 def statistics_of(client: Client) -> Tensors:
-    return own_statistics(collect_sums(client.features, client.labels, 3)._asdict())
+    return own_statistics(sent_by(client))
 
 
-def pool_of(clients: list[Client], second_moment: SecondMoment = "within") -> Tensors:
+def pool_of(clients: list[Client], second_moment: SecondMoment | None = "within") -> Tensors:
     pooled: Tensors = {}
     for client in clients:
         pooled = add_statistics(pooled, pool_of_one(statistics_of(client), second_moment))
@@ -64,15 +72,15 @@ def test_pooled_statistics_by_loops() -> None:
     assert pooled["squares"].tolist() == pytest.approx(squares, rel=1e-12)
 
 
-@pytest.mark.parametrize("second_moment", ["none", "within", "whole"])
-def test_nothing_is_left_of_who_leaves(second_moment: SecondMoment) -> None:
+@pytest.mark.parametrize("second_moment", [None, "within", "moment"])
+def test_nothing_is_left_of_who_leaves(second_moment: SecondMoment | None) -> None:
     leaver = statistics_of(CLIENTS[1])
-    if second_moment == "none":
+    if second_moment is None:
         leaver = {name: leaver[name] for name in ("counts", "sums")}
     whole = add_statistics(
         pool_of([CLIENTS[0]], second_moment), pool_of_one(statistics_of(CLIENTS[1]), second_moment)
     )
-    if second_moment == "none":
+    if second_moment is None:
         whole.pop("moment")
     left = take_from_pool(whole, leaver, second_moment)
     alone = pool_of([CLIENTS[0]], second_moment)
@@ -91,7 +99,22 @@ def test_room_for_new_classes_and_what_a_method_fits() -> None:
     assert torch.equal(wide["moment"], pooled["moment"])
     fitted = sums_to_fit(pooled, "within")
     assert fitted.keys() == {"counts", "sums", "within", "scatter"}
-    sent = [collect_sums(c.features, c.labels, 3) for c in CLIENTS]
-    torch.testing.assert_close(fitted["within"], sum(each.within for each in sent))
-    assert torch.equal(sums_to_fit(pooled, "whole")["moment"], pack_symmetric(pooled["moment"]))
-    assert sums_to_fit(pooled, "none").keys() == {"counts", "sums"}
+    sent = [sent_by(client) for client in CLIENTS]
+    torch.testing.assert_close(fitted["within"], sum(each["within"] for each in sent))
+    assert torch.equal(sums_to_fit(pooled, "moment")["moment"], pack_symmetric(pooled["moment"]))
+    assert sums_to_fit(pooled, None).keys() == {"counts", "sums"}
+
+
+@pytest.mark.parametrize("second_moment", [None, "within", "moment"])
+def test_totals_alone_give_the_same_pool(second_moment: SecondMoment | None) -> None:
+    totals = PoolTotals()
+    sums: Tensors = {}
+    for client in CLIENTS:
+        sent = sent_by(client, second_moment)
+        totals.add(sent)
+        sums = add_statistics(sums, sent)
+    found = complete_pool(totals.parts(), sums)
+    wanted = pool_of(CLIENTS, second_moment)
+    assert found.keys() == wanted.keys() - ({"moment"} if second_moment is None else set())
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-13)

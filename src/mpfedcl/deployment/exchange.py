@@ -34,6 +34,8 @@ class Fitted(NamedTuple):
     """The classifier of all clients together."""
     received: Any
     """What a client makes its own classifier with."""
+    found: Tensors
+    """What was found beside: the metric, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Exchange:
         like = torch.zeros(0, dtype=getattr(torch, self.experiment.dtype))
         server = self.method.refit(Server({"weight": like}), self.pooled, self.pool)
         following = Broadcast(2, server.params, server.extra, self.method.reference(self.pool))
-        return Fitted(server.params, self.method.prepare(following))
+        found = {**server.extra, **server.private}
+        return Fitted(server.params, self.method.prepare(following), found)
 
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:
@@ -185,11 +188,12 @@ def open_exchange(path: Path) -> Exchange:
                 "sums: run it again in a new folder."
             )
     pool = read_pool(path / "pool.safetensors", len(classes), 1)
-    moments = {"none": (), "within": ("moment", "within", "scatter"), "whole": ("moment",)}
-    names = ("counts", "sums", "groups", "squares", "counts_squared")
+    names = ["counts", "sums", "groups", "squares", "counts_squared"]
+    names += ["moment"] if method.second_moment else []
+    names += ["within", "scatter"] if method.second_moment == "within" else []
     pooled = statistics_files.read_statistics(
         path / statistics_files.POOLED,
-        names=[*names, *moments[method.second_moment]],
+        names=names,
         num_classes=len(classes),
         dimension=pool.dimension,
         encoder=partition.get("encoder"),

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mpfedcl.deployment.calibration import FILE as CALIBRATION_FILE
+from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.deployment.exchange import Exchange, Fitted
 from mpfedcl.deployment.ledger import LOG, extend_ledger, make_event, read_events
 from mpfedcl.errors import InvalidInput
@@ -105,11 +107,15 @@ def _write(
 
 
 def _common_files(before: Exchange, after: Exchange, fitted: Fitted) -> dict[str, bytes]:
-    return {
+    written = {
         POOLED: pack_statistics(after.pooled, before.encoder),
         "pool.safetensors": pack_pool(after.pool),
         "model.safetensors": pack_tensors(fitted.params),
     }
+    if {"covariance", "fit"} <= fitted.found.keys():
+        kept = {name: fitted.found[name] for name in ("covariance", "fit")}
+        written[METRIC_FILE] = pack_tensors(kept)
+    return written
 
 
 def _other_models(
@@ -175,11 +181,11 @@ def _grow_partition(
 
 def _calibration_without(path: Path, client: str) -> dict[str, bytes]:
     """Return calibration.json without what was measured on a client's samples, if it is there."""
-    found = RunDirectory(path).read_json("calibration.json") or {}
+    found = RunDirectory(path).read_json(CALIBRATION_FILE) or {}
     clients = found.get("clients")
     if not isinstance(clients, dict) or client not in clients:
         return {}
-    return {"calibration.json": _to_json({**found, "clients": _without(clients, client)})}
+    return {CALIBRATION_FILE: _to_json({**found, "clients": _without(clients, client)})}
 
 
 def _to_json(content: dict[str, Any]) -> bytes:

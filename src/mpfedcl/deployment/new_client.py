@@ -68,7 +68,9 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_own_samples(source, trained.class_names, new_classes=new_classes)
+        sample_index = open_own_samples(
+            source, trained.class_names, trained.columns, new_classes=new_classes
+        )
         if sample_index.vector_width != trained.input_format.vector_width:
             raise InvalidInput(
                 f"data is {str(source)!r}, which holds {sample_index}; the run takes "
@@ -123,7 +125,8 @@ class NewClient:
         like = assembly.initial["weight"]
         nobody = PrototypePool.empty(self.data.num_classes, like.shape[-1], 1, dtype=like.dtype)
         broadcast = Broadcast(1, server.params, server.extra, nobody)
-        (update,) = InProcessEngine(assembly, self.data).train(broadcast, [self.name], keep=[])
+        (sent,) = InProcessEngine(assembly, self.data).train(broadcast, [self.name], keep=[])
+        update = sent.written_out()
         # As closely as a message from a network: it stays in everybody's model.
         guard = Guard(assembly, sizes, from_network=True)
         collector = UpdateCollector(method, guard, server, broadcast, sizes)

@@ -4,10 +4,14 @@ from mpfedcl.gaussian.classifier import ABSENT, Components, make_components, sco
 from mpfedcl.gaussian.covariance import Covariance, Shrinkage, choose_shrinkage
 from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
 from mpfedcl.gaussian.features import unit_features
+from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_sums
+from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
 from mpfedcl.gaussian.statistics import (
+    PoolTotals,
     add_statistics,
+    complete_pool,
     own_statistics,
     pool_of_one,
     scatter_rows,
@@ -16,9 +20,7 @@ from mpfedcl.gaussian.statistics import (
     widen_classes,
 )
 from mpfedcl.gaussian.sums import (
-    ClassSums,
     centre_by_class,
-    collect_sums,
     moment_from_within,
     pack_symmetric,
     packed_size,
@@ -28,17 +30,21 @@ from mpfedcl.gaussian.sums import (
 
 __all__ = [
     "ABSENT",
-    "ClassSums",
     "ClientEffects",
     "ClientMeans",
     "Components",
     "Covariance",
+    "MemberSums",
+    "Metric",
     "OwnCovariance",
+    "PoolTotals",
+    "SecondMoment",
     "Shrinkage",
+    "StackedSums",
     "add_statistics",
     "centre_by_class",
     "choose_shrinkage",
-    "collect_sums",
+    "complete_pool",
     "estimate_effects",
     "find_impossible_sums",
     "make_components",

@@ -12,11 +12,12 @@ added, those of fewer subtracted. The pooled statistics have the same of all cli
 They are sums over clients: a client that leaves is subtracted, and nothing is left of it.
 """
 
-from typing import Literal
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian.stacked_sums import SecondMoment
 from mpfedcl.gaussian.sums import (
     moment_from_within,
     pack_symmetric,
@@ -25,13 +26,11 @@ from mpfedcl.gaussian.sums import (
 )
 from mpfedcl.tensors import Tensors
 
-SecondMoment = Literal["none", "within", "whole"]
-"""What clients send beside counts and sums: nothing, W_i, or Σ phi phi'."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
 
 
-def own_statistics(summed: Tensors) -> Tensors:
+def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
     """Return one client's statistics from what it has sent, in float64."""
     counts, sums = summed["counts"].double(), summed["sums"].double()
     own = {"counts": counts, "sums": sums}
@@ -43,7 +42,7 @@ def own_statistics(summed: Tensors) -> Tensors:
     return own
 
 
-def pool_of_one(own: Tensors, second_moment: SecondMoment) -> Tensors:
+def pool_of_one(own: Tensors, second_moment: SecondMoment | None) -> Tensors:
     """Return the pooled statistics of a federation that has this one client alone."""
     counts, sums = own["counts"], own["sums"]
     pooled = {
@@ -64,7 +63,7 @@ def add_statistics(left: Tensors, right: Tensors) -> Tensors:
     return {name: value + right[name] for name, value in left.items()} if left else right
 
 
-def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment) -> Tensors:
+def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment | None) -> Tensors:
     """Return the pooled statistics without a client that is in them."""
     part = pool_of_one(own, second_moment)
     left = {name: value - part[name] for name, value in pooled.items()}
@@ -86,12 +85,12 @@ def widen_classes(statistics: Tensors, num_classes: int) -> Tensors:
     return wide
 
 
-def sums_to_fit(pooled: Tensors, second_moment: SecondMoment) -> Tensors:
+def sums_to_fit(pooled: Tensors, second_moment: SecondMoment | None) -> Tensors:
     """Return pooled statistics as clients' messages add up, for a method to fit."""
     sums = {"counts": pooled["counts"], "sums": pooled["sums"]}
     if second_moment == "within":
         sums |= {"within": pack_symmetric(pooled["within"]), "scatter": pooled["scatter"]}
-    elif second_moment == "whole":
+    elif second_moment == "moment":
         sums["moment"] = pack_symmetric(pooled["moment"])
     return sums
 
@@ -105,3 +104,39 @@ def scatter_rows(own: Tensors) -> Tensor:
     kept = max(0, len(spectrum) - degrees)
     rows: Tensor = (spectrum[kept:].clamp(min=0).sqrt() * basis[:, kept:]).T
     return rows
+
+
+class PoolTotals:
+    """The statistics of many clients whose second moments are known in total alone.
+
+    A thousand of them would take longer to write out than all else that a server does.
+    """
+
+    def __init__(self) -> None:
+        self._small: Tensors = {}
+        self._rows: list[Tensor] = []
+
+    def add(self, summed: Mapping[str, Tensor]) -> None:
+        """Take in a client's counts and sums."""
+        own = {name: summed[name].double() for name in ("counts", "sums")}
+        self._small = add_statistics(self._small, pool_of_one(own, None))
+        held = own["counts"] > 0
+        self._rows.append(own["sums"][held] / own["counts"][held].sqrt().unsqueeze(1))
+
+    def parts(self) -> Tensors:
+        """Return what adds up over processes; `between` is Σ_ic s_ic s_ic' / n_ic."""
+        rows = torch.cat(self._rows)
+        return {**self._small, "between": rows.T @ rows}
+
+
+def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:
+    """Return the pooled statistics of clients' totals, and of what their messages add up to."""
+    pooled = {name: parts[name] for name in BY_CLASS}
+    size = pooled["sums"].shape[1]
+    if "within" in sums:
+        within = unpack_symmetric(sums["within"].double(), size)
+        moment = within + parts["between"]
+        return pooled | {"moment": moment, "within": within, "scatter": sums["scatter"].double()}
+    if "moment" in sums:
+        pooled["moment"] = unpack_symmetric(sums["moment"].double(), size)
+    return pooled

@@ -1,7 +1,8 @@
 """FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods._one_exchange import OneExchange, class_means
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 
 
@@ -40,6 +42,11 @@ class GaussianPool(NamedTuple):
     counts: Tensor
     """[C], float64: 0 for a class that nobody holds."""
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the same in another precision: enough for what one client computes."""
+        means, counts = self.means.to(dtype), self.counts.to(dtype)
+        return self._replace(covariance=self.covariance.to(dtype), means=means, counts=counts)
+
 
 class FedGauss(OneExchange):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
@@ -55,6 +62,7 @@ class FedGauss(OneExchange):
     reading = "personal_classifier_prior"
     union_reading = "averaged_classifier"
     second_moment = "within"
+    sends_fit = True
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""
 
@@ -101,7 +109,7 @@ class FedGauss(OneExchange):
                     groups.class_counts,
                 ),
             )
-        return self._pool[1]
+        return self._pool[1].to(getattr(torch, self.experiment.dtype))
 
     def personalize(
         self, received: GaussianPool | None, inputs: Tensor, labels: Tensor
@@ -109,18 +117,19 @@ class FedGauss(OneExchange):
         """Return a client's own classifier: its prototypes, in its own metric."""
         if received is None:
             return None
-        features = unit_features(inputs).double()
+        features = unit_features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
         centred = centre_by_class(features, labels, counts, sums)
-        return self._own_classifier(received, counts.double(), sums, centred)
+        return self._own_classifier(received, counts.to(sums), sums, centred)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
         """Return the same of the sums of a client's samples, or of `scatter_rows` of them."""
         if received is None:
             return None
         rows = own["rows"] if "rows" in own else scatter_rows(own)
-        return self._own_classifier(received, own["counts"], own["sums"], rows)
+        parts = (part.to(received.means) for part in (own["counts"], own["sums"], rows))
+        return self._own_classifier(received, *parts)
 
     def _own_classifier(
         self, received: GaussianPool, counts: Tensor, sums: Tensor, centred: Tensor
@@ -149,13 +158,22 @@ class FedGauss(OneExchange):
             prototypes[answered],
             covariance.solve(prototypes[answered] - origin, received.shrinkage),
             answered,
-            torch.ones(len(answered), dtype=torch.float64, device=sums.device),
+            torch.ones_like(prototypes[answered, 0]),
             origin=origin,
             temperature=received.shrinkage.temperature,
             num_classes=self.num_classes,
         )
-        dtype = getattr(torch, self.experiment.dtype)
-        return {name: value.to(dtype) for name, value in components._asdict().items()}
+        return components._asdict()
+
+    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Each client's prototypes; one per class where clients do not differ."""
+        effects = ClientEffects(*fitted["fit"][2:4].tolist())
+        if not any(effects):
+            return self.reference(pool)
+        groups = ClientMeans.of_pool(pool)
+        means = groups.class_means
+        vectors = effects.group_means(groups, means, effects.shifts(groups, means))
+        return replace(pool, vectors=vectors)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""

@@ -63,9 +63,9 @@ class RoundLoop:
         self.confusion: dict[str, ConfusionCounts] = {}
         """What the last round counted, by client, if it was asked to."""
         self.statistics: Tensors = {}
-        """What the last round came to, of a method that keeps its sums."""
+        """What the last round's sums came to, where a method keeps only the total."""
         self.client_sums: dict[str, Tensors] | None = None
-        """What each client has sent of it; None where only the total is kept."""
+        """What each client has sent, where that is kept."""
         self.engine = engine
         self._clock = assembly.clock
         like = next(iter(assembly.initial.values()))
@@ -132,7 +132,8 @@ class RoundLoop:
             self.engine.merge(collector)
         with self._clock.phase("aggregate"):
             self._aggregate(broadcast.round, collector)
-        self.statistics, self.client_sums = collector.statistics, collector.client_sums
+        self.statistics = collector.pooled_statistics()
+        self.client_sums = collector.client_sums
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
@@ -160,6 +161,7 @@ class RoundLoop:
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
 
@@ -208,7 +210,7 @@ class RoundLoop:
             kept.pop(name, None)
         server, means = self.state.server, collector.means()
         # Where all have withheld what is averaged there is nothing to fold.
-        if means or collector.sums or not self._guard.template:
+        if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         self.state = RoundState(number, server, {**kept, **fresh})
 

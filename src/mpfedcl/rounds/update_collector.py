@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from mpfedcl.gaussian import add_statistics
+from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
@@ -40,10 +40,14 @@ class UpdateCollector:
         self.processed: dict[str, list[str]] = {}
         """Whose updates each processor has changed."""
         self.sums: Tensors = {}
-        self.statistics: Tensors = {}
-        """The same in the form in which a method keeps them, if it does."""
+        """Complete after `merge` and `tally`."""
         self.client_sums: dict[str, Tensors] | None = {} if keep_sums else None
-        """What each client has sent to be added up, where it is to be kept."""
+        """What each client has sent to be added up, where that is to be kept."""
+        self._totals = PoolTotals() if method.keeps_sums and not keep_sums else None
+        self._parts: Tensors | None = None
+        """What the totals of all processes come to."""
+        self._stack: StackedSums | None = None
+        self._members: list[int] = []
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
@@ -84,11 +88,13 @@ class UpdateCollector:
     def merge(self, peers: Peers) -> None:
         """Take in what the updates in other processes came to; the rest is plain values."""
         self._aggregator.merge(peers)
+        self._add_stack()
         for name, zero in self._guard.sums.items():
             self._add_up(name, zero)
         self.sums = peers.sum(self.sums)
-        self._add_statistics(self._guard.sums)
-        self.statistics = peers.sum(self.statistics)
+        if self._totals is not None:
+            self._totals.add(self._guard.sums)
+            self._parts = peers.sum(self._totals.parts())
 
     def means(self) -> Tensors:
         """Return what the tensors to be averaged came to."""
@@ -96,6 +102,7 @@ class UpdateCollector:
 
     def tally(self, sizes: Mapping[str, int]) -> Tally:
         """Return whose updates these were; `sizes` are the samples of all clients."""
+        self._add_stack()
         names = self.accepted
         counts = [sizes[name] for name in names]
         return Tally(
@@ -107,6 +114,13 @@ class UpdateCollector:
             self.prototypes,
             self.sums,
         )
+
+    def pooled_statistics(self) -> Tensors:
+        """Return what a method keeps where only the total is kept; after `tally`."""
+        if self._totals is None or not self.prototypes:
+            return {}
+        parts = self._totals.parts() if self._parts is None else self._parts
+        return complete_pool(parts, self.sums)
 
     def _process(self, update: Update) -> tuple[Update, str | None]:
         """Return an update as the guard judges it, or as it came and what went wrong."""
@@ -144,11 +158,11 @@ class UpdateCollector:
             self.withheld.append(update.client)
         else:
             self._aggregator.add(update, weight)
-        for name, value in update.summed.items():
-            self._add_up(name, value)
-        self._add_statistics(update.summed)
+        self._add_sums(update.summed)
         if self.client_sums is not None:
-            self.client_sums[update.client] = update.summed
+            self.client_sums[update.client] = dict(update.summed)
+        if self._totals is not None:
+            self._totals.add(update.summed)
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
         self.prototypes[update.client] = self._method.prototypes_of(update)
@@ -160,15 +174,28 @@ class UpdateCollector:
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
 
+    def _add_sums(self, summed: Mapping[str, Tensor]) -> None:
+        if not isinstance(summed, MemberSums):
+            self._add_stack()
+            for name, value in summed.items():
+                self._add_up(name, value)
+            return
+        if self._stack is not summed.stack:
+            self._add_stack()
+        self._stack = summed.stack
+        self._members.append(summed.index)
+
+    def _add_stack(self) -> None:
+        """Add up what is still waiting for others of its stack."""
+        if self._stack is not None:
+            for name, value in self._stack.total(self._members).items():
+                self._add_up(name, value)
+        self._stack, self._members = None, []
+
     def _add_up(self, name: str, value: Tensor) -> None:
         # In double precision: many clients add up, and one that leaves is subtracted again.
         wide = value.double() if value.is_floating_point() else value
         self.sums[name] = self.sums[name] + wide if name in self.sums else wide
-
-    def _add_statistics(self, summed: Tensors) -> None:
-        if self._method.keeps_sums:
-            own = self._method.pool_of_one(self._method.own_statistics(summed))
-            self.statistics = add_statistics(self.statistics, own)
 
     def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)

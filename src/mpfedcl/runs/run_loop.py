@@ -6,6 +6,7 @@ from typing import Any
 
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.gaussian import add_statistics
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -22,7 +23,11 @@ from mpfedcl.runs.checkpoint import (
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.runs.prototype_history import drop_later_rounds, save_prototypes
-from mpfedcl.runs.statistics_files import write_statistics
+from mpfedcl.runs.statistics_files import (
+    remove_statistics,
+    write_client_statistics,
+    write_pooled_statistics,
+)
 from mpfedcl.runs.summary import summarize_run
 from mpfedcl.tensors import Tensors
 
@@ -141,15 +146,19 @@ class RunLoop:
 
     def _write_statistics(self, directory: RunDirectory) -> None:
         """Write the sums that a method of one exchange keeps, if anybody has sent some."""
-        pooled, clients = self._round_loop.statistics, self._round_loop.client_sums
-        if not pooled:
+        if not self._method.keeps_sums:
             return
-        own = None
-        if clients is not None:
-            sent = ((name, sums) for name, sums in clients.items() if bool(sums["counts"].any()))
-            own = ((name, self._method.own_statistics(sums)) for name, sums in sent)
+        path, pooled = directory.path, self._round_loop.statistics
+        remove_statistics(path)
         encoder = (directory.read_json("partition.json") or {}).get("encoder")
-        write_statistics(directory.path, pooled, own, encoder)
+        for name, sums in (self._round_loop.client_sums or {}).items():
+            own = self._method.own_statistics(sums)
+            if bool(own["counts"].any()):
+                # Of the very numbers that are kept: whoever leaves is subtracted exactly.
+                pooled = add_statistics(pooled, self._method.pool_of_one(own))
+                write_client_statistics(path, name, own, encoder)
+        if pooled:
+            write_pooled_statistics(path, pooled, encoder)
 
     def _write_confusion(
         self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]

@@ -6,7 +6,7 @@ metadata: sums of other features must not be added.
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,19 +30,21 @@ def client_file(name: str) -> str:
     return f"{FOLDER}/{name}.safetensors"
 
 
-def write_statistics(
-    path: Path,
-    pooled: Tensors,
-    clients: Iterable[tuple[str, Tensors]] | None,
-    encoder: str | None,
-) -> None:
-    """Write what a round came to, in place of what was there; `clients` one by one."""
+def remove_statistics(path: Path) -> None:
+    """Remove what a run has kept before."""
+    (path / POOLED).unlink(missing_ok=True)
     if (path / FOLDER).exists():
         shutil.rmtree(path / FOLDER)
-    if clients is not None:
-        (path / FOLDER).mkdir()
-        for name, own in clients:
-            write_atomically(path / client_file(name), pack_statistics(own, encoder))
+
+
+def write_client_statistics(path: Path, name: str, own: Tensors, encoder: str | None) -> None:
+    """Write one client's own statistics."""
+    (path / FOLDER).mkdir(exist_ok=True)
+    write_atomically(path / client_file(name), pack_statistics(own, encoder))
+
+
+def write_pooled_statistics(path: Path, pooled: Tensors, encoder: str | None) -> None:
+    """Write the statistics of all clients together."""
     write_atomically(path / POOLED, pack_statistics(pooled, encoder))
 
 

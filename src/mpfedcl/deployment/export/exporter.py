@@ -39,6 +39,11 @@ _IN_TORCH = ResNetEncoder | RandomFilters
 """Encoders that are traced together with the model, and whose tensors can be written beside it."""
 _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it has fewer"
 
+_TABLE = (
+    "by the caller, column after column: numeric (number - mean) / deviation, 0 where it is "
+    "missing or the deviation is 0; text a 1 for its category and 0 for the others"
+)
+
 
 @dataclass(frozen=True)
 class ExportSettings:
@@ -221,14 +226,18 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
 
 def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
     input_format, encoder = trained.input_format, trained.encoder
+    described: dict[str, Any]
     if isinstance(input_format, VectorFormat):
-        return {
+        described = {
             "name": "features",
             "type": "float32",
             "shape": ["batch", *input_format.shape],
             "scaling": "none: numbers as they are",
         }
-    described: dict[str, Any] = {
+        if trained.columns is None:
+            return described
+        return {**described, "scaling": _TABLE, "columns": trained.columns.to_json()["columns"]}
+    described = {
         "name": "images",
         "type": "uint8",
         "shape": ["batch", *input_format.shape],
