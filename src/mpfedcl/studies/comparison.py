@@ -33,9 +33,12 @@ class Comparison:
                 )
         planned_runs = []
         for method in methods:
-            defaults = find_method(method).defaults
+            found = find_method(method)
             for seed in seeds:
-                experiment = base.replace(method=method, seed=seed).resolved(defaults)
+                experiment = base.replace(method=method, seed=seed).resolved(found.defaults)
+                if found.keeps_sums and experiment.statistics.keep == "auto":
+                    # Nobody joins or leaves a run that is one of thirty; each would take 60 MB.
+                    experiment = experiment.replace(statistics__keep="pooled")
                 # The whole name: two modules may each have a class Mine.
                 folder = f"{method.replace(':', '.')}-seed{seed}"
                 planned_runs.append(PlannedRun(experiment, path / folder))
