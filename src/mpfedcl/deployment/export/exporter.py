@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.export import onnx_graph
@@ -27,7 +28,9 @@ from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
-from mpfedcl.tensors import pack_tensors
+from mpfedcl.models import GaussianClassifier
+from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.tensors import Tensors, pack_tensors
 
 Format = Literal["onnx", "safetensors", "torch-export"]
 SUFFIXES: dict[Format, str] = {
@@ -42,7 +45,7 @@ _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it h
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What is wanted of a run; `rule` None: by prototype where there are any, else classifier."""
+    """What is wanted of a run; `rule` None: by prototype if it has trained any, else classifier."""
 
     format: Format = "onnx"
     rule: PredictionRule | None = None
@@ -64,23 +67,23 @@ def export_run(
     predictor: Predictor, wanted: ExportSettings, out: Path | None = None
 ) -> ExportedFile:
     """Write a run's model as one file [default: into `exported` in the run's folder]."""
-    if wanted.rule == "prototype" and not predictor.has_prototypes:
-        raise InvalidInput(
-            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
-            "prototypes; it must be 'classifier'."
-        )
-    rule = wanted.rule or ("prototype" if predictor.has_prototypes else "classifier")
-    _refuse_unsupported(predictor.trained, wanted)
+    trained = predictor.trained
+    rule = _choose_rule(trained, wanted)
+    _refuse_unsupported(trained, wanted)
     note = _describe(predictor, wanted, rule)
+    params = predictor.params
+    if rule == "classifier" and (prior := _find_prior(predictor)) is not None:
+        note["prior"] = prior.exp().tolist()
+        params = {**params, "bias": params["bias"] + prior.to(params["bias"]).unsqueeze(1)}
     if wanted.format == "safetensors":
-        content = _pack_tensors(predictor, wanted, rule, note)
+        content = _pack_tensors(trained, params, wanted, rule, note)
     else:
-        content = _pack_program(predictor, wanted, rule, note)
+        content = _pack_program(trained, params, wanted, rule, note)
     parts = [predictor.client or "averaged", rule]
     parts += [] if wanted.with_encoder else ["head"]
     parts += ["int8"] if wanted.quantized else []
     name = "-".join(parts) + SUFFIXES[wanted.format]
-    path = out or predictor.trained.path / "exported" / name
+    path = out or trained.path / "exported" / name
     if path.is_dir():
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +91,47 @@ def export_run(
     return ExportedFile(path, len(content), note)
 
 
+def _choose_rule(trained: TrainedRun, wanted: ExportSettings) -> PredictionRule:
+    """Return the rule that is asked for, or else the one that the method predicts by."""
+    has_prototypes = trained.reference is not None and len(trained.reference) > 0
+    if wanted.rule == "prototype" and not has_prototypes:
+        raise InvalidInput(
+            f"reading is 'prototype', but this run of {trained.experiment.method} has no "
+            "prototypes; it must be 'classifier'."
+        )
+    # Class means of frozen features are what a classifier in closed form was made of.
+    return wanted.rule or (
+        "prototype" if has_prototypes and trained.method.trains else "classifier"
+    )
+
+
+def _find_prior(predictor: Predictor) -> Tensor | None:
+    """Return the log of the client's label shares [C], if its own classifier is read with them."""
+    trained, client = predictor.trained, predictor.client
+    is_read = trained.method.reading_on("own") == "personal_classifier_prior"
+    if client is None or not is_read or not isinstance(trained.model, GaussianClassifier):
+        return None
+    known = trained.partition.get("clients", {})
+    if client in known:
+        return log_prior(torch.tensor(known[client]["train"]))
+    # One that has joined since: it is in the pool alone.
+    assert trained.pool is not None
+    own = trained.pool.of(client)
+    return log_prior(
+        own.counts.new_zeros(len(trained.class_names)).index_add(0, own.labels, own.counts)
+    )
+
+
 def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
     if wanted.quantized and wanted.format != "onnx":
         raise InvalidInput(
             f"quantize is 'int8'; it must be left out, because format is {wanted.format!r} and "
             "only onnx has it."
+        )
+    if wanted.quantized and not trained.method.trains:
+        raise InvalidInput(
+            f"quantize is 'int8'; it must be left out, because {trained.experiment.method} has no "
+            "trained layers, and its scores need all digits."
         )
     if not wanted.with_encoder and trained.encoder is None:
         raise InvalidInput("encoder is 'exclude'; it must be left out: this run has no encoder.")
@@ -111,14 +150,17 @@ def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
 
 
 def _pack_program(
-    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+    trained: TrainedRun,
+    params: Tensors,
+    wanted: ExportSettings,
+    rule: PredictionRule,
+    note: dict[str, Any],
 ) -> bytes:
-    trained, name = predictor.trained, note["input"]["name"]
-    encoder = trained.encoder
+    encoder, name = trained.encoder, note["input"]["name"]
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     takes_features = _takes_features(trained, wanted)
     from_features = is_joined or takes_features
-    network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
+    network = ExportedNetwork(trained, params, rule, from_features=from_features)
     real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
@@ -144,9 +186,7 @@ def _pack_program(
             seen = trained.inputs(real.training).numpy() if takes_features else real.training
             graph = onnx_graph.quantize(graph, name, seen)
         answer = onnx_graph.open_graph(graph, name)
-    found = compare_with_pytorch(
-        trained, predictor.params, rule, real, answer, from_features=takes_features
-    )
+    found = compare_with_pytorch(trained, params, rule, real, answer, from_features=takes_features)
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
     note["checked"] = {"images": len(real.samples), "from": real.origin, **asdict(found)}
     return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
@@ -176,15 +216,18 @@ def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> 
 
 
 def _pack_tensors(
-    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+    trained: TrainedRun,
+    params: Tensors,
+    wanted: ExportSettings,
+    rule: PredictionRule,
+    note: dict[str, Any],
 ) -> bytes:
-    tensors = dict(predictor.params)
-    encoder = predictor.trained.encoder
+    tensors, encoder = dict(params), trained.encoder
     if wanted.with_encoder and isinstance(encoder, _IN_TORCH):
         # What the run itself has trained comes last and wins.
         tensors = {f"encoder.{n}": v for n, v in encoder.tensors.items()} | tensors
     if rule == "prototype":
-        pool = predictor.trained.reference
+        pool = trained.reference
         assert pool is not None
         tensors |= {
             "prototypes.vectors": pool.vectors,
@@ -197,6 +240,9 @@ def _pack_tensors(
 def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> dict[str, Any]:
     """Return all that a program needs to know to use the file."""
     trained, limit = predictor.trained, predictor.threshold
+    # Distances of held-out samples are measured where a trained model's prototypes lie.
+    if rule == "classifier" or not trained.method.trains:
+        limit = None
     outputs = {"label": "number of the class, from 0"}
     if rule == "prototype":
         outputs["distance"] = "to the nearest prototype"
@@ -213,7 +259,8 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
         "classes": list(trained.class_names),
         "input": _describe_input(trained, wanted),
         "outputs": outputs,
-        "unknown": asdict(limit) if limit is not None and rule == "prototype" else None,
+        "unknown": None if limit is None else asdict(limit),
+        "prior": None,
         "quantized": "int8" if wanted.quantized else None,
         "checked": None,
     }
