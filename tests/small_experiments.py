@@ -24,6 +24,8 @@ from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
+ONE_EXCHANGE = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof", "local-gauss")
+"""Methods that train nothing, in one round."""
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HIDDEN = (24, 12)
 """Layers of a model of a thousand weights, for whole runs, some hundred of them."""

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -90,8 +91,11 @@ class OneExchange(ClosedForm, ABC):
             found["moment"] = pack_symmetric(features.T @ features)
         return found
 
-    def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
-        """Return why no samples have these sums, or None."""
+    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
+        """Return why no samples have these sums, or why they are not the announced ones."""
+        if announced is not None and (reason := _judge_counts(update.summed["counts"], announced)):
+            return reason
+        in_full = announced is not None
         return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
 
     def prototypes_of(self, update: Update) -> Prototypes:
@@ -116,6 +120,14 @@ class OneExchange(ClosedForm, ABC):
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One prototype per class: the mean of all clients' samples."""
         return pool.class_centres()
+
+
+def _judge_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
+    """Hold the counts that were sent to the announced ones; a class may stay at home as a whole."""
+    for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
+        if sent not in (0, held):
+            return f"class {label} has the count {sent:g}; this client has announced {held}"
+    return None
 
 
 def fit_classes(

@@ -69,7 +69,7 @@ class RoundLoop:
             dtype=like.dtype,
             device=like.device,
         )
-        self._guard = Guard(assembly, engine.sizes)
+        self._guard = Guard(assembly, engine.sizes, engine.label_counts)
 
     @property
     def shared_parameters(self) -> Tensors:

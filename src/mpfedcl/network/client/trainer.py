@@ -25,15 +25,22 @@ class ClientTrainer:
         self._initial = assembly.initial
         self._engine = InProcessEngine(assembly, data)
 
+    def personal_model(self, broadcast: Broadcast, state: Tensors) -> Tensors:
+        """Return the client's own model after the round before; empty where it has none.
+
+        One that trains has kept it; another makes it of what the round has brought.
+        """
+        if self._method.trains:
+            return _group(state, "personal")
+        client, received = self._data.clients[0], self._method.prepare(broadcast)
+        return self._method.personalize(received, client.inputs, client.labels) or {}
+
     def evaluate(
-        self, broadcast: Broadcast, state: Tensors, is_personal: bool, with_confusion: bool
+        self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
     ) -> ClientReadings:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
-        personal = _group(state, "personal") if is_personal else None
-        if is_personal and not self._method.trains:
-            personal = self._personalize(broadcast)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
@@ -62,11 +69,6 @@ class ClientTrainer:
         union = dict.fromkeys(table["union"])
         return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
 
-    def _personalize(self, broadcast: Broadcast) -> Tensors | None:
-        """Return the own model of a client that does not train."""
-        client, received = self._data.clients[0], self._method.prepare(broadcast)
-        return self._method.personalize(received, client.inputs, client.labels)
-
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""
         kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
@@ -78,8 +80,12 @@ class ClientTrainer:
         kept = {
             _remove_client(name, self._name): value for name, value in self._engine.state().items()
         }
-        kept |= {f"personal/{name}": value for name, value in personal.items()}
-        return update.written_out(), kept
+        return update.written_out(), kept | as_personal(personal)
+
+
+def as_personal(params: Tensors) -> Tensors:
+    """Return the client's own model under the names by which its state has it."""
+    return {f"personal/{name}": value for name, value in params.items()}
 
 
 def _group(tensors: Tensors, name: str) -> Tensors:
