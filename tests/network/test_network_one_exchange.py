@@ -58,8 +58,8 @@ def test_a_mixture_over_clients_is_the_simulations(tmp_path: Path, dtype: str) -
     assert wanted["bias"].shape == (4, 3)
     found = load_file(ours / "model.safetensors")
     assert_close_tensors(without_absent(found), without_absent(wanted), tolerance)
-    pools = [load_file(path / "pool.safetensors") for path in (ours, theirs)]
-    assert_close_tensors(*pools, tolerance)
+    pool, wanted_pool = (load_file(path / "pool.safetensors") for path in (ours, theirs))
+    assert_close_tensors(pool, wanted_pool, tolerance)
     # Each client has its own classifier at home once the run is over.
     for share in range(3):
         own = load_file(theirs / "models" / f"site-{share}.safetensors")
@@ -79,7 +79,7 @@ def test_clients_with_pictures_of_their_own(tmp_path: Path) -> None:
     federation.bring(1, "north", save_pictures(tmp_path / "n", "cat", "dog", count=8))
     place = save_pictures(tmp_path / "s", "bird", "cat", count=8)
     save_pictures(tmp_path / "s", "dog", count=4)
-    federation.bring(2, "south", place, **{"min-cluster-size": 3})
+    federation.bring(2, "south", place, registered="", **{"min-cluster-size": 3})
     path = federation.serve().path
     (record,) = read_records(path)
     assert record["clients"]["answered"] == ["north", "south"]
