@@ -55,7 +55,7 @@ def predict(
     pool = load_pool(path, data.num_classes)
     labels = {}
     for name, params in results.items():
-        if name == "pool.safetensors":
+        if not name.startswith(("model.", "models/")):
             continue
         hidden = [params[each].shape[0] for each in sorted(params) if "hidden" in each]
         sizes = (data.input_size, *hidden[1::2])

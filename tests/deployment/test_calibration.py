@@ -78,9 +78,13 @@ def test_thresholds_are_quantiles_of_the_test_images(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_methods_without_prototypes_have_none(images: Path, tmp_path: Path, method: str) -> None:
-    path = run(small(images, method), tmp_path / "run").path
-    assert not (path / "calibration.json").exists()
+def test_methods_without_prototypes_have_sets_alone(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    found = calibration_of(run(small(images, method), tmp_path / "run").path)
+    measured = [each for each in (found["averaged"], *found["clients"].values()) if each]
+    assert len(measured) == (4 if method == "fedavg" else 3)
+    assert all(each.keys() == {"images", "sets"} for each in measured)
 
 
 def test_sampled_clients_and_no_personal_models(images: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import onnx
 import pytest
 import torch
 from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
@@ -28,6 +29,7 @@ from mpfedcl.deployment.export.exported_network import PrototypeDistances
 from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import EXAMPLES, Say, small
+from vision_transformers import export_transformer
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
@@ -210,6 +212,29 @@ def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -
     assert_same_labels(predictor, brought, answers)
     with pytest.raises(InvalidInput, match=r"cannot be exported as torch-export; .*'exclude'"):
         export_run(predictor, ExportSettings(format="torch-export"))
+
+
+def test_a_vision_transformer_is_joined_as_it_was_trained_behind(
+    pictures: Path, tmp_path: Path
+) -> None:
+    encoder = tmp_path / "vit.onnx"
+    encoder.write_bytes(export_transformer())
+    changes = {
+        "encoder__name": f"onnx:{encoder}",
+        "encoder__output": "last_hidden_state",
+        "encoder__tokens": "patches",
+        "encoder__mean": (0.5, 0.4, 0.3),
+        "encoder__deviation": (0.5, 0.25, 0.2),
+    }
+    predictor = Predictor.load(run(pictured(pictures, **changes), tmp_path / "run").path)
+    done = export_run(predictor, ExportSettings(), tmp_path / "whole.onnx")
+    brought = numpy.stack([predictor.convert(each) for each in sorted(pictures.glob("*/*/*"))])
+    answers, _ = ask(done.path, brought)
+    assert_same_labels(predictor, brought, answers)
+    kinds = [node.op_type for node in onnx.load(done.path).graph.node]
+    # The output that was not chosen stays outside with all that only it needs.
+    assert "Tanh" not in kinds
+    assert "Softmax" in kinds
 
 
 @pytest.mark.usefixtures("small_model")

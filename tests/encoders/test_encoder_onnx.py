@@ -11,6 +11,7 @@ import pytest
 from mpfedcl.encoders.encoder import Encoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 
 
@@ -62,9 +63,10 @@ def save_model(
     return path
 
 
-def load(path: Path) -> Encoder:
+def load(path: Path, **choices: Any) -> Encoder:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (mpfedcl[onnx])")
-    return find_encoder(f"onnx:{path}", None, path.parent)
+    settings = EncoderSettings(name=f"onnx:{path}", **choices)
+    return find_encoder(f"onnx:{path}", None, path.parent, settings=settings)
 
 
 def find_real_model() -> Path | None:
@@ -99,6 +101,10 @@ def test_size_and_scale_come_from_the_metadata(tmp_path: Path) -> None:
     assert encoder.preprocessing.image_shape == (12, 12, 3)
     white = numpy.full((1, 12, 12), 255, dtype=numpy.uint8)
     numpy.testing.assert_allclose(encoder.encode(white), 2.0, rtol=1e-6)
+    # What is given wins.
+    asked = load(path, image_size=20, deviation=(0.5, 0.5, 0.5))
+    assert asked.preprocessing == Preprocessing(20, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    numpy.testing.assert_allclose(asked.encode(white), 1.0, rtol=1e-6)
 
 
 def test_half_precision_models_work(tmp_path: Path) -> None:

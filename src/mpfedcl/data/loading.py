@@ -97,4 +97,5 @@ def find_experiment_encoder(
         *folders,
         device=device,
         find_scaling=find_scaling if find_image_shape else None,
+        settings=settings,
     )

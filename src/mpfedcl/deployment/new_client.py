@@ -62,7 +62,7 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_own_samples(source, trained.class_names)
+        sample_index = open_own_samples(source, trained.class_names, trained.columns)
         if sample_index.vector_width != trained.input_format.vector_width:
             raise InvalidInput(
                 f"data is {str(source)!r}, which holds {sample_index}; the run takes "

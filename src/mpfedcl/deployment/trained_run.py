@@ -24,12 +24,14 @@ from torch import Tensor
 from mpfedcl.data.inputs import encoder_input_format, to_inputs
 from mpfedcl.data.loading import find_experiment_encoder
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, VectorFormat
+from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.json_files import validate_content
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
@@ -64,6 +66,13 @@ class TrainedRun:
     def reference(self) -> PrototypePool | None:
         """The prototypes that embeddings are compared with: the pool as the method reads it."""
         return None if self.pool is None else self.method.reference(self.pool)
+
+    @cached_property
+    def columns(self) -> TableColumns | None:
+        """What turns the rows of a table into inputs; None for a run on images or vectors."""
+        found = self.partition.get("columns")
+        where = str(self.path / "partition.json")
+        return None if found is None else validate_content(found, TableColumns, where)
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mpfedcl.encoders.preprocessing import InputPreparation, PixelScaling, Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
@@ -91,8 +92,9 @@ def find_encoder(
     *data_folders: Path,
     device: torch.device | str = "cpu",
     find_scaling: Callable[[], PixelScaling] | None = None,
+    settings: EncoderSettings | None = None,
 ) -> Encoder:
-    """Return the encoder that the settings name.
+    """Return the encoder that the settings name; `settings` say how an ONNX model is used.
 
     `random-resnet18` is the same network on every call; `random-resnet18:7` is another one, and so
     it is with `random-filters`, which are made for the images' own format: `find_scaling` tells it.
@@ -114,7 +116,7 @@ def find_encoder(
     if kind == "onnx" and rest:
         from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 
-        return OnnxEncoder(Path(rest).expanduser())
+        return OnnxEncoder(Path(rest).expanduser(), settings or EncoderSettings())
     if kind == "random-filters":
         from mpfedcl.encoders.random_filters import RandomFilters
 

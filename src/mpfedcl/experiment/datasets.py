@@ -154,6 +154,14 @@ SPECIFICATIONS = {
             always=_frozen(),
             pooled={"clients": 5},
         ),
+        DatasetSpecification(
+            name="table",
+            summary="yours: a CSV or Parquet file, or a folder of them",
+            source="yours",
+            always={**_frozen(), "encoder__name": "none"},
+            pooled={"clients": 5},
+            holds_images=False,
+        ),
     )
 }
 

@@ -169,7 +169,7 @@ class Experiment(Settings):
         spec = find_specification(self.dataset.name)
         defaults = {
             "dataset__test_fraction": 0.5,
-            "prototypes__padding": "all",
+            "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }

@@ -18,4 +18,4 @@ class FedNCM(OneExchange):
         # Features have length 1, so that the scatter around the means is known from the means.
         scatter = float((counts * (1 - means.square().sum(1))).sum())
         covariance = Covariance.spherical(max(0.0, scatter) / degrees, means)
-        return fit_classes(covariance, degrees, sums), {}
+        return fit_classes(covariance, degrees, sums)[0], {}

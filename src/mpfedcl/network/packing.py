@@ -196,7 +196,7 @@ def pack_update(update: Update) -> Message:
         },
         {
             **_to_arrays("averaged", averaged or {}),
-            **_to_arrays("summed", update.summed),
+            **_to_arrays("summed", dict(update.summed)),
             "prototypes/vectors": _to_array(prototypes.vectors),
             "prototypes/labels": _to_array(prototypes.labels),
             "prototypes/counts": _to_array(prototypes.counts),

@@ -123,8 +123,9 @@ class RoundLoop:
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
-        # Who trains gets the outcome with the next broadcast; of one exchange it is the other half.
-        closing = 0 if self._method.trains else self.broadcast().num_bytes * len(collector.accepted)
+        # The next round's broadcast brings the outcome; of one exchange it is the other half.
+        is_half = not self._method.trains and broadcast.round == self._experiment.rounds
+        closing = self.broadcast().num_bytes * len(collector.accepted) if is_half else 0
         main = self._method.reading_on("own")
         heard = {*collector.accepted, *collector.rejected}
         return RoundRecord(
@@ -145,6 +146,7 @@ class RoundLoop:
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
 
@@ -184,7 +186,7 @@ class RoundLoop:
             kept.pop(name, None)
         server, means = self.state.server, collector.means()
         # Where all have withheld what is averaged there is nothing to fold.
-        if means or collector.sums or not self._guard.template:
+        if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         self.state = RoundState(number, server, {**kept, **fresh})
 

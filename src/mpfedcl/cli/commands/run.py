@@ -106,6 +106,7 @@ def describe_round(record: Any) -> str:
 
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
+    from mpfedcl.report.number_formatting import describe_calibration
     from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 
     summary = result.summary
@@ -125,6 +126,8 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         f"sent per client and round: {summary['parameters_sent']:,} parameters, "
         f"{summary['prototype_floats_sent']:,} prototype floats"
     )
+    if told := describe_calibration(summary):
+        console.print(told)
     if (found := RunDirectory(result.path).read_json("convergence.json")) is not None:
         from mpfedcl.report.convergence import convergence_table, describe_constants
 

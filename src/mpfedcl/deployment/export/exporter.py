@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.export import onnx_graph
@@ -29,7 +28,6 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
 from mpfedcl.models import GaussianClassifier
-from mpfedcl.rounds.label_prior import log_prior
 from mpfedcl.tensors import Tensors, pack_tensors
 
 Format = Literal["onnx", "safetensors", "torch-export"]
@@ -42,10 +40,15 @@ _IN_TORCH = ResNetEncoder | RandomFilters
 """Encoders that are traced together with the model, and whose tensors can be written beside it."""
 _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it has fewer"
 
+_TABLE = (
+    "by the caller, column after column: numeric (number - mean) / deviation, 0 where it is "
+    "missing or the deviation is 0; text a 1 for its category and 0 for the others"
+)
+
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What is wanted of a run; `rule` None: by prototype if it has trained any, else classifier."""
+    """What is wanted of a run; `rule` None: the one that the run is judged by."""
 
     format: Format = "onnx"
     rule: PredictionRule | None = None
@@ -68,11 +71,11 @@ def export_run(
 ) -> ExportedFile:
     """Write a run's model as one file [default: into `exported` in the run's folder]."""
     trained = predictor.trained
-    rule = _choose_rule(trained, wanted)
+    rule = _choose_rule(predictor, wanted)
     _refuse_unsupported(trained, wanted)
     note = _describe(predictor, wanted, rule)
-    params = predictor.params
-    if rule == "classifier" and (prior := _find_prior(predictor)) is not None:
+    params, prior = predictor.params, predictor.log_prior
+    if rule == "classifier" and prior is not None and isinstance(trained.model, GaussianClassifier):
         note["prior"] = prior.exp().tolist()
         params = {**params, "bias": params["bias"] + prior.to(params["bias"]).unsqueeze(1)}
     if wanted.format == "safetensors":
@@ -91,35 +94,15 @@ def export_run(
     return ExportedFile(path, len(content), note)
 
 
-def _choose_rule(trained: TrainedRun, wanted: ExportSettings) -> PredictionRule:
-    """Return the rule that is asked for, or else the one that the method predicts by."""
-    has_prototypes = trained.reference is not None and len(trained.reference) > 0
-    if wanted.rule == "prototype" and not has_prototypes:
+def _choose_rule(predictor: Predictor, wanted: ExportSettings) -> PredictionRule:
+    """Return the rule that is asked for, or else the one that the run is judged by."""
+    reference = predictor.trained.reference
+    if wanted.rule == "prototype" and (reference is None or not len(reference)):
         raise InvalidInput(
-            f"reading is 'prototype', but this run of {trained.experiment.method} has no "
+            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
             "prototypes; it must be 'classifier'."
         )
-    # Class means of frozen features are what a classifier in closed form was made of.
-    return wanted.rule or (
-        "prototype" if has_prototypes and trained.method.trains else "classifier"
-    )
-
-
-def _find_prior(predictor: Predictor) -> Tensor | None:
-    """Return the log of the client's label shares [C], if its own classifier is read with them."""
-    trained, client = predictor.trained, predictor.client
-    is_read = trained.method.reading_on("own") == "personal_classifier_prior"
-    if client is None or not is_read or not isinstance(trained.model, GaussianClassifier):
-        return None
-    known = trained.partition.get("clients", {})
-    if client in known:
-        return log_prior(torch.tensor(known[client]["train"]))
-    # One that has joined since: it is in the pool alone.
-    assert trained.pool is not None
-    own = trained.pool.of(client)
-    return log_prior(
-        own.counts.new_zeros(len(trained.class_names)).index_add(0, own.labels, own.counts)
-    )
+    return wanted.rule or ("prototype" if predictor.has_prototypes else "classifier")
 
 
 def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
@@ -239,10 +222,9 @@ def _pack_tensors(
 
 def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> dict[str, Any]:
     """Return all that a program needs to know to use the file."""
-    trained, limit = predictor.trained, predictor.threshold
-    # Distances of held-out samples are measured where a trained model's prototypes lie.
-    if rule == "classifier" or not trained.method.trains:
-        limit = None
+    trained = predictor.trained
+    # Beside a classifier distances are measured in its own metric, which is not in the file.
+    limit = predictor.threshold if rule == "prototype" and predictor.has_prototypes else None
     outputs = {"label": "number of the class, from 0"}
     if rule == "prototype":
         outputs["distance"] = "to the nearest prototype"
@@ -268,14 +250,18 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
 
 def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
     input_format, encoder = trained.input_format, trained.encoder
+    described: dict[str, Any]
     if isinstance(input_format, VectorFormat):
-        return {
+        described = {
             "name": "features",
             "type": "float32",
             "shape": ["batch", *input_format.shape],
             "scaling": "none: numbers as they are",
         }
-    described: dict[str, Any] = {
+        if trained.columns is None:
+            return described
+        return {**described, "scaling": _TABLE, "columns": trained.columns.to_json()["columns"]}
+    described = {
         "name": "images",
         "type": "uint8",
         "shape": ["batch", *input_format.shape],

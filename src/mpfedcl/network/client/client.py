@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 
 from mpfedcl.data.client_data import FederatedData, load_own_samples
-from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
@@ -217,7 +216,7 @@ class NetworkClient:
         assert self._settings.data is not None
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
-        if known and odd and isinstance(sample_index.store, ImageFileStore):
+        if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
     def _introduce(self, data: FederatedData) -> Message:

@@ -1,6 +1,9 @@
 """One client's work in one round: it evaluates the round before, and trains."""
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
@@ -10,8 +13,10 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import (
     ClientReader,
     Evaluator,
+    Predictions,
     as_stack,
     count_confusions,
+    estimate_own_priors,
 )
 from mpfedcl.tensors import Tensors
 
@@ -49,25 +54,31 @@ class ClientTrainer:
             broadcast.pool if self._method.shares_prototypes else None,
             self._method.experiment.contrast.temperature,
         )
-        predicted = [
-            evaluator.predict(
-                lambda inputs, p=params: as_stack(self._model.apply(p, inputs)),  # type: ignore[misc]
-                with_similarities=params is averaged,
-            )[0]
-            if params
-            else None
-            for params in (personal, averaged)
-        ]
+        shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
+        if not self._method.trains:
+            # Features are the same for everybody: only scores are personal.
+            evaluator = replace(evaluator, reference=None)
+        own = self._predict(evaluator, personal) if personal else None
         client, num_classes = self._data.clients[0], self._data.num_classes
-        reader = ClientReader(self._data.test_labels, predicted[1], 1)
+        reader = ClientReader(self._data.test_labels, shared, 1)
         label_counts = torch.bincount(client.labels, minlength=num_classes)
-        table, said = reader.tables(predicted[0], client.test, label_counts)
+        estimated = estimate_own_priors(shared, {client.name: client.test})
+        table, said = reader.tables(own, client.test, label_counts, estimated.get(client.name))
         main, counts = said.get(self._method.reading_on("own")), None
         if with_confusion and main is not None and len(client.test):
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
         return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
+
+    def _predict(
+        self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False
+    ) -> Predictions:
+        def apply(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return as_stack(self._model.apply(params, inputs))
+
+        (predictions,) = evaluator.predict(apply, with_similarities=with_similarities)
+        return predictions
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""

@@ -89,6 +89,12 @@ def check_experiment(experiment: Experiment) -> Experiment:
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
             "out: clients' gradients do not travel."
         )
+    if experiment.dataset.name == "table":
+        raise InvalidInput(
+            "dataset.name is 'table'; over a network it must be left out: columns are standardized "
+            "by sums over all clients, which are not exchanged there. Clients may bring vectors in "
+            "npz files."
+        )
     if experiment.workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
     # Clients with vectors need no encoder, so a default one is chosen once they have come.
