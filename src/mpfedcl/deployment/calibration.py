@@ -36,6 +36,10 @@ _FEWEST_IMAGES_OF_A_CLIENT = 200
 _IMAGES_OF_ALL_CLIENTS = 20_000
 """Few enough that measuring takes a fraction of what one round's readings take."""
 _IMAGES_AT_ONCE = 1024
+_FEWEST_TO_SHARPEN = 50
+"""Images below which a factor of the scores would be guessed."""
+_WIDEST = 4.0
+"""The log of the largest factor, and of the smallest with a minus."""
 
 
 def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
@@ -98,22 +102,41 @@ def _measure(
     """Measure test images as a model sees them: how far, and how unlikely their true class."""
     if not len(rows):
         return None
-    distances, surprises = [], []
+    distances, said, truths = [], [], []
     for part in torch.split(rows, _IMAGES_AT_ONCE):
         embeddings, logits = models.model.apply(params, models.test_inputs[part])
         if space is not None:
             points = space.project(models.method.project(embeddings))
             distances.append(space.prototypes.nearest(points)[1])
         if not rule.by_prototype:
-            scores = logits.double() + (0 if prior is None else prior.to(logits.device))
-            truth = models.test_labels[part].unsqueeze(1)
-            surprises.append(1 - torch.softmax(scores, dim=1).gather(1, truth).squeeze(1))
+            said.append(logits.double() + (0 if prior is None else prior.to(logits.device)))
+            truths.append(models.test_labels[part])
     found: dict[str, Any] = {"images": len(rows)}
     if distances and bool((joined := torch.cat(distances).double()).isfinite().all()):
         found["thresholds"] = find_thresholds(joined)
-    if surprises and bool((joined := torch.cat(surprises)).isfinite().all()):
-        found["sets"] = find_set_limits(joined)
+    if said and bool((scores := torch.cat(said)).isfinite().all()):
+        truth = torch.cat(truths)
+        likely = torch.softmax(scores, dim=1).gather(1, truth.unsqueeze(1)).squeeze(1)
+        found["sets"] = find_set_limits(1 - likely)
+        if len(rows) >= _FEWEST_TO_SHARPEN:
+            found["sharpness"] = find_sharpness(scores, truth)
     return found if len(found) > 1 else None
+
+
+def find_sharpness(scores: Tensor, truth: Tensor) -> float:
+    """Return the factor of all scores that makes the truth of held-out images most likely.
+
+    Labels stay as they are; probabilities are neither too bold nor too shy (temperature scaling,
+    Guo et al., 2017). The likelihood is concave in the factor: its slope is brought to 0 by halves.
+    """
+    low, high = -_WIDEST, _WIDEST
+    for _ in range(40):
+        middle = (low + high) / 2
+        shares = torch.softmax(math.exp(middle) * scores, dim=1)
+        expected = (shares * scores).sum(1)
+        slope = float((scores.gather(1, truth.unsqueeze(1)).squeeze(1) - expected).mean())
+        low, high = (middle, high) if slope > 0 else (low, middle)
+    return float(f"{math.exp(middle):.5g}")
 
 
 def find_thresholds(distances: Tensor) -> dict[str, float]:

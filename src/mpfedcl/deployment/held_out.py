@@ -1,5 +1,6 @@
 """What calibration.json says of one model: thresholds of distances, and limits of sets."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,15 @@ class HeldOutMeasurements:
             self.images = int(self._found.get("images", 0))
         except (TypeError, ValueError, AttributeError):
             raise self._damaged() from None
+
+    @property
+    def sharpness(self) -> float:
+        """The factor of a model's scores by which its probabilities fit held-out images."""
+        try:
+            value = float(self._found.get("sharpness", 1.0))
+        except (TypeError, ValueError):
+            raise self._damaged() from None
+        return value if 0 < value < math.inf else 1.0
 
     def threshold(self, rate: float) -> tuple[Threshold | None, str | None]:
         """Return the threshold of a false-alarm rate, or why there is none."""

@@ -98,6 +98,7 @@ class Predictor:
         self.threshold, remark = held_out.threshold(false_alarms)
         if self._space is None:
             remark = "This run has no prototypes: labels are the classifier's, none is unknown."
+        self._sharpness = held_out.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
             self._refuse_sets_of_prototypes(coverage)
@@ -232,7 +233,10 @@ class Predictor:
     def say(self, measured: Measured) -> list[Prediction]:
         """Return a prediction per sample."""
         prior = 0 if self.log_prior is None else self.log_prior
-        probabilities = torch.softmax(measured.scores + prior, dim=1)
+        scores = measured.scores + prior
+        # Sets were measured with the scores as they are.
+        plain = torch.softmax(scores, dim=1)
+        probabilities = torch.softmax(self._sharpness * scores, dim=1)
         values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
         found = []
         for place, (shares, labels) in enumerate(
@@ -253,7 +257,7 @@ class Predictor:
                 classifier=said[0],
                 probability=said[0].probability if decides else None,
                 second=said[1] if decides and len(said) > 1 else None,
-                set=self._choose_set(probabilities[place]),
+                set=self._choose_set(plain[place]),
                 probabilities=self._name_probabilities(probabilities[place]) if decides else None,
             )
             found.append(prediction)
