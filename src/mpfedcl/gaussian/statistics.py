@@ -26,6 +26,8 @@ from mpfedcl.gaussian.sums import (
 )
 from mpfedcl.tensors import Tensors
 
+_ROWS_AT_ONCE = 1024
+"""Clients whose class sums are kept until they are folded."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
 
@@ -115,6 +117,8 @@ class PoolTotals:
     def __init__(self) -> None:
         self._small: Tensors = {}
         self._rows: list[Tensor] = []
+        self._between: Tensor | float = 0.0
+        """Of the rows that are folded already: a hundred thousand clients have a million."""
 
     def add(self, summed: Mapping[str, Tensor]) -> None:
         """Take in a client's counts and sums."""
@@ -122,11 +126,19 @@ class PoolTotals:
         self._small = add_statistics(self._small, pool_of_one(own, None))
         held = own["counts"] > 0
         self._rows.append(own["sums"][held] / own["counts"][held].sqrt().unsqueeze(1))
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._fold()
+
+    def _fold(self) -> None:
+        rows = torch.cat(self._rows)
+        self._between, self._rows = self._between + rows.T @ rows, []
 
     def parts(self) -> Tensors:
         """Return what adds up over processes; `between` is Σ_ic s_ic s_ic' / n_ic."""
-        rows = torch.cat(self._rows)
-        return {**self._small, "between": rows.T @ rows}
+        if self._rows:
+            self._fold()
+        assert isinstance(self._between, Tensor)
+        return {**self._small, "between": self._between}
 
 
 def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:

@@ -134,12 +134,18 @@ class RunDirectory:
             # The checkpoint is on disk by now and holds this record alone, not those before it.
             os.fsync(file.fileno())
 
-    def rewind_records(self, last: dict[str, Any] | None) -> list[dict[str, Any]]:
+    def rewind_records(
+        self, last: dict[str, Any] | None, *, is_over: bool = False
+    ) -> list[dict[str, Any]]:
         """Make the records end with the checkpoint's own; later rounds will be run again."""
         keep = last["round"] if last else 0
         records = [record for record in self.read_records() if record["round"] <= keep]
         if last and (not records or records[-1]["round"] < keep):
             records.append(last)
+        if not is_over:
+            # Measured in the last round alone, which that one is no more.
+            for record in records:
+                record.pop("calibration_error", None)
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         write_atomically(self.path / "rounds.jsonl", lines.encode())
         return records

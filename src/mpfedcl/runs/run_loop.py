@@ -190,7 +190,8 @@ class RunLoop:
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint)
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
-        return directory.rewind_records(checkpoint.record if checkpoint else None)
+        is_over = self._round_loop.state.round >= self._experiment.rounds
+        return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
 
     def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
         self._round_loop.state = checkpoint.state.to(self._assembly.device)
