@@ -43,6 +43,7 @@ OTHER = {
     "train.lr_decay": "0.5",
     "train.momentum": "0.25",
     "network.enough": "0.5",
+    "statistics.keep": "pooled",
     "track": "tensorboard,own.module:Tracker",
     "track_to": "/logs",
 }
