@@ -24,6 +24,8 @@ from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
+ONE_EXCHANGE = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof", "local-gauss")
+"""Methods that train nothing, in one round."""
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HIDDEN = (24, 12)
 """Layers of a model of a thousand weights, for whole runs, some hundred of them."""
@@ -75,6 +77,28 @@ def save_vectors(
         x_test=vectors[num_train:].astype(dtype),
         y_test=labels[num_train:],
     )
+
+
+def save_shifted_vectors(root: Path, *, num_domains: int = 3, width: int = 8) -> Path:
+    """Write domains of vectors, each shifted by its own; of four classes one is in the tests alone.
+
+    Return the root.
+    """
+    root.mkdir(parents=True)
+    random = numpy.random.default_rng(7)
+    for number in range(num_domains):
+        # So that clients hold classes in different shares.
+        labels = numpy.concatenate([numpy.arange(30) % (2 + number % 2), numpy.arange(12) % 4])
+        vectors = random.normal(0, 0.6, (len(labels), width)) + random.normal(0, 1, width)
+        vectors[numpy.arange(len(labels)), labels] += 2
+        numpy.savez(
+            root / f"site-{number}",
+            x_train=vectors[:30],
+            y_train=labels[:30],
+            x_test=vectors[30:],
+            y_test=labels[30:],
+        )
+    return root
 
 
 def save_pictures(root: Path, classes: Sequence[str], domains: Sequence[str] = ("one",)) -> Path:

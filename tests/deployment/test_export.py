@@ -1,20 +1,18 @@
 """Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
 
-import functools
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import onnx
-import onnxruntime
 import pytest
 import torch
+from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,7 +20,6 @@ from onnx_encoder_files import save_convolution
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from command_processes import environment
 from encoder_experiments import pictured
@@ -35,17 +32,6 @@ from small_experiments import EXAMPLES, Say, small
 from vision_transformers import export_transformer
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
-
-Answers = dict[str, NDArray[Any]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators_are_listed_once() -> Iterator[None]:
-    """Torch makes its list of all operators anew for each file, which takes most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        once = functools.cache(ONNXRegistry.from_torchlib)
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(once))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +53,6 @@ def digits() -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
     assert domain.test_images is not None
     assert domain.test_labels is not None
     return domain.test_images, domain.test_labels
-
-
-def ask(content: bytes | Path, images: NDArray[Any]) -> tuple[Answers, Any]:
-    """Return what an ONNX file answers, and its metadata."""
-    session = onnxruntime.InferenceSession(
-        content if isinstance(content, bytes) else str(content), providers=["CPUExecutionProvider"]
-    )
-    (source,) = session.get_inputs()
-    names = [each.name for each in session.get_outputs()]
-    found = dict(zip(names, session.run(None, {source.name: images}), strict=True))
-    return found, json.loads(session.get_modelmeta().custom_metadata_map["mpfedcl"])
 
 
 def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answers) -> None:

@@ -18,7 +18,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
-from small_experiments import HIDDEN, METHODS, read_records, save_images
+from small_experiments import HIDDEN, METHODS, ONE_EXCHANGE, read_records, save_images
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 
@@ -146,6 +146,17 @@ def test_in_single_precision_a_round_is_the_loops(
     experiment = double(images, method, RAGGED | changes)
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, SINGLE)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", ONE_EXCHANGE)
+def test_one_exchange_is_the_same_by_every_engine(
+    images: Path, tmp_path: Path, reference: Reference, method: str, engine: str
+) -> None:
+    experiment = double(images, method, RAGGED | {"partition__test": "matched"})
+    found = ENGINES[engine](experiment, tmp_path / "run")
+    assert len(read_records(found.path)) == 1
+    assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

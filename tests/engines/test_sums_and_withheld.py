@@ -66,8 +66,10 @@ def test_sums_over_clients_are_the_centralised_ones(
     assert record["loss_per_client"] == dict.fromkeys(["client-0", "client-1", "client-2"])
     assert record["sent"] == {"parameters": 3 + 3 * 36, "prototype_floats": 0}
     assert record["bytes"]["up"] == 3 * 8 * (3 + 3 * 36)
-    # What is private is not sent: the broadcast carries the sums and the clients' number alone.
-    assert record["bytes"]["down"] == 3 * (8 * (3 + 3 * 36) + 2 * 4)
+    # What is private is not sent: the broadcast carries the sums and the clients' number alone. The
+    # last round's outcome is sent too.
+    assert record["bytes"]["down"] == 2 * 3 * (8 * (3 + 3 * 36) + 2 * 4)
+    assert read_records(tmp_path / "run")[0]["bytes"]["down"] == 0
     assert read_summary(tmp_path / "run")["accuracy"] is None
 
 

@@ -30,12 +30,13 @@ pytestmark = pytest.mark.whole
 
 
 ROBUST = {"aggregation__rule": "median", "update__clip": 0.05}
+MATCHED = {"partition__test": "matched"}
 
 
 @pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
     ("method", "changes"),
-    [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST), ("fedgauss", {})],
+    [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST), ("fedgauss", MATCHED)],
 )
 def test_two_processes_are_one(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]

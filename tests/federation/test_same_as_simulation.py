@@ -25,7 +25,9 @@ def simulate(over_network: FederationRun, path: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("mp-fedcl", 3), ("fedavg", 2), ("fedproto", 2)])
+@pytest.mark.parametrize(
+    ("method", "rounds"), [("mp-fedcl", 3), ("fedavg", 2), ("fedproto", 2), ("fedgauss", 1)]
+)
 def test_in_float64_weights_and_readings_are_the_same(
     federation: ProcessFederation, tmp_path: Path, method: str, rounds: int
 ) -> None:

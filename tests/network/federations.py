@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from mpfedcl.api import COMPANIONS
+from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower.apps import FlowerTransport, from_records
@@ -121,7 +122,7 @@ def assert_same_readings(found: Json, wanted: Json, method: str) -> None:
     travels = find_method(method).shares_prototypes
     for reading, value in readings_of(wanted).items():
         # Prototypes that do not travel are made in simulations for the reading alone.
-        expected = None if reading.endswith("prototype") and not travels else value
+        expected = None if "prototype" in reading and not travels else value
         assert readings_of(found)[reading] == expected, reading
     assert found["accuracy_per_client"] == wanted["accuracy_per_client"]
 
@@ -129,7 +130,9 @@ def assert_same_readings(found: Json, wanted: Json, method: str) -> None:
 def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) -> None:
     """Hold a run over a network to a simulation: weights, pool, predictions, records."""
     ours, theirs = load_results(found), load_results(wanted)
-    shared = {name: each for name, each in theirs.items() if not name.startswith("models/")}
+    # What is measured on held-out samples is measured where they are.
+    at_home = ("models/", METRIC_FILE)
+    shared = {name: each for name, each in theirs.items() if not name.startswith(at_home)}
     assert ours.keys() == shared.keys()
     for name, tensors in shared.items():
         assert_close_tensors(ours[name], tensors, DOUBLE, name)
@@ -138,7 +141,8 @@ def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) ->
         assert {k: left[k] for k in ("round", "clients", "bytes", "sent", "unchanged")} == {
             k: right[k] for k in ("round", "clients", "bytes", "sent", "unchanged")
         }
-        assert abs(left["loss"] - right["loss"]) <= DOUBLE * abs(right["loss"])
+        ours_lost, lost = left["loss"], right["loss"]
+        assert ours_lost == lost or abs(ours_lost - lost) <= DOUBLE * abs(lost)
     for key in (
         "accuracy",
         "accuracy_per_client",
@@ -157,7 +161,8 @@ def assert_same_personal_models(federation: LoopbackFederation, wanted: Path) ->
         files = sorted(federation.state_folder(share).glob("*/round-*.safetensors"))
         kept = load_file(files[-1])
         model = {k.removeprefix("personal/"): v for k, v in kept.items() if k.startswith("pers")}
-        assert_close_tensors(model, theirs[f"models/client-{share}.safetensors"], DOUBLE)
+        # Of one exchange some methods leave no client a model of its own.
+        assert_close_tensors(model, theirs.get(f"models/client-{share}.safetensors", {}), DOUBLE)
 
 
 def assert_same_run(found: Path, wanted: Path) -> None:

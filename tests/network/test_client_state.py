@@ -66,6 +66,19 @@ def test_many_rounds_that_do_not_count(tmp_path: Path) -> None:
     ]
 
 
+def test_a_round_is_saved_anew_once_its_outcome_is_known(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, RUN)
+    for number in (1, 2):
+        store.save(number, mark(number), after=number - 1)
+    store.replace(2, mark(20))
+    assert [float(store.load(n, CPU)["personal/x"]) for n in (1, 2)] == [1, 20]
+    assert len(kept(tmp_path)) == 2
+    # Also where the disk is new.
+    elsewhere = ClientStateStore(tmp_path / "new", RUN)
+    elsewhere.replace(1, mark(7))
+    assert float(elsewhere.load(1, CPU)["personal/x"]) == 7
+
+
 def test_a_server_that_begins_anew(tmp_path: Path) -> None:
     store = ClientStateStore(tmp_path, RUN)
     for number in range(1, 6):

@@ -75,7 +75,7 @@ def test_folders_and_files_that_a_server_names_are_never_used(
         dataset__root=theirs, encoder__weights=tmp_path / "theirs.safetensors", device="cuda"
     )
     told = Introduction.from_message(client.answer("hello", hello(asked)))
-    assert told == Introduction("north", ("cat", "dog"), (3, 3), 6, 36, "")
+    assert told == Introduction("north", ("cat", "dog"), (3, 3), 6, 36, "", own_data=True)
 
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])

@@ -128,6 +128,14 @@ def test_a_client_of_the_first_version_has_images() -> None:
     assert Introduction.from_message(old).samples == "images"
 
 
+@pytest.mark.parametrize("own_data", ["yes", 1, None])
+def test_refuses_data_that_are_its_own_in_other_words(own_data: object) -> None:
+    said = Introduction("a", ("x",), (1,), 0, 9, "", own_data=True).to_message()
+    assert Introduction.from_message(said).own_data
+    with pytest.raises(MessageError, match=r"own_data is .*; it must be true or false"):
+        Introduction.from_message(Message({**said.values, "own_data": own_data}))
+
+
 @pytest.mark.parametrize("samples", ["sounds", 3, None, ["images"]])
 def test_refuses_samples_of_another_kind(samples: object) -> None:
     said = Introduction("a", ("x",), (1,), 0, 9, "").to_message()

@@ -128,7 +128,8 @@ class NewClient:
         (sent,) = InProcessEngine(assembly, self.data).train(broadcast, [self.name], keep=[])
         update = sent.written_out()
         # As closely as a message from a network: it stays in everybody's model.
-        guard = Guard(assembly, sizes, from_network=True)
+        counts = torch.bincount(self.client.labels, minlength=self.data.num_classes)
+        guard = Guard(assembly, sizes, {self.name: counts.tolist()})
         collector = UpdateCollector(method, guard, server, broadcast, sizes)
         collector.add(update)
         return update, collector.rejected.get(self.name)

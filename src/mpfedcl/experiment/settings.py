@@ -131,6 +131,8 @@ class TrainSettings(Settings):
 
 def _check_per_class(value: Any) -> Any:
     """Say all that is allowed at once; a union would name its first kind alone."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
     is_count = type(value) is int and 1 <= value <= _MOST_PER_CLASS
     if value is not None and value != "auto" and not is_count:
         allowed = f"a whole number from 1 to {_MOST_PER_CLASS:,}, or auto"

@@ -109,8 +109,11 @@ class OneExchange(ClosedForm, ABC):
         counts = torch.bincount(labels, minlength=self.num_classes)
         return (counts >= self.experiment.prototypes.min_cluster_size)[labels]
 
-    def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
-        """Return why no samples have these sums, or None."""
+    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
+        """Return why no samples have these sums, or why they are not the announced ones."""
+        if announced is not None and (reason := _judge_counts(update.summed["counts"], announced)):
+            return reason
+        in_full = announced is not None
         return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
 
     def prototypes_of(self, update: Update) -> Prototypes:
@@ -173,6 +176,14 @@ def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
     """Return S [d, d] and how far it is shrunk, as `OneExchange.metric` reads them."""
     fit = torch.tensor([*shrinkage], dtype=torch.float64, device=covariance.device)
     return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
+
+
+def _judge_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
+    """Hold the counts that were sent to the announced ones; a class may stay at home as a whole."""
+    for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
+        if sent not in (0, held):
+            return f"class {label} has the count {sent:g}; this client has announced {held}"
+    return None
 
 
 def fit_classes(

@@ -286,10 +286,11 @@ class Method:
 
     # On the server
 
-    def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
+    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
         """Return why a client's sums cannot be true, or None; names, shapes and types are right.
 
-        `in_full`: they come over a network, and may be looked at closely.
+        `announced`: what a client on another machine has said that it holds of each class; its sums
+        may be looked at closely. None: they are this program's own.
         """
         return None
 

@@ -48,7 +48,8 @@ class GaussianClassifier(Model):
         """Return the features and the classes' scores."""
         features, parts = unit_features(inputs), Components(params["weight"], params["bias"])
         at_once = max(1, _SCORES_AT_ONCE // parts.bias.numel())
-        # One piece is scored as it is, so that the model can be traced.
-        if parts.bias.shape[1] == 1 or len(features) <= at_once:
+        is_one_piece = parts.bias.shape[1] == 1
+        # A program that is exported takes batches of any size, and may not ask for it.
+        if is_one_piece or torch.compiler.is_exporting() or len(features) <= at_once:
             return features, score(parts, features)
         return features, torch.cat([score(parts, some) for some in torch.split(features, at_once)])

@@ -63,6 +63,8 @@ class Introduction:
     """What its data are."""
     image_shape: tuple[int, ...] = ()
     """Of one image, where its encoder is made for images of their own size and colour."""
+    own_data: bool = False
+    """Whether its samples are its own, and no share of the experiment's data set."""
 
     @property
     def num_samples(self) -> int:
@@ -86,6 +88,7 @@ class Introduction:
                 "encoder": self.encoder,
                 "samples": self.samples,
                 "image_shape": list(self.image_shape),
+                "own_data": self.own_data,
             }
         )
 
@@ -116,8 +119,11 @@ class Introduction:
         shape = message.values.get("image_shape", [])
         if shape != [] and ImageFormat.from_shape(shape) is None:
             raise MessageError("image_shape must be [height, width] or [height, width, 3], or []")
-        counts = tuple(train)
-        return cls(name, tuple(classes), counts, test, input_size, encoder, samples, tuple(shape))
+        own_data = message.values.get("own_data", False)
+        if type(own_data) is not bool:
+            raise MessageError(f"own_data is {shorten(own_data)}; it must be true or false")
+        labels, counts, shape = tuple(classes), tuple(train), tuple(shape)
+        return cls(name, labels, counts, test, input_size, encoder, samples, shape, own_data)
 
 
 def check_name(name: str) -> None:

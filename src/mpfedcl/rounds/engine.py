@@ -20,6 +20,9 @@ class Engine(ABC):
 
     sizes: Mapping[str, int]
     """Training samples by client name, in name order."""
+    label_counts: Mapping[str, Sequence[int]] | None = None
+    """What clients on other machines have said that they hold of each class: they are strangers,
+    and what they send is held to it. None: they are this program's own."""
 
     def absent_clients(self) -> Collection[str]:
         """Before a round: let clients take part that have come since the one before.
@@ -92,7 +95,7 @@ class WrappedEngine(Engine):
     """Does as another engine does; a subclass says what it does besides."""
 
     def __init__(self, engine: Engine) -> None:
-        self.sizes = engine.sizes
+        self.sizes, self.label_counts = engine.sizes, engine.label_counts
         self._engine = engine
 
     def absent_clients(self) -> Collection[str]:  # noqa: D102

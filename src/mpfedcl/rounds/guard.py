@@ -5,7 +5,7 @@ or a tensor of another shape must cost that client its round, never the others t
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,19 +19,28 @@ from mpfedcl.tensors import Tensors
 
 
 class Guard:
-    """Judges updates against what an honest client would send."""
+    """Judges updates against what an honest client would send.
+
+    Args:
+        assembly: The method, the model and what clients begin with.
+        sizes: Training samples by client.
+        label_counts: The same by class, of clients on other machines; they are judged more closely.
+    """
 
     def __init__(
-        self, assembly: Assembly, sizes: Mapping[str, int], *, from_network: bool = False
+        self,
+        assembly: Assembly,
+        sizes: Mapping[str, int],
+        label_counts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         method = assembly.method
         self._method = method
-        self._from_network = from_network
         self.template = method.template(assembly.initial)
         """Tensors of the shapes and types of what is averaged."""
         self.sums = assembly.sums
         """The same of what is added up."""
         self._sizes = sizes
+        self._label_counts = label_counts
         self._trains = method.trains
         # Only a `finish` of the method's own withholds anything.
         self._may_withhold = type(method).finish is not Method.finish
@@ -119,7 +128,8 @@ class Guard:
         odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
         if odd:
             return f"the sums {odd[0]} hold values that are not finite"
-        return self._method.judge_sums(update, in_full=self._from_network)
+        announced = None if self._label_counts is None else self._label_counts[update.client]
+        return self._method.judge_sums(update, announced=announced)
 
     def _judge_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
         prototypes = update.prototypes

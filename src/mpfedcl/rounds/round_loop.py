@@ -76,7 +76,7 @@ class RoundLoop:
             dtype=like.dtype,
             device=like.device,
         )
-        self._guard = Guard(assembly, engine.sizes)
+        self._guard = Guard(assembly, engine.sizes, engine.label_counts)
 
     @property
     def shared_parameters(self) -> Tensors:
@@ -139,8 +139,9 @@ class RoundLoop:
         own = [name for name in read if name in accepted]
         readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
-        # Who trains gets the outcome with the next broadcast; of one exchange it is the other half.
-        closing = 0 if self._method.trains else self.broadcast().num_bytes * len(collector.accepted)
+        # The next round's broadcast brings the outcome; of one exchange it is the other half.
+        is_half = not self._method.trains and broadcast.round == self._experiment.rounds
+        closing = self.broadcast().num_bytes * len(collector.accepted) if is_half else 0
         main = self._method.reading_on("own")
         heard = {*collector.accepted, *collector.rejected}
         return RoundRecord(

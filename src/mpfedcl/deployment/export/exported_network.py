@@ -35,7 +35,7 @@ class ExportedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
-        self._head = make_model(
+        self._head = trained.method.own_model(trained.input_size) or make_model(
             trained.encoder,
             trained.input_size,
             len(trained.class_names),

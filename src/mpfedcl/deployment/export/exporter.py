@@ -27,7 +27,8 @@ from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
-from mpfedcl.tensors import pack_tensors
+from mpfedcl.models import GaussianClassifier
+from mpfedcl.tensors import Tensors, pack_tensors
 
 Format = Literal["onnx", "safetensors", "torch-export"]
 SUFFIXES: dict[Format, str] = {
@@ -47,7 +48,7 @@ _TABLE = (
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What is wanted of a run; `rule` None: by prototype where there are any, else classifier."""
+    """What is wanted of a run; `rule` None: the one that the run is judged by."""
 
     format: Format = "onnx"
     rule: PredictionRule | None = None
@@ -69,23 +70,23 @@ def export_run(
     predictor: Predictor, wanted: ExportSettings, out: Path | None = None
 ) -> ExportedFile:
     """Write a run's model as one file [default: into `exported` in the run's folder]."""
-    if wanted.rule == "prototype" and not predictor.has_prototypes:
-        raise InvalidInput(
-            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
-            "prototypes; it must be 'classifier'."
-        )
-    rule = wanted.rule or ("prototype" if predictor.has_prototypes else "classifier")
-    _refuse_unsupported(predictor.trained, wanted)
+    trained = predictor.trained
+    rule = _choose_rule(predictor, wanted)
+    _refuse_unsupported(trained, wanted)
     note = _describe(predictor, wanted, rule)
+    params, prior = predictor.params, predictor.log_prior
+    if rule == "classifier" and prior is not None and isinstance(trained.model, GaussianClassifier):
+        note["prior"] = prior.exp().tolist()
+        params = {**params, "bias": params["bias"] + prior.to(params["bias"]).unsqueeze(1)}
     if wanted.format == "safetensors":
-        content = _pack_tensors(predictor, wanted, rule, note)
+        content = _pack_tensors(trained, params, wanted, rule, note)
     else:
-        content = _pack_program(predictor, wanted, rule, note)
+        content = _pack_program(trained, params, wanted, rule, note)
     parts = [predictor.client or "averaged", rule]
     parts += [] if wanted.with_encoder else ["head"]
     parts += ["int8"] if wanted.quantized else []
     name = "-".join(parts) + SUFFIXES[wanted.format]
-    path = out or predictor.trained.path / "exported" / name
+    path = out or trained.path / "exported" / name
     if path.is_dir():
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +94,27 @@ def export_run(
     return ExportedFile(path, len(content), note)
 
 
+def _choose_rule(predictor: Predictor, wanted: ExportSettings) -> PredictionRule:
+    """Return the rule that is asked for, or else the one that the run is judged by."""
+    reference = predictor.trained.reference
+    if wanted.rule == "prototype" and (reference is None or not len(reference)):
+        raise InvalidInput(
+            f"reading is 'prototype', but this run of {predictor.trained.experiment.method} has no "
+            "prototypes; it must be 'classifier'."
+        )
+    return wanted.rule or ("prototype" if predictor.has_prototypes else "classifier")
+
+
 def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
     if wanted.quantized and wanted.format != "onnx":
         raise InvalidInput(
             f"quantize is 'int8'; it must be left out, because format is {wanted.format!r} and "
             "only onnx has it."
+        )
+    if wanted.quantized and not trained.method.trains:
+        raise InvalidInput(
+            f"quantize is 'int8'; it must be left out, because {trained.experiment.method} has no "
+            "trained layers, and its scores need all digits."
         )
     if not wanted.with_encoder and trained.encoder is None:
         raise InvalidInput("encoder is 'exclude'; it must be left out: this run has no encoder.")
@@ -116,14 +133,17 @@ def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
 
 
 def _pack_program(
-    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+    trained: TrainedRun,
+    params: Tensors,
+    wanted: ExportSettings,
+    rule: PredictionRule,
+    note: dict[str, Any],
 ) -> bytes:
-    trained, name = predictor.trained, note["input"]["name"]
-    encoder = trained.encoder
+    encoder, name = trained.encoder, note["input"]["name"]
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     takes_features = _takes_features(trained, wanted)
     from_features = is_joined or takes_features
-    network = ExportedNetwork(trained, predictor.params, rule, from_features=from_features)
+    network = ExportedNetwork(trained, params, rule, from_features=from_features)
     real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
@@ -149,9 +169,7 @@ def _pack_program(
             seen = trained.inputs(real.training).numpy() if takes_features else real.training
             graph = onnx_graph.quantize(graph, name, seen)
         answer = onnx_graph.open_graph(graph, name)
-    found = compare_with_pytorch(
-        trained, predictor.params, rule, real, answer, from_features=takes_features
-    )
+    found = compare_with_pytorch(trained, params, rule, real, answer, from_features=takes_features)
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
     note["checked"] = {"images": len(real.samples), "from": real.origin, **asdict(found)}
     return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
@@ -181,15 +199,18 @@ def _pack_torch(program: torch.export.ExportedProgram, note: dict[str, Any]) -> 
 
 
 def _pack_tensors(
-    predictor: Predictor, wanted: ExportSettings, rule: PredictionRule, note: dict[str, Any]
+    trained: TrainedRun,
+    params: Tensors,
+    wanted: ExportSettings,
+    rule: PredictionRule,
+    note: dict[str, Any],
 ) -> bytes:
-    tensors = dict(predictor.params)
-    encoder = predictor.trained.encoder
+    tensors, encoder = dict(params), trained.encoder
     if wanted.with_encoder and isinstance(encoder, _IN_TORCH):
         # What the run itself has trained comes last and wins.
         tensors = {f"encoder.{n}": v for n, v in encoder.tensors.items()} | tensors
     if rule == "prototype":
-        pool = predictor.trained.reference
+        pool = trained.reference
         assert pool is not None
         tensors |= {
             "prototypes.vectors": pool.vectors,
@@ -201,7 +222,9 @@ def _pack_tensors(
 
 def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule) -> dict[str, Any]:
     """Return all that a program needs to know to use the file."""
-    trained, limit = predictor.trained, predictor.threshold
+    trained = predictor.trained
+    # Beside a classifier distances are measured in its own metric, which is not in the file.
+    limit = predictor.threshold if rule == "prototype" and predictor.has_prototypes else None
     outputs = {"label": "number of the class, from 0"}
     if rule == "prototype":
         outputs["distance"] = "to the nearest prototype"
@@ -218,7 +241,8 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
         "classes": list(trained.class_names),
         "input": _describe_input(trained, wanted),
         "outputs": outputs,
-        "unknown": asdict(limit) if limit is not None and rule == "prototype" else None,
+        "unknown": None if limit is None else asdict(limit),
+        "prior": None,
         "quantized": "int8" if wanted.quantized else None,
         "checked": None,
     }

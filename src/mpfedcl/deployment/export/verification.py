@@ -107,9 +107,10 @@ def compare_with_pytorch(
             known = numpy.isfinite(expected_scores)
             if not numpy.array_equal(known, numpy.isfinite(scores)):
                 largest = numpy.inf
-            gaps = numpy.abs(scores - expected_scores, where=known, out=numpy.zeros_like(scores))
+            gaps = numpy.zeros_like(expected_scores)
+            numpy.subtract(scores, expected_scores, where=known, out=gaps)
             size = max(1.0, float(numpy.abs(expected_scores[known]).max(initial=0.0)))
-            largest = max(largest, float(gaps.max(initial=0.0)) / size)
+            largest = max(largest, float(numpy.abs(gaps).max(initial=0.0)) / size)
             if real.labels is not None:
                 truth = real.labels[first : first + _SAMPLES_AT_ONCE]
                 right += int((label == truth).sum())

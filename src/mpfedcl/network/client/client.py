@@ -20,7 +20,7 @@ from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.network.client.state import ClientStateStore
-from mpfedcl.network.client.trainer import ClientTrainer
+from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
 from mpfedcl.network.packing import (
     Introduction,
@@ -134,20 +134,22 @@ class NetworkClient:
         store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
         state = store.load(after, device)
-        readings = None
+        late: dict[str, Any] = {}
         if message.value("read", bool):
-            is_personal = after == broadcast.round - 1
-            readings = trainer.evaluate(
-                broadcast, state, is_personal, message.value("confuse", bool)
-            )
+            has_own = after == broadcast.round - 1
+            own = trainer.personal_model(broadcast, state) if has_own else {}
+            readings = trainer.evaluate(broadcast, own, message.value("confuse", bool))
+            late = {"late": readings.to_values()}
+            # Whoever trains has kept it; nothing is made of one exchange before its outcome.
+            if kind == "close" and own and not assembly.method.trains:
+                store.replace(after, state | as_personal(own))
         if kind == "close":
-            return Message({} if readings is None else {"late": readings.to_values()})
+            return Message(late)
         update, kept = trainer.train(broadcast, state)
         if update.loss is not None and not math.isfinite(update.loss):
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
         store.save(broadcast.round, kept, after=after)
         answer = pack_update(update)
-        late = {} if readings is None else {"late": readings.to_values()}
         return Message({**answer.values, **late}, answer.arrays)
 
     def _read_experiment(self, document: str) -> Experiment:
@@ -227,6 +229,7 @@ class NetworkClient:
             encoder=str(data.partition.get("encoder", "")),
             samples="vectors" if data.holds_vectors else "images",
             image_shape=tuple(data.partition.get("image_shape", ())),
+            own_data=self._settings.share is None,
         ).to_message()
 
 

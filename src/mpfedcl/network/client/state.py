@@ -58,6 +58,11 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
+    def replace(self, round_number: int, kept: Tensors) -> None:
+        """Save the state after a round anew, as what the round has brought becomes known."""
+        path = self._find(round_number)
+        self.save(round_number, kept, after=_began_from(path) if path else 0)
+
     def _find(self, round_number: int) -> Path | None:
         return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
 

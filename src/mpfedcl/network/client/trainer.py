@@ -1,6 +1,9 @@
 """One client's work in one round: it evaluates the round before, and trains."""
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
@@ -10,6 +13,7 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import (
     ClientReader,
     Evaluator,
+    Predictions,
     as_stack,
     count_confusions,
     estimate_own_priors,
@@ -26,15 +30,22 @@ class ClientTrainer:
         self._initial = assembly.initial
         self._engine = InProcessEngine(assembly, data)
 
+    def personal_model(self, broadcast: Broadcast, state: Tensors) -> Tensors:
+        """Return the client's own model after the round before; empty where it has none.
+
+        One that trains has kept it; another makes it of what the round has brought.
+        """
+        if self._method.trains:
+            return _group(state, "personal")
+        client, received = self._data.clients[0], self._method.prepare(broadcast)
+        return self._method.personalize(received, client.inputs, client.labels) or {}
+
     def evaluate(
-        self, broadcast: Broadcast, state: Tensors, is_personal: bool, with_confusion: bool
+        self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
     ) -> ClientReadings:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
-        personal = _group(state, "personal") if is_personal else None
-        if is_personal and not self._method.trains:
-            personal = self._personalize(broadcast)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
@@ -43,22 +54,16 @@ class ClientTrainer:
             broadcast.pool if self._method.shares_prototypes else None,
             self._method.experiment.contrast.temperature,
         )
-        predicted = [
-            evaluator.predict(
-                lambda inputs, p=params: as_stack(self._model.apply(p, inputs)),  # type: ignore[misc]
-                with_similarities=params is averaged,
-            )[0]
-            if params
-            else None
-            for params in (personal, averaged)
-        ]
+        shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
+        if not self._method.trains:
+            # Features are the same for everybody: only scores are personal.
+            evaluator = replace(evaluator, reference=None)
+        own = self._predict(evaluator, personal) if personal else None
         client, num_classes = self._data.clients[0], self._data.num_classes
-        reader = ClientReader(self._data.test_labels, predicted[1], 1)
+        reader = ClientReader(self._data.test_labels, shared, 1)
         label_counts = torch.bincount(client.labels, minlength=num_classes)
-        estimated = estimate_own_priors(predicted[1], {client.name: client.test})
-        table, said = reader.tables(
-            predicted[0], client.test, label_counts, estimated.get(client.name)
-        )
+        estimated = estimate_own_priors(shared, {client.name: client.test})
+        table, said = reader.tables(own, client.test, label_counts, estimated.get(client.name))
         main, counts = said.get(self._method.reading_on("own")), None
         if with_confusion and main is not None and len(client.test):
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
@@ -66,10 +71,14 @@ class ClientTrainer:
         union = dict.fromkeys(table["union"])
         return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
 
-    def _personalize(self, broadcast: Broadcast) -> Tensors | None:
-        """Return the own model of a client that does not train."""
-        client, received = self._data.clients[0], self._method.prepare(broadcast)
-        return self._method.personalize(received, client.inputs, client.labels)
+    def _predict(
+        self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False
+    ) -> Predictions:
+        def apply(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return as_stack(self._model.apply(params, inputs))
+
+        (predictions,) = evaluator.predict(apply, with_similarities=with_similarities)
+        return predictions
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""
@@ -82,8 +91,12 @@ class ClientTrainer:
         kept = {
             _remove_client(name, self._name): value for name, value in self._engine.state().items()
         }
-        kept |= {f"personal/{name}": value for name, value in personal.items()}
-        return update.written_out(), kept
+        return update.written_out(), kept | as_personal(personal)
+
+
+def as_personal(params: Tensors) -> Tensors:
+    """Return the client's own model under the names by which its state has it."""
+    return {f"personal/{name}": value for name, value in params.items()}
 
 
 def _group(tensors: Tensors, name: str) -> Tensors:

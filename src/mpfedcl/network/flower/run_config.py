@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -69,10 +69,11 @@ def _split_pairs(text: str) -> dict[str, str]:
 
 def _parse(name: str, text: str, base: Experiment) -> str | tuple[str, ...]:
     """Return a value as an experiment takes it; numbers and truths are read from their texts."""
+    section, _, field = name.rpartition("__")
     try:
-        like = base.setting(name)
-    except AttributeError:
-        return text  # a name that is refused
-    if isinstance(like, tuple):
+        declared = type(getattr(base, section) if section else base).model_fields[field].annotation
+    except (AttributeError, KeyError):
+        return text  # of a table of options, or a name that is refused
+    if any(get_origin(kind) is tuple for kind in (declared, *get_args(declared))):
         return tuple(filter(None, text.removeprefix("[").removesuffix("]").split(",")))
     return text

@@ -45,6 +45,12 @@ class ClientRegistry:
         """Training samples by client, in order of name."""
         return {name: self.members[name].num_samples for name in sorted(self.members)}
 
+    @property
+    def label_counts(self) -> dict[str, list[int]]:
+        """The same by class, in the experiment's order of classes."""
+        classes = self._experiment.dataset.classes
+        return {name: _count_by_class(self.members[name], classes) for name in sorted(self.members)}
+
     def use_experiment(self, experiment: Experiment) -> None:
         """Introduce and check clients by this experiment from now on."""
         self._experiment = experiment
@@ -218,6 +224,11 @@ def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]
                 "name the classes in order."
             )
     return experiment.replace(dataset__classes=classes)
+
+
+def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
+    counts = dict(zip(member.classes, member.train, strict=True))
+    return [counts.get(name, 0) for name in classes]
 
 
 def _are_numbers(classes: Collection[str]) -> bool:

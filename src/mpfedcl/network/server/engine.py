@@ -47,6 +47,8 @@ class NetworkEngine(Engine):
         """Nodes by client, as of the beginning of the round."""
         self.sizes: dict[str, int] = dict(registry.sizes)
         """Training samples by client name; one mapping, which grows as clients come."""
+        self.label_counts: dict[str, list[int]] = registry.label_counts
+        """The same by class."""
         self._accepted: dict[str, int] = {}
         """The last round in which each client's update was accepted."""
         self._round = 0
@@ -58,10 +60,11 @@ class NetworkEngine(Engine):
     def absent_clients(self) -> Collection[str]:
         """Find who is connected; a client that has introduced itself since now takes part."""
         self._connected = self._registry.find_connected()
-        known = self._registry.sizes
         self.sizes.clear()
-        self.sizes.update(known)
-        return known.keys() - self._connected.keys()
+        self.sizes.update(self._registry.sizes)
+        self.label_counts.clear()
+        self.label_counts.update(self._registry.label_counts)
+        return self.sizes.keys() - self._connected.keys()
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]

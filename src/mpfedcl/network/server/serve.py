@@ -15,7 +15,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model, make_mlp
-from mpfedcl.network.packing import Form, Introduction
+from mpfedcl.network.packing import Form
 from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.run_loop import NetworkRunLoop
@@ -108,6 +108,9 @@ def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Exper
     assert registry.form is not None
     if registry.form.samples == "vectors":
         experiment = experiment.replace(encoder__name="none")
+    if all(member.own_data for member in registry.members.values()):
+        # Each has a test of its own too, whatever the data set's protocol says.
+        experiment = experiment.replace(partition__test="matched")
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     registry.use_experiment(experiment)
     return experiment
@@ -200,8 +203,8 @@ class _RunMonitor:
         """Write who holds what, as clients say it; those who have left stay on record."""
         before = self._directory.read_json("partition.json") or {"clients": {}}
         introduced = {
-            name: {"train": _count_by_class(member, self._classes), "test": member.test}
-            for name, member in self._registry.members.items()
+            name: {"train": counts, "test": self._registry.members[name].test}
+            for name, counts in self._registry.label_counts.items()
         }
         clients = {**before["clients"], **introduced}
         encoders = {each.encoder for each in self._registry.members.values() if each.encoder}
@@ -220,8 +223,3 @@ class _RunMonitor:
         }
         if content != before:
             self._directory.write_partition(content)
-
-
-def _count_by_class(member: Introduction, classes: tuple[str, ...]) -> list[int]:
-    counts = dict(zip(member.classes, member.train, strict=True))
-    return [counts.get(name, 0) for name in classes]
