@@ -98,7 +98,7 @@ class Predictor:
         self.threshold, remark = held_out.threshold(false_alarms)
         if self._space is None:
             remark = "This run has no prototypes: labels are the classifier's, none is unknown."
-        self._sharpness = held_out.sharpness
+        self.sharpness = held_out.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
             self._refuse_sets_of_prototypes(coverage)
@@ -236,7 +236,7 @@ class Predictor:
         scores = measured.scores + prior
         # Sets were measured with the scores as they are.
         plain = torch.softmax(scores, dim=1)
-        probabilities = torch.softmax(self._sharpness * scores, dim=1)
+        probabilities = torch.softmax(self.sharpness * scores, dim=1)
         values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
         found = []
         for place, (shares, labels) in enumerate(

@@ -31,9 +31,16 @@ class ExportedNetwork(nn.Module):
     """
 
     def __init__(
-        self, trained: TrainedRun, params: Tensors, rule: PredictionRule, *, from_features: bool
+        self,
+        trained: TrainedRun,
+        params: Tensors,
+        rule: PredictionRule,
+        *,
+        from_features: bool,
+        sharpness: float = 1.0,
     ) -> None:
         super().__init__()
+        self._sharpness = sharpness
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
         self._head = trained.method.own_model(trained.input_size) or make_model(
             trained.encoder,
@@ -56,7 +63,7 @@ class ExportedNetwork(nn.Module):
         inputs = self._prepare(self._weights.tensors(), images)
         embeddings, logits = self._head.apply(self._params.tensors(), inputs)
         if self._prototypes is None:
-            scores = torch.softmax(logits, dim=1)
+            scores = torch.softmax(self._sharpness * logits, dim=1)
             return scores.argmax(dim=1), scores
         distances = self._prototypes(self._project(embeddings))
         return distances.argmin(dim=1), distances.amin(dim=1), -distances

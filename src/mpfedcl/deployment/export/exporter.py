@@ -143,7 +143,10 @@ def _pack_program(
     is_joined = wanted.with_encoder and isinstance(encoder, OnnxEncoder)
     takes_features = _takes_features(trained, wanted)
     from_features = is_joined or takes_features
-    network = ExportedNetwork(trained, params, rule, from_features=from_features)
+    sharpness = note["sharpness"]
+    network = ExportedNetwork(
+        trained, params, rule, from_features=from_features, sharpness=sharpness
+    )
     real = load_check_samples(trained, wanted.check_images)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
@@ -169,7 +172,15 @@ def _pack_program(
             seen = trained.inputs(real.training).numpy() if takes_features else real.training
             graph = onnx_graph.quantize(graph, name, seen)
         answer = onnx_graph.open_graph(graph, name)
-    found = compare_with_pytorch(trained, params, rule, real, answer, from_features=takes_features)
+    found = compare_with_pytorch(
+        trained,
+        params,
+        rule,
+        real,
+        answer,
+        from_features=takes_features,
+        sharpness=sharpness,
+    )
     refuse_disagreement(found, real, is_quantized=wanted.quantized)
     note["checked"] = {"images": len(real.samples), "from": real.origin, **asdict(found)}
     return _pack_torch(program, note) if graph is None else onnx_graph.pack_graph(graph, note)
@@ -243,6 +254,7 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
         "outputs": outputs,
         "unknown": None if limit is None else asdict(limit),
         "prior": None,
+        "sharpness": predictor.sharpness if rule == "classifier" else 1.0,
         "quantized": "int8" if wanted.quantized else None,
         "checked": None,
     }

@@ -94,6 +94,7 @@ def compare_with_pytorch(
     answer: ExportedFunction,
     *,
     from_features: bool,
+    sharpness: float = 1.0,
 ) -> Agreement:
     """Ask both about each sample."""
     differ, largest, right, right_by_pytorch = 0, 0.0, 0, 0
@@ -102,7 +103,9 @@ def compare_with_pytorch(
             samples = real.samples[first : first + _SAMPLES_AT_ONCE]
             inputs = trained.inputs(samples).float().numpy() if from_features else samples
             label, *_, scores = answer(inputs)
-            expected, expected_scores = _predict_with_pytorch(trained, params, rule, samples)
+            expected, expected_scores = _predict_with_pytorch(
+                trained, params, rule, samples, sharpness
+            )
             differ += int(((label != expected) & ~_is_tie(expected_scores)).sum())
             known = numpy.isfinite(expected_scores)
             if not numpy.array_equal(known, numpy.isfinite(scores)):
@@ -146,11 +149,13 @@ def refuse_disagreement(found: Agreement, real: CheckSamples, *, is_quantized: b
 
 
 def _predict_with_pytorch(
-    trained: TrainedRun, params: Tensors, rule: PredictionRule, samples: Samples
+    trained: TrainedRun, params: Tensors, rule: PredictionRule, samples: Samples, sharpness: float
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
     embeddings, logits = trained.apply(params, samples)
     if rule == "classifier":
-        return logits.argmax(dim=1).numpy(), torch.softmax(logits, dim=1).double().numpy()
+        return logits.argmax(dim=1).numpy(), torch.softmax(
+            sharpness * logits, dim=1
+        ).double().numpy()
     assert trained.reference is not None
     label, _ = trained.reference.nearest(embeddings)
     return label.numpy(), -trained.reference.distances_by_class(embeddings).double().numpy()
