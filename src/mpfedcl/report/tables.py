@@ -1,8 +1,9 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,11 +24,13 @@ READING_TITLES = {
     "averaged_prototype_prior": "averaged, prototype + prior",
     "averaged_classifier_estimated": "averaged, classifier + estimated prior",
 }
+READING_GROUPS = {"without a label prior": READINGS[:4], "with a label prior": READINGS[4:]}
+"""All readings, in two tables: side by side they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
-_NUMBER = re.compile(r"[-·]|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
+_NUMBER = re.compile(r"[-·]\*?|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
 @dataclass
@@ -114,10 +117,55 @@ def explain_marks(num_seeds: int) -> str:
     )
 
 
-def readings_table(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    """Return one run's readings on both tests."""
-    rows = [
-        [READING_TITLES[reading], *(percent(readings[test].get(reading)) for test in TESTS)]
-        for reading in READINGS
-    ]
-    return TextTable(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)
+def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reading for each test; older files name one for both."""
+    return {"own": entry["reading"], "union": entry.get("reading_union") or entry["reading"]}
+
+
+def name_readings(readings: Iterable[str]) -> str:
+    """Return readings in words, each once."""
+    return "; ".join(READING_TITLES[each] for each in dict.fromkeys(readings))
+
+
+def tests_differ(readings: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether the union test is another one than the clients' own, as far as it was read."""
+    own, union = readings["own"], readings["union"]
+    return any(_is_known(value) and value != own.get(name) for name, value in union.items())
+
+
+def _is_known(value: float | Sequence[float | None] | None) -> bool:
+    return value is not None and not (isinstance(value, Sequence) and None in value)
+
+
+def name_encoders(encoders: Mapping[str, str | None]) -> str:
+    """Say which method sees samples through which encoder, where that differs."""
+    if len({*encoders.values()}) < 2:
+        return ""
+    seen = ", ".join(f"{method} {encoder or 'none'}" for method, encoder in encoders.items())
+    return f"Encoders differ, and with them what methods see: {seen}."
+
+
+def explain_prior(readings: Iterable[str]) -> str:
+    """Return what a prior is, where one of the readings has one."""
+    if not {*readings} & {*READING_GROUPS["with a label prior"]}:
+        return ""
+    return (
+        "prior: the client's own shares of labels are added to the scores;\n"
+        "estimated: they are found from its unlabelled test images."
+    )
+
+
+def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
+    """Return the readings on both tests of a run, of which its summary tells."""
+    readings, judged = summary["readings"], judged_by(summary)
+
+    def cell(test: str, reading: str) -> str:
+        star = "*" if reading == judged[test] else ""
+        return percent(readings[test].get(reading)) + star
+
+    return TextTable(
+        title,
+        ["accuracy %, last round", *(f"{test} test" for test in TESTS)],
+        [[READING_TITLES[each], *(cell(test, each) for test in TESTS)] for each in READINGS],
+        f"* the reading that the method is judged by on this test.\n{explain_prior(READINGS)}",
+    )
