@@ -187,7 +187,9 @@ def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
             for record in RunDirectory(each.path).read_records()
             if record["accuracy"]
         ]
-        curves.setdefault(f"{each.experiment.method} ({READING_TITLES[reading]})", []).append(curve)
+        method = each.experiment.method
+        once = "" if find_method(method).trains else "; one exchange"
+        curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
     draw_curves(
