@@ -12,6 +12,7 @@ from mpfedcl.report.number_formatting import (
     round_significant,
     rounded,
 )
+from mpfedcl.report.paper_tables import READ_AS_IN_PAPER
 from mpfedcl.report.tables import READING_TITLES, mean_and_deviation, percent
 from mpfedcl.report.tuning_section import format_settings
 
@@ -40,7 +41,12 @@ def describe_paper(path: Path) -> Json:
             | {"lines": [_describe_line(line) for line in figure.lines]}
             for figure in result.figures
         ],
-        "notes": [*_name_pictures(path, result), *result.notes, *result.verdicts],
+        "notes": [
+            *_name_pictures(path, result),
+            *([READ_AS_IN_PAPER] if any(cell.unit == "%" for cell in result.cells) else []),
+            *result.notes,
+            *result.verdicts,
+        ],
         "command": result.command,
     }
 

@@ -9,6 +9,10 @@ from mpfedcl.studies.paper.results import group_cells
 from mpfedcl.studies.tuning.result import describe_changes
 
 _QUICK = "Quick: a few rounds and one seed show that everything runs; the numbers mean nothing."
+READ_AS_IN_PAPER = (
+    "Read as in the paper, on every test: the FedCL family and FedProto by each client's own model "
+    "and the nearest prototype."
+)
 _TRACK_TITLES = {
     "paper": "the paper's settings",
     "tuned": "each method tuned on validation data",
@@ -102,5 +106,6 @@ def table_notes(result: dict[str, Any]) -> list[str]:
     return [
         *([_QUICK] if result.get("quick") else []),
         *([explain_marks(len(result["seeds"]))] if is_marked else []),
+        *([READ_AS_IN_PAPER] if "%" in {cell["unit"] for cell in result["cells"]} else []),
         *result["notes"],
     ]
