@@ -24,7 +24,6 @@ from mpfedcl.report.tables import (
     judged_by,
     percent,
     readings_table,
-    tests_differ,
 )
 from mpfedcl.runs.directory import RunDirectory
 
@@ -130,7 +129,7 @@ def _introduction(subject: CardSubject) -> str:
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
     effort = f"{summary['rounds']:,} rounds" if subject.trains else "One exchange"
     union = ""
-    if tests_differ(summary["readings"]):
+    if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
         union = (
             f"On all clients' test {subject.noun}s together: "
             f"**{percent(summary['accuracy_union'])} %** "

@@ -43,12 +43,16 @@ def describe_paper(path: Path) -> Json:
         ],
         "notes": [
             *_name_pictures(path, result),
-            *([READ_AS_IN_PAPER] if any(cell.unit == "%" for cell in result.cells) else []),
+            *([READ_AS_IN_PAPER] if any(map(_is_read_by_prototype, result.cells)) else []),
             *result.notes,
             *result.verdicts,
         ],
         "command": result.command,
     }
+
+
+def _is_read_by_prototype(cell: PaperCell) -> bool:
+    return cell.unit == "%" and cell.reading == "personal_prototype"
 
 
 def _name_pictures(path: Path, result: PaperResultFile) -> list[str]:

@@ -127,16 +127,6 @@ def name_readings(readings: Iterable[str]) -> str:
     return "; ".join(READING_TITLES[each] for each in dict.fromkeys(readings))
 
 
-def tests_differ(readings: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether the union test is another one than the clients' own, as far as it was read."""
-    own, union = readings["own"], readings["union"]
-    return any(_is_known(value) and value != own.get(name) for name, value in union.items())
-
-
-def _is_known(value: float | Sequence[float | None] | None) -> bool:
-    return value is not None and not (isinstance(value, Sequence) and None in value)
-
-
 def name_encoders(encoders: Mapping[str, str | None]) -> str:
     """Say which method sees samples through which encoder, where that differs."""
     if len({*encoders.values()}) < 2:

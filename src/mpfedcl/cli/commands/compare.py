@@ -1,7 +1,7 @@
 """`mpfedcl compare`."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import unused_folder, write_atomically
-from mpfedcl.methods import TESTS, find_method
+from mpfedcl.methods import TESTS, Test, find_method
 from mpfedcl.report.tables import (
     MARKS,
     READING_GROUPS,
@@ -23,7 +23,6 @@ from mpfedcl.report.tables import (
     mean_and_deviation,
     name_encoders,
     name_readings,
-    tests_differ,
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
@@ -86,8 +85,8 @@ def _build_tables(
         f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
         f"{effort}accuracy % {over}"
     )
-    tests = _find_tests(methods)
-    two_tests = len(tests) > 1
+    two_tests = experiment.partition.test != "shared"
+    tests = {test: f"{test} test" for test in (TESTS if two_tests else TESTS[:1])}
     headline = TextTable(
         setting,
         ["method", *tests.values(), "MB sent", "seconds", f"read by{_ORDER if two_tests else ''}"],
@@ -108,13 +107,6 @@ def _build_tables(
     return [headline, *_client_tables(methods), *_reading_tables(methods, tests)]
 
 
-def _find_tests(methods: dict[str, Any]) -> dict[str, str]:
-    """Return the tests with their titles: one where all clients have the same."""
-    if any(tests_differ(entry["readings"]) for entry in methods.values()):
-        return {test: f"{test} test" for test in TESTS}
-    return {"own": "everybody's test"}
-
-
 def _judged_cell(content: dict[str, Any], name: str, test: str) -> str:
     entry, marks = content["methods"][name], content["differences"][test]["marks"]
     # Of one method there is nothing to compare.
@@ -127,6 +119,8 @@ def _headline_notes(
 ) -> Iterator[str]:
     methods = content["methods"]
     experiments = {each.experiment.method: each.experiment for each in comparison.planned_runs}
+    if comparison.planned_runs[0].experiment.partition.test == "shared":
+        yield "All clients have the same test."
     if len(methods) > 1:
         yield explain_marks(len(content["seeds"]))
     if note := explain_prior(r for entry in methods.values() for r in judged_by(entry).values()):
@@ -151,7 +145,7 @@ def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
     ]
 
 
-def _reading_tables(methods: dict[str, Any], tests: dict[str, str]) -> list[TextTable]:
+def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[TextTable]:
     """Return all readings: for each test those without a label prior, then those with one."""
     return [
         TextTable(
