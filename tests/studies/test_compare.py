@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -11,6 +12,7 @@ from comparison_command import MATCHED, METHODS, SEEDS, modified, words
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
+from mpfedcl.report.figures import draw_curves
 from mpfedcl.report.tables import READING_TITLES
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.statistics import mark_best, paired_difference
@@ -22,6 +24,7 @@ from small_experiments import (
     assert_same_run,
     flags,
     read_summary,
+    save_domains_of_vectors,
     small,
 )
 
@@ -278,3 +281,51 @@ def test_the_example_beside_a_built_in_method(
     # Its controls start at zero: after one round the model is FedAvg's.
     (path,) = (tmp_path / "out").glob("*Scaffold*")
     assert_same_results(path, tmp_path / "out" / "fedavg-seed0")
+
+
+def test_runs_of_an_older_version(compared: Path, tmp_path: Path, images: Path) -> None:
+    """They have four readings, and one of them for both tests."""
+    shutil.copytree(compared, tmp_path / "old")
+    for path in (tmp_path / "old").glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        del summary["reading_union"], summary["accuracy_union"]
+        for table in summary["readings"].values():
+            for reading in READINGS[4:]:
+                del table[reading]
+        path.write_text(json.dumps(summary))
+    base = small(images, **MATCHED)
+    entry = Comparison.prepare(base, ["mp-fedcl"], SEEDS, tmp_path / "old").collect()["methods"]
+    found = summaries(compared, "mp-fedcl")
+    assert entry["mp-fedcl"]["reading_union"] == "personal_prototype"
+    union = [each["readings"]["union"]["personal_prototype"] for each in found]
+    assert entry["mp-fedcl"]["accuracy_union"] == union
+    unknown = entry["mp-fedcl"]["readings"]["own"]["averaged_classifier_prior"]
+    assert unknown == [None] * len(SEEDS)
+
+
+def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
+    root = save_domains_of_vectors(tmp_path / "vectors")
+    settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
+    chosen = ["--methods", "fedgauss", "local", "--seeds", 0, "--rounds", 3, "--jobs", 1]
+    out = tmp_path / "both"
+    code, text, _ = said("compare", *chosen, *settings, "--out", out, "--readings", "all")
+    assert code == 0
+    assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
+    assert "round 3" in text.splitlines()[0]
+    assert "One exchange, no training: fedgauss." in text
+    assert "prior: the client's own shares of labels are added to the scores" in text
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["rounds"] == 3
+    assert [read_summary(out / f"{m}-seed0")["rounds"] for m in ("fedgauss", "local")] == [1, 3]
+    entry = content["methods"]["fedgauss"]
+    judged = (entry["reading"], entry["reading_union"])
+    assert judged == ("personal_classifier_prior", "averaged_classifier")
+
+
+def test_a_curve_of_one_point_is_a_line_across(tmp_path: Path) -> None:
+    curves = {"rounds": [[(2, 30.0), (4, 50.0)]], "once": [[(1, 80.0)], [(1, 90.0)]]}
+    draw_curves(curves, "both", tmp_path / "both.svg")
+    draw_curves({"once": curves["once"]}, "one", tmp_path / "one.svg")
+    dashed = [(tmp_path / f"{name}.svg").read_text().count("dasharray") for name in ("both", "one")]
+    assert dashed[0] > 0
+    assert dashed[1] == 0
