@@ -103,12 +103,7 @@ def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> N
     assert type(late["is_personal"]) is bool
     assert late["table"].keys() == {"own", "union"}
     for row in late["table"].values():
-        assert row.keys() == {
-            "personal_classifier",
-            "personal_prototype",
-            "averaged_classifier",
-            "averaged_prototype",
-        }
+        assert row.keys() == {*READINGS}
         assert all(value is None or 0 <= value <= 100 for value in row.values())
     assert set(late["table"]["union"].values()) == {None}
     if is_last:
