@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity convergence join-study bench bench-quick bench-peers \
+.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange bench bench-quick bench-peers \
 	test-browser test-federation test-machines wheel clean help
 
 help:
@@ -15,6 +15,8 @@ help:
 	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
 	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
+	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
+	@echo "make one-exchange  the tables of docs/one-exchange.md, on a data folder (MPFEDCL_DATA; an hour or two)"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
@@ -68,6 +70,19 @@ convergence: $(READY)
 join-study: $(READY)
 	@test -n "$$MPFEDCL_DATA" || { echo "make join-study needs MPFEDCL_DATA, a data folder"; exit 2; }
 	$(BIN)/python scripts/measure_join.py runs/join
+
+# K = 1, 2, 4 and auto on mnist-sample and office10; the same command resumes it.
+k-study: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make k-study needs MPFEDCL_DATA, a data folder"; exit 2; }
+	$(BIN)/python scripts/measure_k.py runs/k
+
+# One exchange against tuned rounds, ten seeds, into runs/one-exchange* (needs MPFEDCL_DATA; the same command resumes it).
+ONNX ?= $(MPFEDCL_DATA)/../weights/mobilenet_v2_imagenet.onnx
+one-exchange: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make one-exchange needs MPFEDCL_DATA, a data folder"; exit 2; }
+	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange
+	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mnist random-filters --sets mnist
+	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mobilenet onnx:$(ONNX)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
-WIDTH, HEIGHT = 1240, 830
+WIDTH, HEIGHT = 1240, 870
 
 # From top to bottom: a package imports only packages below it.
 LAYERS = (
@@ -28,6 +28,7 @@ LAYERS = (
     ("base", "encoders", "frozen encoders, feature cache"),
     ("base", "models", "networks as pure functions"),
     ("base", "messages, json_files", "Broadcast, Update; files by declaration"),
+    ("base", "gaussian", "closed-form classifiers from sums"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
     ("base", "experiment", "every setting, checked; TOML"),
 )

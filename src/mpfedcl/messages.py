@@ -1,12 +1,13 @@
 """What travels between server and clients, whatever the engine: a broadcast down, an update up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian import MemberSums
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 
@@ -81,7 +82,7 @@ class Update:
     """Collected from all clients, never averaged."""
     loss: float | None
     """Mean training loss over the round's samples; None where the method does not train."""
-    summed: Tensors = field(default_factory=dict)
+    summed: Mapping[str, Tensor] = field(default_factory=dict)
     """Added up over clients as they are: statistics of their samples."""
     processed: tuple[str, ...] = ()
     """The processors that have changed something on the way."""
@@ -89,12 +90,14 @@ class Update:
     @property
     def num_parameters(self) -> int:
         """Numbers in the tensors that are averaged or added up."""
-        return sum(value.numel() for value in [*self._shapes.values(), *self.summed.values()])
+        return sum(
+            value.numel() for value in [*self._shapes.values(), *self.summed_shapes.values()]
+        )
 
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
-        tensors = _num_bytes(self._shapes) + _num_bytes(self.summed)
+        tensors = _num_bytes(self._shapes) + _num_bytes(self.summed_shapes)
         return tensors + _prototype_bytes(self.prototypes)
 
     def to(self, device: torch.device) -> Self:
@@ -112,9 +115,15 @@ class Update:
 
     def written_out(self) -> Self:
         """Return the update with tensors of its own in place of a part of a stack."""
+        found = replace(self, summed=dict(self.summed))
         if not isinstance(self.averaged, StackMember):
-            return self
-        return replace(self, averaged=self.averaged.stack.tensors(self.averaged.index))
+            return found
+        return replace(found, averaged=self.averaged.stack.tensors(self.averaged.index))
+
+    @property
+    def summed_shapes(self) -> Mapping[str, Tensor]:
+        """Tensors of the shapes and types of the sums, which need not be written out for it."""
+        return self.summed.stack.template if isinstance(self.summed, MemberSums) else self.summed
 
     @property
     def _shapes(self) -> Tensors:
@@ -131,7 +140,7 @@ class Failure:
     reason: str
 
 
-def _num_bytes(tensors: Tensors) -> int:
+def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

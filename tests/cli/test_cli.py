@@ -58,7 +58,7 @@ def test_help_and_bad_settings_do_not_wait_for_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from mpfedcl.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
-        "except SystemExit: print('torch' in sys.modules)"
+        "except SystemExit: print(bool({'torch', 'polars'} & {*sys.modules}))"
     )
     for words in (["--help"], ["run", "--help"], ["run", "--rounds", "0"]):
         ended = subprocess.run(
@@ -82,7 +82,9 @@ def test_help(cli: Cli, words: str) -> None:
     assert "mpfedcl" in said.out
 
 
-@pytest.mark.parametrize("words", ["data", "data --help", "data list --help", "data show --help"])
+@pytest.mark.parametrize(
+    "words", ["data", "data --help", "data list --help", "data show --help", "data encode --help"]
+)
 def test_help_on_data(cli: Cli, words: str) -> None:
     said = cli(*words.split())
     assert (said.code, said.err) == (0, "")

@@ -44,6 +44,10 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--partition.kind classes --partition.classes-per-client 11", "classes_per_client is 11"),
     ("--partition.kind feature", "mnist-sample has one domain"),
     ("--prototypes.per-class 0", "prototypes.per_class is 0"),
+    (
+        "--prototypes.per-class some",
+        "--prototypes.per-class is 'some'; it must be a whole number or",
+    ),
     ("--prototypes.pool-ttl 0", "prototypes.pool_ttl is 0"),
     ("--prototypes.min-cluster-size 0", "prototypes.min_cluster_size is 0"),
     ("--contrast.temperature 0", "contrast.temperature is 0.0"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import resume, run
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.calibration import FALSE_ALARM_RATES, find_thresholds
+from mpfedcl.deployment.calibration import FALSE_ALARM_RATES, find_sharpness, find_thresholds
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
@@ -32,6 +32,14 @@ def test_closed_form() -> None:
     assert find_thresholds(torch.arange(99).double())["0.01"] == 98.0
     assert find_thresholds(torch.arange(1000).double())["0.05"] == 950.0
     assert find_thresholds(torch.zeros(0).double()) == {}
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
+def test_sharpness_undoes_a_factor_of_the_scores(factor: float) -> None:
+    """Three images in four are of the likelier class, so its score must lead by log 3."""
+    lead = torch.tensor([[torch.log(torch.tensor(3.0)), 0.0]]).double().expand(400, 2)
+    truth = (torch.arange(400) % 4 == 0).long()
+    assert find_sharpness(lead / factor, truth) == pytest.approx(factor, rel=1e-3)
 
 
 @given(st.lists(st.floats(0, 2), min_size=2, max_size=120))
@@ -78,9 +86,13 @@ def test_thresholds_are_quantiles_of_the_test_images(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_methods_without_prototypes_have_none(images: Path, tmp_path: Path, method: str) -> None:
-    path = run(small(images, method), tmp_path / "run").path
-    assert not (path / "calibration.json").exists()
+def test_methods_without_prototypes_have_sets_alone(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    found = calibration_of(run(small(images, method), tmp_path / "run").path)
+    measured = [each for each in (found["averaged"], *found["clients"].values()) if each]
+    assert len(measured) == (4 if method == "fedavg" else 3)
+    assert all(each.keys() == {"images", "sets"} for each in measured)
 
 
 def test_sampled_clients_and_no_personal_models(images: Path, tmp_path: Path) -> None:

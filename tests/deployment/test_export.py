@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -31,6 +32,7 @@ from mpfedcl.deployment.export.exported_network import PrototypeDistances
 from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import EXAMPLES, Say, small
+from vision_transformers import export_transformer
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
@@ -206,6 +208,23 @@ def test_the_encoder_inside_outside_and_trained(pictures: Path, tmp_path: Path) 
         assert head.num_bytes < 1_000_000
 
 
+def test_random_filters_are_inside_for_rectangles_in_colour(tmp_path: Path) -> None:
+    pixels = numpy.random.default_rng(1).integers(0, 256, (24, 30, 23, 3), dtype=numpy.uint8)
+    labels = numpy.arange(24) % 3
+    (tmp_path / "set").mkdir()
+    numpy.savez(
+        tmp_path / "set/a.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels
+    )
+    changes = {"encoder__name": "random-filters", "partition__kind": "iid", "clients": 2}
+    path = run(pictured(tmp_path / "set", **changes), tmp_path / "run").path
+    predictor = Predictor.load(path)
+    answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
+    assert note["input"]["shape"] == ["batch", 30, 23, 3]
+    assert_same_labels(predictor, pixels, answers)
+    tensors = load_file(export_run(predictor, ExportSettings(format="safetensors")).path)
+    assert tensors["encoder.filters.weight"].shape == (32, 3, 5, 5)
+
+
 @pytest.mark.parametrize("shape", ["map", "vector"])
 def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -> None:
     encoder = save_convolution(tmp_path / "encoder.onnx", shape)
@@ -218,6 +237,29 @@ def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -
     assert_same_labels(predictor, brought, answers)
     with pytest.raises(InvalidInput, match=r"cannot be exported as torch-export; .*'exclude'"):
         export_run(predictor, ExportSettings(format="torch-export"))
+
+
+def test_a_vision_transformer_is_joined_as_it_was_trained_behind(
+    pictures: Path, tmp_path: Path
+) -> None:
+    encoder = tmp_path / "vit.onnx"
+    encoder.write_bytes(export_transformer())
+    changes = {
+        "encoder__name": f"onnx:{encoder}",
+        "encoder__output": "last_hidden_state",
+        "encoder__tokens": "patches",
+        "encoder__mean": (0.5, 0.4, 0.3),
+        "encoder__deviation": (0.5, 0.25, 0.2),
+    }
+    predictor = Predictor.load(run(pictured(pictures, **changes), tmp_path / "run").path)
+    done = export_run(predictor, ExportSettings(), tmp_path / "whole.onnx")
+    brought = numpy.stack([predictor.convert(each) for each in sorted(pictures.glob("*/*/*"))])
+    answers, _ = ask(done.path, brought)
+    assert_same_labels(predictor, brought, answers)
+    kinds = [node.op_type for node in onnx.load(done.path).graph.node]
+    # The output that was not chosen stays outside with all that only it needs.
+    assert "Tanh" not in kinds
+    assert "Softmax" in kinds
 
 
 @pytest.mark.usefixtures("small_model")

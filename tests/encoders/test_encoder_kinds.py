@@ -133,7 +133,7 @@ def test_resnet18_takes_weights_and_preprocessing_from_its_file(tmp_path: Path) 
     path.parent.mkdir()
     save_file(tensors, path, metadata={"resolution": "24x24"})
     found = find_encoder("resnet18", None, tmp_path)
-    assert found.preprocessing.image_size == 24
+    assert found.preprocessing.image_shape == (24, 24, 3)
     assert found.name == "resnet18 resnet18_mine.safetensors"
     assert found.fingerprint == find_encoder("resnet18", path, tmp_path / "x").fingerprint
 
@@ -145,10 +145,10 @@ def test_refuses_an_unknown_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         find_encoder(name, None, tmp_path)
     assert f"encoder.name is {name!r}" in str(caught.value)
-    assert "resnet18, random-resnet18, onnx:FILE or torchvision:NAME" in str(caught.value)
+    assert "random-filters, random-resnet18, onnx:FILE or torchvision:NAME" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["random-resnet18", "onnx:x.onnx"])
+@pytest.mark.parametrize("name", ["random-filters", "random-resnet18", "onnx:x.onnx"])
 def test_refuses_weights_where_none_are_used(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match=r"encoder.weights is .* takes none"):
         find_encoder(name, tmp_path / "a.pth", tmp_path)
@@ -201,7 +201,7 @@ def test_torchvision_loses_its_classifier_and_keeps_its_preprocessing(tmp_path: 
     path = tmp_path / "tiny.pth"
     torch.save(TinyNetwork().state_dict(), path)
     own = find_encoder("torchvision:tiny", path, tmp_path)
-    assert own.preprocessing.image_size == 64
+    assert own.preprocessing.image_shape == (64, 64, 3)
     assert own.fingerprint != found.fingerprint
     torch.save({"body.weight": torch.zeros(1)}, path)
     with pytest.raises(InvalidInput, match="does not fit torchvision's tiny"):

@@ -11,6 +11,7 @@ import pytest
 from mpfedcl.encoders.encoder import Encoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 
 
@@ -62,9 +63,10 @@ def save_model(
     return path
 
 
-def load(path: Path) -> Encoder:
+def load(path: Path, **choices: Any) -> Encoder:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (mpfedcl[onnx])")
-    return find_encoder(f"onnx:{path}", None, path.parent)
+    settings = EncoderSettings(name=f"onnx:{path}", **choices)
+    return find_encoder(f"onnx:{path}", None, path.parent, settings=settings)
 
 
 def find_real_model() -> Path | None:
@@ -96,9 +98,13 @@ def test_size_and_scale_come_from_the_metadata(tmp_path: Path) -> None:
     told = {"image_size": "12", "mean": "[0.5, 0.5, 0.5]", "std": "[0.25, 0.25, 0.25]"}
     path = save_model(tmp_path / "model.onnx", ["n", 3, "h", "w"], metadata=told)
     encoder = load(path)
-    assert encoder.preprocessing.image_size == 12
+    assert encoder.preprocessing.image_shape == (12, 12, 3)
     white = numpy.full((1, 12, 12), 255, dtype=numpy.uint8)
     numpy.testing.assert_allclose(encoder.encode(white), 2.0, rtol=1e-6)
+    # What is given wins.
+    asked = load(path, image_size=20, deviation=(0.5, 0.5, 0.5))
+    assert asked.preprocessing == Preprocessing(20, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    numpy.testing.assert_allclose(asked.encode(white), 1.0, rtol=1e-6)
 
 
 def test_half_precision_models_work(tmp_path: Path) -> None:
@@ -164,7 +170,7 @@ def test_a_real_model_encodes() -> None:
     assert path is not None
     encoder = load(path)
     assert encoder.feature_size == 1280
-    assert encoder.preprocessing.image_size == 64
+    assert encoder.preprocessing.image_shape == (64, 64, 3)
     images = draw_images(3, 40, 40, 3)
     features = encoder.encode(images)
     assert numpy.array_equal(features, encoder.encode(images))

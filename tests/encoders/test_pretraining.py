@@ -97,7 +97,7 @@ def test_the_file_is_an_encoder_with_its_preprocessing(
 ) -> None:
     path, history = trained
     encoder = find_encoder("resnet18", path, folder)
-    assert encoder.preprocessing.image_size == SIZE
+    assert encoder.preprocessing.image_shape == (SIZE, SIZE, 3)
     images = numpy.random.default_rng(1).integers(0, 256, (4, 20, 24, 3), dtype=numpy.uint8)
     features = encoder.encode(images)
     assert features.shape == (4, 512)

@@ -80,6 +80,11 @@ SITUATIONS: dict[str, Situation] = {
     "more prototypes than samples": Situation(
         {"prototypes__per_class": 30}, methods=DIFFERENT, holds=lambda _, c: max(sizes(c)) < 30
     ),
+    "numbers of prototypes chosen": Situation(
+        {"prototypes__per_class": "auto", "partition__kind": "iid", "clients": 2},
+        methods=("mp-fedcl", "fedavg"),
+        holds=lambda e, c: e.prototypes.per_class == "auto" and min(sizes(c)) > 20,
+    ),
     "models at home": Situation(RAGGED | {"share_model": False}, methods=FEDCL),
     "models at home, sampled": Situation(
         {"share_model": False, "fraction": 0.4, "evaluate_every": 3}, methods=FEDCL

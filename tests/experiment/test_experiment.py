@@ -50,7 +50,7 @@ experiments = st.fixed_dictionaries(
         "train__lr_decay": st.floats(1e-9, 1),
         "train__momentum": st.floats(0, 0.999),
         "train__batch_size": st.integers(1, 10**6),
-        "prototypes__per_class": st.none() | st.integers(1, 100),
+        "prototypes__per_class": st.none() | st.integers(1, 100) | st.just("auto"),
         "prototypes__padding": st.sampled_from([None, "all", "fill"]),
         "prototypes__init": st.sampled_from(["k-means++", "random"]),
         "contrast__form": st.sampled_from(["slots", "pooled", "literal"]),
@@ -133,8 +133,32 @@ def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None
     experiment = Experiment().resolved(defaults)
     assert (experiment.prototypes.padding, experiment.prototypes.per_class) == ("fill", 7)
     assert experiment.rounds == 60  # It has a default of its own, so it was not left open.
+    chosen = Experiment().replace(prototypes__per_class="auto").resolved()
+    assert (chosen.prototypes.padding, chosen.prototypes.per_class) == ("fill", "auto")
     given_by_user = Experiment().replace(prototypes__padding="all", prototypes__per_class=3)
     assert given_by_user.resolved(defaults) == given_by_user.resolved()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given_by_user", "encoder"),
+    [
+        ("mnist-sample", None, "random-filters"),
+        ("mnist", None, "random-filters"),
+        ("mnist", "none", "none"),
+        ("mnist", "random-resnet18", "random-resnet18"),
+        ("office10", None, "resnet18"),
+        ("digit5", None, "resnet18"),
+        ("folder", None, "resnet18"),
+        ("folder", "none", "none"),
+    ],
+)
+def test_an_encoder_of_the_method_is_for_what_would_be_pixels(
+    dataset: str, given_by_user: str | None, encoder: str
+) -> None:
+    experiment = Experiment().replace(dataset__name=dataset, encoder__name=given_by_user)
+    resolved = experiment.resolved({"encoder__name": "random-filters"})
+    assert resolved.encoder.name == encoder
+    assert resolved.resolved() == resolved
 
 
 def test_a_domain_a_client() -> None:
@@ -189,7 +213,12 @@ def test_an_experiment_is_frozen() -> None:
         ({"partition__alpha": None}, "partition.alpha is None; it must be a valid number."),
         ({"partition__kind": "odd"}, "partition.kind is 'odd'; it must be 'classes', 'feature',"),
         ({"dataset__domains": "a"}, "dataset.domains is 'a'; it must be a valid tuple."),
-        ({"prototypes__per_class": 0}, "prototypes.per_class is 0; it must be greater than"),
+        ({"prototypes__per_class": 0}, "prototypes.per_class is 0; it must be a whole number"),
+        (
+            {"prototypes__per_class": "all"},
+            "prototypes.per_class is 'all'; it must be a whole number from 1 to 65,536, or auto",
+        ),
+        ({"prototypes__per_class": True}, "prototypes.per_class is True; it must be"),
         ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),
         ({"train__speed": 1}, "train.speed is not a setting; [train] has epochs, batch_size,"),
     ],

@@ -12,7 +12,10 @@ from small_experiments import save_images, save_pictures, save_vectors
 
 def default_encoder(root: Path, **changes: object) -> str | None:
     experiment = Experiment().replace(dataset__name="folder", dataset__root=root, **changes)
-    return experiment.resolved().encoder.name
+    found = experiment.resolved().encoder.name
+    # Nor does a method's own encoder change it.
+    assert experiment.resolved({"encoder__name": "random-filters"}).encoder.name == found
+    return found
 
 
 def test_vectors_need_no_encoder_and_images_keep_theirs(tmp_path: Path) -> None:

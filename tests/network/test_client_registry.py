@@ -8,7 +8,9 @@ import numpy
 import pytest
 from federations import LoopbackFederation, folder_experiment, save_pictures
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl import Predictor
+from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
@@ -100,6 +102,46 @@ def test_npz_files_of_ones_own(tmp_path: Path) -> None:
     assert held["few"] == {"train": [3, 3, 3, 0, 0], "test": 6}
     assert held["many"] == {"train": [3] * 5, "test": 5}
     assert read_records(run.path)[1]["clients"]["answered"] == ["few", "many"]
+
+
+@pytest.mark.usefixtures("quick_network", "own_places")
+def test_pictures_through_filters_for_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method brings the encoder along; images must be of one size, which is on record."""
+    (tmp_path / "filtered.py").write_text(
+        "from mpfedcl.methods.fedavg import FedAvg\n"
+        "class Filtered(FedAvg):\n"
+        "    name = 'filtered'\n"
+        "    defaults = {**FedAvg.defaults, 'encoder__name': 'random-filters'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {
+        "dataset__name": "mnist-sample",
+        "encoder__name": None,
+        "rounds": 1,
+        "clients": 3,
+        "min_clients": 2,
+    }
+    experiment = folder_experiment("filtered:Filtered", **changes)
+    federation = LoopbackFederation(experiment, tmp_path, count=0)
+    for node, (name, size) in enumerate({"one": 10, "two": 10, "wide": 12}.items(), 1):
+        place = save_pictures(tmp_path / name, "cat", "dog", count=2, size=size)
+        federation.bring(node, name, place, methods="filtered:Filtered")
+    result = federation.serve()
+    assert result.experiment.encoder.name == "random-filters"
+    assert result.history[0]["clients"]["answered"] == ["one", "two"]
+    known = json.loads((federation.path / "federation.json").read_text())
+    assert (known["input_size"], known["image_shape"]) == (1024, [10, 10])
+    assert len(federation.resume(rounds=2).history) == 2
+    predictor = Predictor.load(federation.path)
+    assert predictor.trained.input_format == ImageFormat(10, 10, is_colour=False)
+    (said,) = predictor.predict([tmp_path / "wide" / "cat" / "0.png"])
+    assert said.classifier.label in ("cat", "dog")
+    alone = LoopbackFederation(experiment.replace(min_clients=3), tmp_path / "alone", count=0)
+    alone.grid.nodes = federation.grid.nodes
+    with pytest.raises(RunCutShort, match="wide: its images are 12 x 12, the others' 10 x 10"):
+        alone.serve()
 
 
 @pytest.mark.usefixtures("quick_network", "own_places", "drawn_once")

@@ -11,6 +11,7 @@ from federations import LoopbackFederation, float64_experiment, folder_experimen
 from flwr.app import Message as FlowerMessage
 
 from mpfedcl.experiment import Experiment
+from mpfedcl.methods import READINGS
 from mpfedcl.network.flower.apps import from_records
 from small_experiments import METHODS
 
@@ -32,6 +33,7 @@ UP: dict[str, dict[str, type]] = {
         "input_size": int,
         "encoder": str,
         "samples": str,
+        "image_shape": list,
     },
     "train": {
         "num_samples": int,

@@ -147,7 +147,7 @@ def test_an_update_comes_out_as_it_was(
     found = unpack_update("a", travel(pack_update(sent)))
     assert (found.client, found.num_samples, found.loss) == ("a", num_samples, loss)
     assert found.processed == processed
-    assert_same_tensors(found.summed, summed)
+    assert_same_tensors(dict(found.summed), summed)
     assert (found.averaged is None) == (averaged is None)
     if averaged is not None:
         assert isinstance(found.averaged, dict)

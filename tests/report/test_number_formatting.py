@@ -5,7 +5,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.report.number_formatting import choose_evenly, round_significant, rounded
+from mpfedcl.report.number_formatting import (
+    choose_evenly,
+    describe_calibration,
+    round_significant,
+    rounded,
+)
 from mpfedcl.report.tables import mean_and_deviation
 
 
@@ -25,3 +30,11 @@ def test_numbers_that_are_none_stay_none() -> None:
     assert mean_and_deviation([1.0, None]) == "-"
     assert mean_and_deviation([1.0, math.nan]) == "-"
     assert mean_and_deviation([1.0, 3.0]) == "2.0(1.0)"
+
+
+def test_the_calibration_error_is_said_where_there_is_one() -> None:
+    assert describe_calibration({}) == ""
+    assert describe_calibration({"calibration_error": {"own": None, "union": None}}) == ""
+    assert describe_calibration({"calibration_error": {"own": 3.14, "union": None}}) == (
+        "calibration error of its probabilities: 3.1 % on the own test"
+    )

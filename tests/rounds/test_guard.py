@@ -203,6 +203,20 @@ def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: floa
 
 
 @pytest.mark.parametrize(
+    ("count", "reasons"), [(8, []), (9, ["a class has 9 prototypes; at most 8"])]
+)
+def test_a_class_has_at_most_what_is_ever_chosen(
+    images: Path, count: int, reasons: list[str]
+) -> None:
+    ones = torch.ones(count, dtype=torch.int64)
+    send = with_field(prototypes=Prototypes(torch.eye(count, 4), 0 * ones, ones))
+    experiment = small(images, prototypes__per_class="auto", partition__kind="iid")
+    federation = build_federation(experiment, lambda engine: TamperingEngine(engine, send))
+    (record,) = run_rounds(federation, 1)
+    assert list(record.clients.rejected.values()) == reasons
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"averaged": [1, 2]},

@@ -56,9 +56,9 @@ def shares_prototypes(result: RunResult) -> bool:
 def test_the_files(result: RunResult) -> None:
     found = {each.name for each in result.path.iterdir() if not each.name.startswith(".")}
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
-    wanted |= {"partition.json", "confusion.json", "CARD.md"}
+    wanted |= {"partition.json", "confusion.json", "calibration.json", "CARD.md"}
     wanted |= {"model.safetensors"} if shares_model(result) else set()
-    shared = {"pool.safetensors", "calibration.json", "trail"}
+    shared = {"pool.safetensors", "trail"}
     wanted |= shared if shares_prototypes(result) else set()
     assert found == wanted
 

@@ -35,6 +35,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
   mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
+  mpfedcl data     encode ROOT --encoder E --out DIR           pictures into features, once
   mpfedcl data     cache                                       encoded images that are kept
   mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
@@ -61,6 +62,7 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "data show": (experiments.DataShow, "listings"),
     "data fetch": (experiments.DataFetch, "data_sets"),
     "data prepare": (experiments.DataPrepare, "data_sets"),
+    "data encode": (experiments.DataEncode, "data_sets"),
     "data cache": (experiments.DataCache, "listings"),
     "pretrain": (experiments.Pretrain, "pretrain"),
     "federation init": (federation.FederationInit, "federation"),
@@ -78,6 +80,12 @@ _GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
 """First words of commands that have two."""
 
 _PLAIN_ERRORS = {
+    r"Error parsing --(\S+): no type matching .*INT\|\{(\w+)\} could be .* from \[('.*?')\].*": (
+        r"--\1 is \3; it must be a whole number or \2"
+    ),
+    r"Error parsing --(\S+): no type matching .*FLOAT FLOAT FLOAT\} could be .* from \[(.*?)\].*": (
+        r"--\1 is \2; it must be three numbers"
+    ),
     r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
         r"--\1 is \2; it must be a whole number"
     ),

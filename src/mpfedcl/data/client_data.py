@@ -14,6 +14,7 @@ from mpfedcl.data.client_split import split_among_clients, split_own_samples
 from mpfedcl.data.inputs import InputMaker, make_plain_inputs
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex, Subset
+from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -45,6 +46,8 @@ class FederatedData:
     """Who holds what, as `ClientSplit.describe` tells it."""
     holds_vectors: bool = False
     """Whether samples are vectors, and no images."""
+    notices: tuple[str, ...] = ()
+    """What whoever uses the data should know of them, a sentence each."""
 
     @property
     def num_classes(self) -> int:
@@ -142,6 +145,7 @@ def load_own_samples(
         labels[count:],
         {},
         sample_index.vector_width is not None,
+        sample_index.notices,
     )
 
 
@@ -152,11 +156,14 @@ def load_federated_data(
     experiment = experiment.resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
+    sample_index = fit_tables(sample_index, split.training.values())
     make_inputs = make_inputs or make_plain_inputs
     inputs = make_inputs(sample_index, split.all_rows, experiment)
     # On record, because flat pixels no longer tell what images they were.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
     partition = {**split.describe(sample_index.class_names), "input_shape": shape}
+    if columns := find_columns(sample_index):
+        partition["columns"] = columns.to_json()
     clients = tuple(
         ClientData(
             name,
@@ -174,15 +181,23 @@ def load_federated_data(
         torch.from_numpy(split.test.labels),
         {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
         sample_index.vector_width is not None,
+        sample_index.notices,
     )
 
 
 def is_same_partition(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Tell whether two descriptions are of the same partition, up to rounding in the inputs."""
-    # Older runs have no shape on record.
-    before = {"input_shape": now.get("input_shape"), **before}
-    means, others = before.get("input_means", {}), now["input_means"]
-    return {**before, "input_means": None} == {**now, "input_means": None} and all(
-        math.isclose(means.get(name, value), value, rel_tol=1e-4, abs_tol=1e-6)
-        for name, value in others.items()
-    )
+    # Older runs have neither a shape nor all means on record.
+    means = {**now["input_means"], **before.get("input_means", {})}
+    return _is_close({"input_shape": now.get("input_shape"), **before, "input_means": means}, now)
+
+
+def _is_close(before: Any, now: Any) -> bool:
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = before.keys()
+        return names == now.keys() and all(_is_close(before[each], now[each]) for each in names)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_is_close, before, now))
+    if isinstance(before, float) and isinstance(now, float):
+        return math.isclose(before, now, rel_tol=1e-4, abs_tol=1e-6)
+    return bool(before == now)

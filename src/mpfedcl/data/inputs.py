@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.sample_format import ImageFormat, Samples, choose_format
+from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, choose_format
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder
@@ -23,10 +23,15 @@ InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
 
 def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
     """Return pixels [images, height, width] or [images, height, width, 3], or vectors."""
+    wanted = choose_own_format(sample_index, experiment)
+    return to_inputs(sample_index.store.load(rows, wanted), experiment)
+
+
+def choose_own_format(sample_index: SampleIndex, experiment: Experiment) -> SampleFormat:
+    """Return the format of samples that meet no encoder with a size of its own."""
     # The size comes from all images of the set, so that it does not depend on the draw.
     formats = sample_index.store.inspect()
-    wanted = choose_format(formats, experiment.dataset.image_size, experiment.dtype)
-    return to_inputs(sample_index.store.load(rows, wanted), experiment)
+    return choose_format(formats, experiment.dataset.image_size, experiment.dtype)
 
 
 def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
@@ -35,17 +40,23 @@ def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
     inputs = numbers.to(getattr(torch, experiment.dtype))
     if numbers.is_floating_point():
         return inputs
-    inputs.div_(255)
-    if experiment.dataset.standardize:
-        spec = find_specification(experiment.dataset.name)
-        inputs.sub_(spec.pixel_mean).div_(spec.pixel_deviation)
-    return inputs
+    mean, deviation = pixel_constants(experiment)
+    return inputs.div_(255).sub_(mean).div_(deviation)
+
+
+def pixel_constants(experiment: Experiment) -> tuple[float, float]:
+    """Return mean and deviation by which pixels in 0 to 1 are standardized; 0 and 1 if not."""
+    if not experiment.dataset.standardize:
+        return 0.0, 1.0
+    spec = find_specification(experiment.dataset.name)
+    return spec.pixel_mean, spec.pixel_deviation
 
 
 def encoder_input_format(encoder: Encoder) -> ImageFormat:
     """Return the format in which an encoder takes images."""
-    size = encoder.preprocessing.image_size
-    return ImageFormat(size, size, is_colour=True)
+    found = ImageFormat.from_shape(encoder.preprocessing.image_shape)
+    assert found is not None
+    return found
 
 
 def feature_input_maker(encoder: Encoder) -> InputMaker:

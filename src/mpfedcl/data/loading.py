@@ -6,11 +6,19 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.inputs import InputMaker, byte_input_maker, feature_input_maker
+from mpfedcl.data.inputs import (
+    InputMaker,
+    byte_input_maker,
+    choose_own_format,
+    feature_input_maker,
+    pixel_constants,
+)
 from mpfedcl.data.reader import find_data_folder
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder, find_encoder
+from mpfedcl.encoders.preprocessing import PixelScaling
+from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -46,7 +54,9 @@ def load_data_and_model(
                 "be none or left out, because encoders take images."
             )
         # Only once the data are split: data that are missing are the first thing to say.
-        encoder = find_experiment_encoder(experiment, device)
+        encoder = find_experiment_encoder(
+            experiment, device, lambda: choose_own_format(sample_index, experiment).shape
+        )
         found.append(encoder)
         make = byte_input_maker(encoder) if settings.train else feature_input_maker(encoder)
         return make(sample_index, rows, experiment)
@@ -55,15 +65,37 @@ def load_data_and_model(
     (encoder,) = found
     # On record, so that a run is not resumed behind other weights.
     data.partition["encoder"] = encoder.fingerprint
+    if isinstance(encoder, RandomFilters):
+        # Nothing else tells it: the features are as many for every size.
+        data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
     model = make_model(
         encoder, data.input_size, data.num_classes, hidden, trains_encoder=settings.train
     )
     return data, model
 
 
-def find_experiment_encoder(experiment: Experiment, device: torch.device) -> Encoder:
-    """Return the encoder that an experiment names; its weights may lie with the data."""
+def find_experiment_encoder(
+    experiment: Experiment,
+    device: torch.device,
+    find_image_shape: Callable[[], tuple[int, ...]] | None = None,
+) -> Encoder:
+    """Return the encoder that an experiment names; its weights may lie with the data.
+
+    One without an image size of its own asks for the shape of the images.
+    """
+
+    def find_scaling() -> PixelScaling:
+        assert find_image_shape is not None
+        return PixelScaling(find_image_shape(), *pixel_constants(experiment))
+
     settings = experiment.encoder
     # For one's own images the root is the set itself; weights mostly lie with the other data.
     folders = [find_data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
-    return find_encoder(str(settings.name), settings.weights, *folders, device=device)
+    return find_encoder(
+        str(settings.name),
+        settings.weights,
+        *folders,
+        device=device,
+        find_scaling=find_scaling if find_image_shape else None,
+        settings=settings,
+    )

@@ -1,4 +1,7 @@
-"""Domains kept as numpy archives: x_train, y_train and, where there is a split, x_test, y_test."""
+"""Domains kept as numpy archives: x_train, y_train and, where there is a split, x_test, y_test.
+
+An array `classes` of text may name the classes that labels count.
+"""
 
 import math
 import os
@@ -88,6 +91,8 @@ class DomainArchive:
     train_labels: Indices
     test: ArchiveStore | None
     test_labels: Indices | None
+    class_names: tuple[str, ...] = ()
+    """The names in order that the file gives; empty where labels are numbers alone."""
 
 
 def open_archive(
@@ -102,6 +107,9 @@ def open_archive(
             for key in ("x_train", "x_test")
             if key in found
         }
+        names = _read_class_names(archive, shown) if "classes" in found else ()
+        # A file that names its classes has labels among these, whatever others have.
+        num_classes = len(names) or num_classes
         labels = {
             key: _check_labels(_read_array(archive, key, shown), f"{shown}: {key}", num_classes)
             for key in ("y_train", "y_test")
@@ -114,11 +122,11 @@ def open_archive(
     _check_shape(train)
     _check_lengths(train, labels["y_train"], "train")
     if test is None or (test.shape[:1] == (0,) and len(labels["y_test"]) == 0):
-        return DomainArchive(train, labels["y_train"], None, None)
+        return DomainArchive(train, labels["y_train"], None, None, names)
     _check_shape(test)
     _check_lengths(test, labels["y_test"], "test")
     refuse_mixture(test, train)
-    return DomainArchive(train, labels["y_train"], test, labels["y_test"])
+    return DomainArchive(train, labels["y_train"], test, labels["y_test"], names)
 
 
 def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveStore:
@@ -269,6 +277,18 @@ def _check_keys(found: set[str], shown: str) -> None:
             f"{shown} lacks {', '.join(missing)}: it has {listed} and needs {', '.join(_NEEDED)} "
             f"and, for a test set, {', '.join(_OPTIONAL)}."
         )
+
+
+def _read_class_names(archive: zipfile.ZipFile, shown: str) -> tuple[str, ...]:
+    found = _read_array(archive, "classes", shown)
+    names = tuple(str(name) for name in found.tolist()) if found.ndim == 1 else ()
+    sound = found.dtype.kind == "U" and len(set(names)) == len(names) <= MOST_CLASSES
+    if not sound or not all(name and name.isprintable() for name in names) or not names:
+        raise InvalidInput(
+            f"{shown}: classes has dtype {found.dtype} and shape {found.shape}; it must be a list "
+            "of different names, one or more, as text."
+        )
+    return names
 
 
 def _is_colour(shape: tuple[int, ...]) -> bool:

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.data.image_files import ImageFileStore, is_image_file
+from mpfedcl.data.domains import list_visible_entries
+from mpfedcl.data.image_files import is_image_file
 from mpfedcl.data.reader import (
     index_archives,
     index_folders,
-    list_visible_entries,
     open_archive_file,
     open_data_set,
 )
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
+from mpfedcl.data.table_columns import TableColumns
+from mpfedcl.data.table_files import is_table_file
+from mpfedcl.data.tables import open_own_tables
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings
@@ -25,18 +28,21 @@ _LAYOUTS = (
 _MOST_CLASSES_LISTED = 12
 
 
-def open_own_samples(path: Path, class_names: Sequence[str] | None) -> SampleIndex:
-    """List images by the given classes, some of which may be missing; no image is opened.
+def open_own_samples(
+    path: Path, class_names: Sequence[str] | None, columns: TableColumns | None = None
+) -> SampleIndex:
+    """List samples by the given classes, some of which may be missing; no image is opened.
 
-    Class folders go by name; the labels of npz files are positions among the classes, from 0. Where
-    the classes are not known yet the images decide.
+    Class folders and the labels of tables go by name; the labels of npz files are positions among
+    the classes, from 0, unless a file names its classes. Where the classes are not known yet the
+    samples decide. A table is for a run that knows its columns.
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
-    sample_index = _open(path, len(class_names) if class_names else None)
+    sample_index = _open(path, len(class_names) if class_names else None, columns)
     if not class_names:
         return sample_index
-    if isinstance(sample_index.store, ImageFileStore):
+    if sample_index.names_classes:
         return _relabel(sample_index, class_names, path)
     subsets = [subset for each in sample_index.domains for subset in (each.train, each.test)]
     largest = max(int(each.labels.max()) for each in subsets if each and len(each.labels))
@@ -48,7 +54,14 @@ def open_own_samples(path: Path, class_names: Sequence[str] | None) -> SampleInd
     return replace(sample_index, class_names=tuple(class_names))
 
 
-def _open(path: Path, num_classes: int | None) -> SampleIndex:
+def _open(path: Path, num_classes: int | None, columns: TableColumns | None) -> SampleIndex:
+    if _holds_tables(path):
+        if columns is not None:
+            return open_own_tables(path, columns)
+        raise InvalidInput(
+            f"data is {str(path)!r}, a table; only a run on a table takes one, and no client over "
+            f"a network: it must be {_LAYOUTS}."
+        )
     folder = DatasetSettings(name="folder", root=path)
     spec = find_specification("folder")
     if path.is_file():
@@ -68,6 +81,12 @@ def _open(path: Path, num_classes: int | None) -> SampleIndex:
     return open_data_set(folder)
 
 
+def _holds_tables(path: Path) -> bool:
+    entries = list_visible_entries(path) if path.is_dir() else [path]
+    others = [each for each in entries if each.is_dir() or each.suffix.lower() == ".npz"]
+    return not others and any(is_table_file(each) for each in entries)
+
+
 def _relabel(sample_index: SampleIndex, class_names: Sequence[str], path: Path) -> SampleIndex:
     unknown = sorted(set(sample_index.class_names) - set(class_names))
     if unknown:
@@ -75,8 +94,8 @@ def _relabel(sample_index: SampleIndex, class_names: Sequence[str], path: Path) 
         more = len(class_names) - _MOST_CLASSES_LISTED
         raise InvalidInput(
             f"data is {str(path)!r}, which has the class {unknown[0]!r}; the run's classes are "
-            f"{shown}{f' and {more} more' if more > 0 else ''}, and class folders must be named "
-            "as they are."
+            f"{shown}{f' and {more} more' if more > 0 else ''}, and those of the data must be "
+            "named as they are."
         )
     labels = numpy.array([list(class_names).index(name) for name in sample_index.class_names])
 

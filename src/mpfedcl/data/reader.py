@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 
+from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
 from mpfedcl.data.npz_archive import DomainArchive, open_archive, refuse_mixture
 from mpfedcl.data.sample_format import choose_format
@@ -20,6 +21,7 @@ from mpfedcl.data.samples import (
     SampleStore,
     Subset,
 )
+from mpfedcl.data.tables import open_tables
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
@@ -27,14 +29,22 @@ from mpfedcl.files import identify_file
 
 _LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5
-_LONGEST_NAME = 200
 
 
 def open_data_set(dataset: DatasetSettings) -> SampleIndex:
     """Find the data set that the settings name and list it; no sample is opened."""
     spec = find_specification(dataset.name)
+    if dataset.name != "table" and (dataset.label or dataset.client):
+        name = "label" if dataset.label else "client"
+        raise InvalidInput(
+            f"dataset.{name} is {dataset.label or dataset.client!r}; it must be left out, because "
+            f"dataset.name is {dataset.name!r} and only 'table' has columns."
+        )
     try:
-        found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
+        if dataset.name == "table":
+            found = open_tables(dataset)
+        else:
+            found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
     except OSError as error:
         raise InvalidInput(
             f"{error.filename or dataset.name} cannot be read ({error.strerror or error}); the "
@@ -49,7 +59,7 @@ def open_data_set(dataset: DatasetSettings) -> SampleIndex:
 
 
 def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
-    _choose_domains([spec.name], dataset, f"the embedded {spec.name}")
+    choose_domains([spec.name], dataset, f"the embedded {spec.name}")
     resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
     archive = open_archive(
         lambda: resource.open("rb"),
@@ -63,7 +73,7 @@ def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> Samp
 def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
     root = find_set_folder(dataset)
     archives, folders = _list_domains(root, dataset)
-    chosen = _choose_domains(sorted({*archives, *folders}), dataset, str(root))
+    chosen = choose_domains(sorted({*archives, *folders}), dataset, str(root))
     from_archive = [name for name in chosen if name in archives]
     from_folder = [name for name in chosen if name in folders]
     if from_archive and from_folder:
@@ -133,9 +143,33 @@ def index_archives(
                 stores.append(store)
                 begin += len(store)
         domains.append(DomainIndex(name, *subsets))
-    class_names = spec.class_names or _name_classes(domains)
-    joined = JoinedSampleStore(stores)
-    return SampleIndex(dataset.name, class_names, tuple(domains), joined, first.vector_width)
+    own_names = _agree_on_names(archives)
+    if spec.class_names and own_names and own_names != spec.class_names:
+        raise InvalidInput(
+            f"{first.shown} has the classes {_enumerate(own_names)}; those of {spec.name} must be "
+            f"{', '.join(spec.class_names)}."
+        )
+    return SampleIndex(
+        dataset.name,
+        spec.class_names or own_names or _name_classes(domains),
+        tuple(domains),
+        JoinedSampleStore(stores),
+        first.vector_width,
+        names_classes=bool(own_names),
+    )
+
+
+def _agree_on_names(archives: dict[str, DomainArchive]) -> tuple[str, ...]:
+    """Return the names that the archives give their classes, all the same; empty without any."""
+    first, *others = archives.values()
+    for other in others:
+        if other.class_names != first.class_names:
+            listed = [_enumerate(each.class_names) or "no names" for each in (first, other)]
+            raise InvalidInput(
+                f"{first.train.shown} has the classes {listed[0]}, and {other.train.shown} "
+                f"{listed[1]}; all files of a set must name the same classes in the same order."
+            )
+    return first.class_names
 
 
 def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
@@ -205,7 +239,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
                 f"{root}/<domain>/<class>/*.png|jpg."
             )
     for name in (*archives, *folders):
-        _check_name(name, root)
+        check_domain_name(name, root)
     if not archives and not folders:
         raise InvalidInput(f"{root} has neither npz files nor domain folders; it needs {_LAYOUT}.")
     both = sorted(set(archives) & set(folders))
@@ -214,31 +248,6 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
             f"{root} has {both[0]}.npz and the folder {both[0]}; a domain must be one of the two."
         )
     return archives, folders
-
-
-def list_visible_entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder in order of name, without hidden ones."""
-    found = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return sorted(found, key=lambda entry: entry.name)
-
-
-def _check_name(name: str, root: Path) -> None:
-    """Refuse names that cannot become a client's, which names files and travels as text."""
-    if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_NAME or not name.isprintable():
-        raise InvalidInput(
-            f"{str(root)!r} has the domain {name!r}; a domain's name must be printable text of at "
-            f"most {_LONGEST_NAME} bytes."
-        )
-
-
-def _choose_domains(available: list[str], dataset: DatasetSettings, place: str) -> list[str]:
-    """Return the domains to read, in order of name."""
-    for name in dataset.domains:
-        if name not in available:
-            raise InvalidInput(
-                f"dataset.domains has {name!r}; {place} has the domains {', '.join(available)}."
-            )
-    return sorted(set(dataset.domains)) or available
 
 
 def index_folders(

@@ -111,6 +111,10 @@ class SampleIndex:
     store: SampleStore
     vector_width: int | None = None
     """Numbers of a sample, the same for all; None where samples are images."""
+    names_classes: bool = True
+    """Whether the classes have names of their own; else they are the numbers from 0."""
+    notices: tuple[str, ...] = ()
+    """What whoever uses the samples should know of them, a sentence each."""
 
     @property
     def noun(self) -> str:

@@ -12,6 +12,9 @@ import numpy
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabelled_samples
 from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, choose_format
+from mpfedcl.data.table_columns import TableColumns
+from mpfedcl.data.table_files import is_table_file
+from mpfedcl.data.tables import read_rows
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
 
@@ -26,16 +29,24 @@ class NamedSample:
     load: Callable[[], Samples]
 
 
-def list_samples(words: Sequence[str], stdin: TextIO, wanted: SampleFormat) -> list[NamedSample]:
-    """Return what the words name, in their order; `-` stands for a path a line on stdin."""
+def list_samples(
+    words: Sequence[str],
+    stdin: TextIO,
+    wanted: SampleFormat,
+    columns: TableColumns | None = None,
+) -> list[NamedSample]:
+    """Return what the words name, in their order; `-` stands for a path a line on stdin.
+
+    Rows of tables are for runs that know their columns.
+    """
     found: list[NamedSample] = []
     for word in words:
         if word == "-":
             for line in stdin:
                 if path := line.rstrip("\r\n"):
-                    found += _list_path(path, wanted)
+                    found += _list_path(path, wanted, columns)
         else:
-            found += _list_path(word, wanted)
+            found += _list_path(word, wanted, columns)
     return found
 
 
@@ -65,22 +76,26 @@ def read_batches(
             yield [sample.name for sample in part], stacked, faults
 
 
-def _list_path(word: str, wanted: SampleFormat) -> list[NamedSample]:
+def _list_path(word: str, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
     path = Path(word).expanduser()
     if path.exists() or not glob.has_magic(word):
-        return _list_one(path, wanted)
+        return _list_one(path, wanted, columns)
     # pathlib has no glob for a pattern that may begin anywhere.
     matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
     if not matches:
         return [_unreadable(word, f"{word} matches no file; a pattern must match at least one.")]
-    return [sample for each in matches for sample in _list_one(Path(each), wanted)]
+    return [sample for each in matches for sample in _list_one(Path(each), wanted, columns)]
 
 
-def _list_one(path: Path, wanted: SampleFormat) -> list[NamedSample]:
+def _list_one(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
     if path.suffix.lower() == ".npz" and not path.is_dir():
         return _from_archive(path, wanted)
     if isinstance(wanted, VectorFormat):
+        if is_table_file(path) and columns is not None:
+            return _from_table(path, wanted, columns)
         fault = f"{path} is no npz file; this run takes {wanted}, as x [vectors, numbers] in one."
+        if columns is not None:
+            fault = f"{path} is no table; this run takes rows of a CSV or Parquet file."
         return [_unreadable(str(path), fault)]
     if path.is_dir():
         pictures = sorted(each for each in path.rglob("*") if is_image_file(each))
@@ -117,6 +132,21 @@ def _from_archive(path: Path, wanted: SampleFormat) -> list[NamedSample]:
         return NamedSample(f"{path}[{number}]", lambda: wanted.convert(samples[[number]])[0])
 
     return [sample(number) for number in range(len(store))]
+
+
+def _from_table(path: Path, wanted: VectorFormat, columns: TableColumns) -> list[NamedSample]:
+    try:
+        rows = read_rows(path, columns)
+    except InvalidInput as error:
+        return [_unreadable(str(path), str(error))]
+    except OSError as error:
+        reason = error.strerror or error
+        return [_unreadable(str(path), f"{path} cannot be read ({reason}); it must be a table.")]
+
+    def sample(number: int) -> NamedSample:
+        return NamedSample(f"{path}[{number}]", lambda: wanted.convert(rows[[number]])[0])
+
+    return [sample(number) for number in range(len(rows))]
 
 
 def _unreadable(name: str, fault: str) -> NamedSample:

@@ -34,6 +34,8 @@ class JoinResult:
     was_added: bool
     noun: str = "image"
     """What a sample is."""
+    notices: tuple[str, ...] = ()
+    """What the client should know of its data, a sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what is told of it, as plain values."""
@@ -68,7 +70,8 @@ def join(
 
     Args:
         run: The run directory; a run of a method with prototypes and an averaged model.
-        data: The client's images, a folder per class or an npz file, or its vectors, an npz file.
+        data: The client's images, a folder per class or an npz file, its vectors, an npz file, or
+            its table, for a run on one.
         name: What the client is called; not a name that the run has already.
         epochs: Passes over the training images; with 0 the run's model stays as it is.
         lr: The learning rate; by default that of the run's first round.
@@ -117,6 +120,7 @@ def join(
             outcome=trained,
             was_added=add and trained.rejected is None,
             noun=noun,
+            notices=new_client.data.notices,
         )
         if add:
             _add(joined_clients, joined, opened)

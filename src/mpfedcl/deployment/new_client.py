@@ -62,7 +62,7 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_own_samples(source, trained.class_names)
+        sample_index = open_own_samples(source, trained.class_names, trained.columns)
         if sample_index.vector_width != trained.input_format.vector_width:
             raise InvalidInput(
                 f"data is {str(source)!r}, which holds {sample_index}; the run takes "
@@ -151,7 +151,8 @@ class NewClient:
         self, sample_index: SampleIndex, rows: Indices, experiment: Experiment
     ) -> Tensor:
         encoder, input_format = self._trained.encoder, self._trained.input_format
-        if encoder is not None:
+        is_grey = isinstance(input_format, ImageFormat) and not input_format.is_colour
+        if encoder is not None and not is_grey:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
             return make(sample_index, rows, experiment)

@@ -1,9 +1,8 @@
 """Predictions of a finished run for new samples."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy
 import torch
@@ -12,83 +11,57 @@ from torch import Tensor
 
 from mpfedcl.data.image_files import convert_image, read_image_file
 from mpfedcl.data.sample_format import Samples, VectorFormat
-from mpfedcl.deployment.calibration import FALSE_ALARM_RATES
+from mpfedcl.deployment.calibration import METRIC_FILE
+from mpfedcl.deployment.drift import Drift, judge_drift
+from mpfedcl.deployment.held_out import HeldOutMeasurements
+from mpfedcl.deployment.prediction import ClassifierReading, NearestPrototype, Prediction
+from mpfedcl.deployment.reading_rule import (
+    ComparisonSpace,
+    ReadingRule,
+    find_comparison_space,
+    find_label_prior,
+)
 from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.errors import InvalidInput
+from mpfedcl.rounds.label_prior import estimate_prior
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.tensors import load_tensors
+
+__all__ = ["ClassifierReading", "NearestPrototype", "Prediction", "Predictor"]
 
 _SAMPLES_AT_ONCE = 256
+FEWEST_TO_ESTIMATE = 10
+"""Samples from which on label shares are estimated."""
 
 
-@dataclass(frozen=True)
-class NearestPrototype:
-    """The prototype that decides: whose it is, of which class, and how many images it stands for.
+class Measured(NamedTuple):
+    """What a model makes of samples, before anything is said of them."""
 
-    Methods that compare with averages over clients (FedProto) have the client `global`.
-    """
-
-    client: str
-    class_name: str
-    count: int
-
-
-@dataclass(frozen=True)
-class ClassifierReading:
-    """What the classifier says beside the prototypes: its class, and the softmax's share of it."""
-
-    label: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a run predicts for one image, as `Predictor.predict` returns it.
-
-    Example:
-        >>> said = ClassifierReading("7", 0.9)
-        >>> nearest = NearestPrototype("client-3", "1", count=40)
-        >>> prediction = Prediction("1", 0.31, 0.02, False, nearest, said)
-        >>> prediction.to_json()["nearest"]["client"]
-        'client-3'
-    """
-
-    label: str
-    """The class of the nearest prototype; the classifier's where there are no prototypes."""
-    distance: float | None
-    """To the nearest prototype, in the space where prototypes are compared."""
-    margin: float | None
-    """How much farther the nearest prototype of another class is."""
-    unknown: bool | None
-    """Whether the distance is above the threshold; None where there is none to compare with."""
-    nearest: NearestPrototype | None
-    classifier: ClassifierReading
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The distance beyond which an image is unknown, and where the number comes from."""
-
-    distance: float
-    false_alarms: float
-    """The share of held-out images that are flagged by mistake."""
-    images: int
-    """The held-out images it was measured on."""
+    scores: Tensor
+    """[n, C], float64: of the classifier, without a prior."""
+    rows: Tensor
+    """[n]: the nearest prototypes; empty without any."""
+    distances: Tensor
+    margins: Tensor
 
 
 class Predictor:
     """Predicts with a run's averaged model, or with a client's personal one.
+
+    Labels are by the rule that the run is judged by: the nearest prototype, or the classifier; a
+    client's own classifier may have its label shares added (`summary.json`: `reading`).
 
     Args:
         trained: The run, as `load_trained_run` opens it; `Predictor.load` takes its folder instead.
         client: Whose personal model to use; None is the averaged model.
         false_alarms: The share of known images that may be flagged as unknown by mistake: 0.001,
             0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
+        coverage: With a classifier: give each image the set of classes that holds the truth with
+            this probability, as 0.9.
+        probabilities: With a classifier: give each image the probabilities of all classes.
 
     `threshold` is the distance beyond which an image is unknown, or None; `remark` then says why.
+    `log_prior` [C] is added to the classifier's scores, unless it is None.
 
     Example:
         >>> import mpfedcl
@@ -100,15 +73,38 @@ class Predictor:
     """
 
     def __init__(
-        self, trained: TrainedRun, client: str | None = None, *, false_alarms: float = 0.05
+        self,
+        trained: TrainedRun,
+        client: str | None = None,
+        *,
+        false_alarms: float = 0.05,
+        coverage: float | None = None,
+        probabilities: bool = False,
     ) -> None:
         self.trained = trained
         self.client = client
         self.class_names = trained.class_names
         self.params = trained.parameters(client)
-        reference = trained.reference
-        self._reference = reference if reference is not None and len(reference) else None
-        self.threshold, self.remark = _find_threshold(trained, client, false_alarms)
+        self.coverage = coverage
+        self._with_probabilities = probabilities
+        held_out = HeldOutMeasurements(RunDirectory(trained.path), client)
+        self._space = _open_space(trained, wants_metric=held_out.has_metric)
+        self._rule = _find_rule(trained, client, has_prototypes=self._space is not None)
+        self.log_prior: Tensor | None = None
+        if client is not None and self._rule.with_prior:
+            self.log_prior = find_label_prior(
+                trained.partition, trained.pool, client, len(self.class_names)
+            )
+        self.threshold, remark = held_out.threshold(false_alarms)
+        if self._space is None:
+            remark = "This run has no prototypes: labels are the classifier's, none is unknown."
+        self._sharpness = held_out.sharpness
+        self._set_limit: float | None = None
+        if coverage is not None:
+            self._refuse_sets_of_prototypes(coverage)
+            self._set_limit, missing = held_out.set_limit(coverage)
+            remark = " ".join(each for each in (remark, missing) if each) or None
+        self.remark = remark
 
     @classmethod
     def load(
@@ -117,21 +113,29 @@ class Predictor:
         client: str | None = None,
         *,
         false_alarms: float = 0.05,
+        coverage: float | None = None,
+        probabilities: bool = False,
         weights: Path | None = None,
     ) -> Self:
         """Open a finished run.
 
         Args:
             path: The run directory.
-            client, false_alarms: As for the class.
+            client, false_alarms, coverage, probabilities: As for the class.
             weights: The encoder's file, where it has moved since.
         """
-        return cls(load_trained_run(path, weights=weights), client, false_alarms=false_alarms)
+        return cls(
+            load_trained_run(path, weights=weights),
+            client,
+            false_alarms=false_alarms,
+            coverage=coverage,
+            probabilities=probabilities,
+        )
 
     @property
     def has_prototypes(self) -> bool:
         """Whether labels are those of the nearest prototype."""
-        return self._reference is not None
+        return self._rule.by_prototype
 
     def predict(self, samples: Samples | Sequence[Any]) -> list[Prediction]:
         """Return a prediction per sample.
@@ -141,12 +145,56 @@ class Predictor:
                 paths, Pillow images and arrays of bytes; their sizes may differ. For a run on
                 vectors, float32 or float64 [n, numbers], or a sequence of vectors.
         """
-        found: list[Prediction] = []
+        return [said for part in self.measure(samples) for said in self.say(part)]
+
+    def estimate_prior(self, samples: Samples | Sequence[Any]) -> dict[str, float]:
+        """Find how common the classes are among samples without labels; use it from now on.
+
+        By EM on the averaged classifier's scores (label shift). Labels are the classifier's then.
+
+        Returns:
+            The estimated share of each class.
+        """
+        return self.adopt_prior(self.measure(samples))
+
+    def adopt_prior(self, measured: Sequence[Measured]) -> dict[str, float]:
+        """As `estimate_prior`, for samples that are measured already."""
+        self.refuse_to_estimate()
+        count = sum(len(part.scores) for part in measured)
+        if count < FEWEST_TO_ESTIMATE:
+            raise InvalidInput(
+                f"there are {count} samples to estimate label shares from; there must be at least "
+                f"{FEWEST_TO_ESTIMATE}."
+            )
+        self.log_prior = estimate_prior(torch.cat([part.scores for part in measured]))
+        self._rule = ReadingRule(by_prototype=False, with_prior=True)
+        return dict(zip(self.class_names, self.log_prior.exp().tolist(), strict=True))
+
+    def refuse_to_estimate(self) -> None:
+        """Refuse where label shares are known, or sets of classes were measured without them."""
+        if self.client is not None:
+            raise InvalidInput(
+                f"client is {self.client!r}, whose label shares are known; to estimate them, it "
+                "must be left out."
+            )
+        if self.coverage is not None:
+            raise InvalidInput(
+                f"coverage is {self.coverage:g}; it must be left out where label shares are "
+                "estimated, because sets are measured without them."
+            )
+
+    def judge_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
+        """Say whether more samples are far from the pool than chance would have; None: unknown."""
+        return None if self.threshold is None else judge_drift(predictions, self.threshold)
+
+    def measure(self, samples: Samples | Sequence[Any]) -> list[Measured]:
+        """Apply the model to samples, some at a time; `say` makes predictions of it."""
+        found = []
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
             part = samples[first : first + _SAMPLES_AT_ONCE]
             batch = [self.convert(each) for each in part]
             embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
-            found += self._predict_batch(embeddings, logits)
+            found.append(self._measure_batch(embeddings, logits))
         return found
 
     def convert(self, sample: Any) -> Samples:
@@ -168,36 +216,87 @@ class Predictor:
         converted: Samples = input_format.convert(array[None])[0]
         return converted
 
-    def _predict_batch(self, embeddings: Tensor, logits: Tensor) -> list[Prediction]:
-        probability, labels = torch.softmax(logits, dim=1).max(dim=1)
-        self._refuse_overflow(probability)
-        classifier = [
-            ClassifierReading(self.class_names[label], share)
-            for label, share in zip(labels.tolist(), probability.tolist(), strict=True)
-        ]
-        if self._reference is None:
-            return [Prediction(each.label, None, None, None, None, each) for each in classifier]
-        pool = self._reference
-        rows, distances = pool.nearest_rows(embeddings)
+    def _measure_batch(self, embeddings: Tensor, logits: Tensor) -> Measured:
+        scores = logits.double()
+        self._refuse_overflow(torch.softmax(scores, dim=1))
+        nothing = scores.new_zeros(0)
+        if self._space is None:
+            return Measured(scores, nothing.long(), nothing, nothing)
+        pool, points = self._space.prototypes, self._space.project(embeddings)
+        rows, distances = pool.nearest_rows(points)
         self._refuse_overflow(distances.where(rows >= 0, torch.inf))
-        others = pool.distances_by_class(embeddings)
+        others = pool.distances_by_class(points)
         others.scatter_(1, pool.labels[rows].unsqueeze(1), torch.inf)
         margins = (others.min(dim=1).values - distances).clamp(min=0)
+        return Measured(scores, rows, distances, margins)
+
+    def say(self, measured: Measured) -> list[Prediction]:
+        """Return a prediction per sample."""
+        prior = 0 if self.log_prior is None else self.log_prior
+        scores = measured.scores + prior
+        # Sets were measured with the scores as they are.
+        plain = torch.softmax(scores, dim=1)
+        probabilities = torch.softmax(self._sharpness * scores, dim=1)
+        values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
         found = []
-        measured = zip(rows.tolist(), distances.tolist(), margins.tolist(), strict=True)
-        for (row, distance, margin), said in zip(measured, classifier, strict=True):
-            label, owner = self.class_names[int(pool.labels[row])], pool.names[pool.owners[row]]
+        for place, (shares, labels) in enumerate(
+            zip(values.tolist(), classes.tolist(), strict=True)
+        ):
+            said = [
+                ClassifierReading(self.class_names[label], share)
+                for label, share in zip(labels, shares, strict=True)
+            ]
+            distance, margin, nearest = self._describe_nearest(measured, place)
+            limit, decides = self.threshold, not self._rule.by_prototype
             prediction = Prediction(
-                label=label,
+                label=said[0].label if decides or nearest is None else nearest.class_name,
                 distance=distance,
-                # Where all prototypes are of one class there is no other.
-                margin=margin if margin < float("inf") else None,
-                unknown=None if self.threshold is None else distance > self.threshold.distance,
-                nearest=NearestPrototype(owner, label, int(pool.counts[row])),
-                classifier=said,
+                margin=margin,
+                unknown=None if limit is None or distance is None else distance > limit.distance,
+                nearest=nearest,
+                classifier=said[0],
+                probability=said[0].probability if decides else None,
+                second=said[1] if decides and len(said) > 1 else None,
+                set=self._choose_set(plain[place]),
+                probabilities=self._name_probabilities(probabilities[place]) if decides else None,
             )
             found.append(prediction)
         return found
+
+    def _describe_nearest(
+        self, measured: Measured, place: int
+    ) -> tuple[float | None, float | None, NearestPrototype | None]:
+        if self._space is None:
+            return None, None, None
+        pool, row = self._space.prototypes, int(measured.rows[place])
+        name, owner = self.class_names[int(pool.labels[row])], pool.names[pool.owners[row]]
+        margin = float(measured.margins[place])
+        return (
+            float(measured.distances[place]),
+            # Where all prototypes are of one class there is no other.
+            margin if margin < float("inf") else None,
+            NearestPrototype(owner, name, int(pool.counts[row])),
+        )
+
+    def _choose_set(self, probabilities: Tensor) -> tuple[str, ...] | None:
+        """Return the classes that are likely enough, the likeliest first; never none."""
+        if self._set_limit is None:
+            return None
+        ordered, classes = probabilities.sort(descending=True, stable=True)
+        size = max(1, int((1 - ordered <= self._set_limit).sum()))
+        return tuple(self.class_names[each] for each in classes[:size].tolist())
+
+    def _name_probabilities(self, probabilities: Tensor) -> dict[str, float] | None:
+        if not self._with_probabilities:
+            return None
+        return dict(zip(self.class_names, probabilities.tolist(), strict=True))
+
+    def _refuse_sets_of_prototypes(self, coverage: float) -> None:
+        if self._rule.by_prototype:
+            raise InvalidInput(
+                f"coverage is {coverage:g}; it must be left out, because the nearest prototype "
+                "decides in this run, which gives no probabilities."
+            )
 
     def _refuse_overflow(self, values: Tensor) -> None:
         if not bool(values.isfinite().all()):
@@ -219,30 +318,19 @@ def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
     return converted
 
 
-def _find_threshold(
-    trained: TrainedRun, client: str | None, rate: float
-) -> tuple[Threshold | None, str | None]:
-    """Return the threshold that the end of the run has left, or why there is none."""
-    if rate not in FALSE_ALARM_RATES:
-        allowed = ", ".join(f"{each:g}" for each in FALSE_ALARM_RATES)
-        raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
-    if trained.pool is None or not len(trained.pool):
-        return None, "This run has no prototypes: labels are the classifier's, none is unknown."
-    content = RunDirectory(trained.path).read_json("calibration.json") or {}
-    found = content.get("averaged") if client is None else content.get("clients", {}).get(client)
-    if not found:
-        return None, (
-            "No image is flagged as unknown: the run has left no distances of held-out images "
-            "for this model (calibration.json)."
-        )
+def _find_rule(trained: TrainedRun, client: str | None, *, has_prototypes: bool) -> ReadingRule:
+    """Return the rule that the run was judged by with this model."""
+    summary = RunDirectory(trained.path).read_summary() or {}
+    own = summary.get("reading") or trained.method.reading_on("own")
+    union = summary.get("reading_union") or trained.method.reading_on("union")
+    return ReadingRule.of(str(union if client is None else own), has_prototypes=has_prototypes)
+
+
+def _open_space(trained: TrainedRun, *, wants_metric: bool) -> ComparisonSpace | None:
+    """Return where distances are measured: as at the end of the run."""
+    file = trained.path / METRIC_FILE
+    fitted = load_tensors(file) if wants_metric or file.is_file() else {}
     try:
-        distance, images = found["thresholds"].get(f"{rate:g}"), int(found["images"])
-        if distance is not None:
-            return Threshold(float(distance), rate, images), None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        file = trained.path / "calibration.json"
+        return find_comparison_space(trained.method, trained.pool, fitted)
+    except (RuntimeError, ValueError, IndexError, TypeError):
         raise InvalidInput(f"{file} must be the file that the run wrote.") from None
-    return None, (
-        f"No image is flagged as unknown: {images} held-out images are too few for a false-alarm "
-        f"rate of {rate:g}."
-    )

@@ -24,12 +24,14 @@ from torch import Tensor
 from mpfedcl.data.inputs import encoder_input_format, to_inputs
 from mpfedcl.data.loading import find_experiment_encoder
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, VectorFormat
+from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.deployment.joined_clients import find_joined_models
 from mpfedcl.encoders.encoder import Encoder
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.json_files import validate_content
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
@@ -64,6 +66,13 @@ class TrainedRun:
     def reference(self) -> PrototypePool | None:
         """The prototypes that embeddings are compared with: the pool as the method reads it."""
         return None if self.pool is None else self.method.reference(self.pool)
+
+    @cached_property
+    def columns(self) -> TableColumns | None:
+        """What turns the rows of a table into inputs; None for a run on images or vectors."""
+        found = self.partition.get("columns")
+        where = str(self.path / "partition.json")
+        return None if found is None else validate_content(found, TableColumns, where)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -138,7 +147,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         raise InvalidInput(f"{path / 'partition.json'} must name the classes of the run.")
     if weights is not None:
         experiment = experiment.replace(encoder__weights=weights)
-    encoder = _find_encoder(experiment, partition)
+    encoder = _find_encoder(path, experiment, partition)
     if encoder is None:
         input_format = _plain_input_format(path, partition, experiment)
         input_size = torch.Size(input_format.shape).numel()
@@ -197,7 +206,7 @@ def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -
         raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
 
 
-def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
+def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
     settings = experiment.encoder
     if settings.name in (None, "none"):
         if settings.weights is not None:
@@ -206,7 +215,17 @@ def _find_encoder(experiment: Experiment, partition: dict[str, Any]) -> Encoder 
                 "no encoder."
             )
         return None
-    encoder = find_experiment_encoder(experiment, _CPU)
+
+    def find_image_shape() -> tuple[int, ...]:
+        found = ImageFormat.from_shape(partition.get("image_shape"))
+        if found is None:
+            raise InvalidInput(
+                f"{path / 'partition.json'} does not tell the size of the images (image_shape); it "
+                "must say [height, width] or [height, width, 3]."
+            )
+        return found.shape
+
+    encoder = find_experiment_encoder(experiment, _CPU, find_image_shape)
     if partition.get("encoder") != encoder.fingerprint:
         raise InvalidInput(
             f"the encoder found is {encoder.name}, but the run was trained behind another one; "

@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mpfedcl.encoders.preprocessing import Preprocessing
+from mpfedcl.encoders.preprocessing import InputPreparation, PixelScaling, Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
@@ -21,7 +23,7 @@ from mpfedcl.waiting_bar import WaitingBar
 
 IMAGES_AT_ONCE = 128
 """A batch that keeps the processor busy and needs little memory (about 100 MB at 64 px)."""
-KINDS = "none, resnet18, random-resnet18, onnx:FILE or torchvision:NAME"
+KINDS = "none, resnet18, random-filters, random-resnet18, onnx:FILE or torchvision:NAME"
 _VERSION = 1
 """Raised whenever features of the same weights would come out differently."""
 
@@ -47,7 +49,7 @@ class Encoder(Protocol):
         """SHA-256 over kind, weights and preprocessing, in hexadecimal."""
 
     @property
-    def preprocessing(self) -> Preprocessing:
+    def preprocessing(self) -> InputPreparation:
         """What happens to an image first."""
 
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
@@ -78,15 +80,9 @@ class ResNetEncoder:
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, 512]."""
         params = {name: value.to(self._device) for name, value in self.tensors.items()}
-
-        def encode_batch(batch: Images) -> Features:
-            # A batch of one takes other kernels, whose last bits differ: an image's features must
-            # not depend on how many others were missing from the cache.
-            whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
-            pixels = torch.from_numpy(whole).to(self._device)
-            inputs = self.preprocessing.standardize(pixels, torch.float32)
-            return self._network.apply(params, inputs)[: len(batch)].cpu().numpy()
-
+        encode_batch = torch_batch_encoder(
+            lambda inputs: self._network.apply(params, inputs), self.preprocessing, self._device
+        )
         return encode_in_batches(encode_batch, images, self, on_progress)
 
 
@@ -95,10 +91,13 @@ def find_encoder(
     weights: Path | None,
     *data_folders: Path,
     device: torch.device | str = "cpu",
+    find_scaling: Callable[[], PixelScaling] | None = None,
+    settings: EncoderSettings | None = None,
 ) -> Encoder:
-    """Return the encoder that the settings name.
+    """Return the encoder that the settings name; `settings` say how an ONNX model is used.
 
-    `random-resnet18` is the same network on every call; `random-resnet18:7` is another one.
+    `random-resnet18` is the same network on every call; `random-resnet18:7` is another one, and so
+    it is with `random-filters`, which are made for the images' own format: `find_scaling` tells it.
     """
     kind, _, rest = name.partition(":")
     if kind == "resnet18" and not rest:
@@ -117,14 +116,23 @@ def find_encoder(
     if kind == "onnx" and rest:
         from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 
-        return OnnxEncoder(Path(rest).expanduser())
+        return OnnxEncoder(Path(rest).expanduser(), settings or EncoderSettings())
+    if kind == "random-filters":
+        from mpfedcl.encoders.random_filters import RandomFilters
+
+        if find_scaling is None:
+            raise InvalidInput(
+                f"encoder.name is {name!r}, which is made for images of a known size; there are "
+                "none here, so it must be another."
+            )
+        return RandomFilters.parse(name, find_scaling, device)
     if kind == "random-resnet18" and (not rest or rest.isdecimal()):
         tensors = ResNet18().init(generator(int(rest or 0), "random-resnet18"), torch.float32)
         return ResNetEncoder(name, tensors, Preprocessing(), device)
     raise InvalidInput(f"encoder.name is {name!r}; it must be {KINDS}.")
 
 
-def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: Preprocessing) -> str:
+def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: InputPreparation) -> str:
     """Return the SHA-256 over everything that decides what the features are."""
     sha = hashlib.sha256(fingerprint_header(kind, preprocessing))
     for name, value in sorted(tensors.items()):
@@ -133,9 +141,25 @@ def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: Preprocessin
     return sha.hexdigest()
 
 
-def fingerprint_header(kind: str, preprocessing: Preprocessing) -> bytes:
+def fingerprint_header(kind: str, preprocessing: InputPreparation) -> bytes:
     """Return what a fingerprint begins with."""
     return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
+
+
+def torch_batch_encoder(
+    apply: Callable[[Tensor], Tensor], preprocessing: InputPreparation, device: torch.device
+) -> Callable[[Images], Features]:
+    """Return what `encode_in_batches` needs of a network in torch."""
+
+    def encode_batch(batch: Images) -> Features:
+        # A batch of one takes other kernels, whose last bits differ: an image's features must not
+        # depend on how many others were missing from the cache.
+        whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
+        inputs = preprocessing.standardize(torch.from_numpy(whole).to(device), torch.float32)
+        features: Features = apply(inputs)[: len(batch)].cpu().numpy()
+        return features
+
+    return encode_batch
 
 
 def encode_in_batches(
@@ -145,7 +169,7 @@ def encode_in_batches(
     on_progress: OnProgress | None,
     batch_size: int | None = None,
 ) -> Features:
-    """Encode bytes [batch, 3, size, size] batch by batch, so that few are in memory at once.
+    """Encode bytes [images, channels, height, width] in batches, so that few are in memory at once.
 
     A bar shows where the caller shows none; broken numbers are refused.
     """

@@ -1,6 +1,7 @@
 """Any ONNX image model as a frozen encoder, through onnxruntime."""
 
 import hashlib
+import json
 import os
 from functools import cached_property
 from importlib import import_module
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 from mpfedcl.encoders.encoder import (
     Features,
@@ -17,6 +19,7 @@ from mpfedcl.encoders.encoder import (
 )
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 
 _TYPES = {"tensor(float)": numpy.float32, "tensor(float16)": numpy.float16}
@@ -25,14 +28,15 @@ _AS_THEY_ARE = Preprocessing(64, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 class OnnxEncoder:
-    """The first output of an ONNX model, averaged over positions, stands for an image.
+    """An output of an ONNX model stands for an image, averaged over positions or by one token.
 
     The model takes RGB images [batch, 3, height, width]; their size is the one in its input shape,
-    else the one in its metadata, else 64. Nothing is loaded until something is asked for that the
-    file's bytes cannot tell: cached features need no onnxruntime.
+    else the one in the settings, else the one in its metadata, else 64. Of a model with several
+    outputs the settings name one. Nothing is loaded until something is asked for that the file's
+    bytes cannot tell: cached features need no onnxruntime.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, settings: EncoderSettings | None = None) -> None:
         try:
             self.content = path.read_bytes()
         except OSError as error:
@@ -42,28 +46,69 @@ class OnnxEncoder:
             ) from None
         self.name = f"onnx {path.name}"
         self._path = path
-        # Size and scale are read from the file itself, so its bytes decide everything.
+        self._settings = settings or EncoderSettings()
+        # The file's bytes decide everything that the settings leave open.
         sha = hashlib.sha256(fingerprint_header("onnx", _AS_THEY_ARE))
+        if choices := self._settings.onnx_choices:
+            sha.update(json.dumps(choices, sort_keys=True).encode())
         sha.update(self.content)
         self.fingerprint = sha.hexdigest()
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
-        """Size from the model's input, else from its metadata; scale from its metadata."""
+        """Size from the model's input, else from the settings or its metadata; scale from these."""
+        settings = self._settings
         metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         told = Preprocessing.from_metadata(metadata, _AS_THEY_ARE)
         height, width = self._input.shape[2:]
         fixed = [side for side in (height, width) if isinstance(side, int) and side > 0]
         if len(set(fixed)) > 1:
             raise self._refuse(f"takes images of {height} x {width}", "take square images")
-        return Preprocessing(fixed[0], told.mean, told.std) if fixed else told
+        if fixed and settings.image_size not in (None, fixed[0]):
+            raise InvalidInput(
+                f"encoder.image_size is {settings.image_size}; it must be left out or "
+                f"{fixed[0]}, because the model {self._path} takes no other."
+            )
+        return Preprocessing(
+            fixed[0] if fixed else settings.image_size or told.image_size,
+            settings.mean or told.mean,
+            settings.deviation or told.std,
+        )
 
     @cached_property
+    def output(self) -> str:
+        """The name of the output that stands for an image."""
+        outputs = self._session.get_outputs()
+        names, wanted = [each.name for each in outputs], self._settings.output
+        if wanted in names or (wanted is None and len(names) == 1):
+            return wanted or names[0]
+        listed = ", ".join(f"{each.name} {each.shape}" for each in outputs)
+        fault = "is not set" if wanted is None else f"is {wanted!r}"
+        raise InvalidInput(
+            f"encoder.output {fault}; it must be one of the outputs of {self._path}: {listed}."
+        )
+
+    @property
+    def tokens(self) -> str | None:
+        """How tokens [batch, tokens, features] become one vector; None where there are none."""
+        return (self._settings.tokens or "mean") if self.output_rank == 3 else None
+
+    @property
+    def output_rank(self) -> int:
+        """The number of axes of the output."""
+        return self._trial.ndim
+
+    @property
     def feature_size(self) -> int:
-        """Found by a trial run on a black image."""
+        """Numbers that stand for an image."""
+        return int(self._reduce(self._trial).shape[1])
+
+    @cached_property
+    def _trial(self) -> NDArray[Any]:
+        """What the model gives for black images: files need not tell the shape."""
         size = self.preprocessing.image_size
         black = numpy.zeros((self._batch_size or 1, 3, size, size), dtype=numpy.uint8)
-        return int(self._encode_batch(black).shape[1])
+        return self._run(black)
 
     def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
         """Return the features [images, feature_size]."""
@@ -112,29 +157,44 @@ class OnnxEncoder:
         count, insisted = len(batch), self._batch_size
         if insisted is not None and count < insisted:
             batch = numpy.concatenate([batch, numpy.repeat(batch[-1:], insisted - count, axis=0)])
+        return self._reduce(self._run(batch))[:count].astype(numpy.float32)
+
+    def _run(self, batch: Images) -> NDArray[Any]:
+        """Return the model's output for bytes [batch, 3, height, width]."""
         mean, std = (
             numpy.asarray(values, dtype=numpy.float32)[:, None, None]
             for values in (self.preprocessing.mean, self.preprocessing.std)
         )
         pixels = (batch.astype(numpy.float32) / 255 - mean) / std
+        source, output = self._input, self.output
         try:
-            outputs = self._session.run(
-                None, {self._input.name: pixels.astype(_TYPES[self._input.type])}
-            )
+            outputs = self._session.run([output], {source.name: pixels.astype(_TYPES[source.type])})
         except Exception as error:
             raise self._refuse(f"fails on an image ({first_line(error)})", "run here") from None
-        features = numpy.asarray(outputs[0])
-        if features.ndim < 2 or len(features) != len(batch) or features.dtype.kind != "f":
+        found: NDArray[Any] = numpy.asarray(outputs[0])
+        if found.ndim < 2 or len(found) != len(batch) or found.dtype.kind != "f":
             raise self._refuse(
-                f"gives {features.dtype} {list(features.shape)} for {len(batch)} images",
+                f"gives {found.dtype} {list(found.shape)} for {len(batch)} images",
                 "give [batch, features], [batch, features, height, width] or "
                 "[batch, tokens, features]",
             )
-        if features.ndim == 3:
-            features = features.mean(axis=1)
-        elif features.ndim > 3:
-            features = features.mean(axis=tuple(range(2, features.ndim)))
-        return features[:count].astype(numpy.float32)
+        if self._settings.tokens is not None and (found.ndim != 3 or found.shape[1] < 2):
+            raise InvalidInput(
+                f"encoder.tokens is {self._settings.tokens!r}; it must be left out, because the "
+                f"output {output} is {list(found.shape)} and has no tokens to choose from."
+            )
+        return found
+
+    def _reduce(self, found: NDArray[Any]) -> NDArray[Any]:
+        """Return one vector for each image."""
+        tokens = self.tokens
+        if tokens == "class":
+            return found[:, 0]
+        if tokens == "patches":
+            found = found[:, 1:]
+        positions = tuple(range(2, found.ndim)) if tokens is None else (1,)
+        reduced: NDArray[Any] = found.mean(axis=positions) if positions else found
+        return reduced
 
     def _refuse(self, fault: str, wanted: str) -> InvalidInput:
         return InvalidInput(

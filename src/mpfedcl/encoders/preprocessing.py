@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy
 import torch
@@ -20,6 +20,23 @@ _LARGEST_SIZE = 1024
 _Colour = tuple[float, float, float]
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?"
 _THREE_NUMBERS = rf"\[?\(?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})"
+
+
+class InputPreparation(Protocol):
+    """What an encoder does to an image first."""
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of one image as bytes: (height, width), or (height, width, 3) in colour."""
+
+    def to_input_bytes(self, images: Images) -> Images:
+        """Return the images as bytes [images, channels, height, width] in that size and colour."""
+
+    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return these bytes as the numbers a network expects."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for a file's metadata and for fingerprints."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,11 @@ class Preprocessing:
             )
         if min(self.std) <= 0:
             raise InvalidInput(f"the encoder's std is {self.std}; each must be above 0.")
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of one image as bytes."""
+        return self.image_size, self.image_size, 3
 
     def to_input_bytes(self, images: Images) -> Images:
         """Return the images as RGB bytes [images, 3, image_size, image_size]."""
@@ -99,6 +121,42 @@ class Preprocessing:
                 f"the encoder's metadata {NOTE!r} are {note[:80]!r}; they must be JSON with "
                 "preprocessing: image_size, mean and std."
             ) from None
+
+
+@dataclass(frozen=True)
+class PixelScaling:
+    """Images keep the data's own size and colour; pixels are (x / 255 - mean) / deviation."""
+
+    image_shape: tuple[int, ...]
+    """(height, width), or (height, width, 3) in colour."""
+    mean: float
+    deviation: float
+
+    @property
+    def channels(self) -> int:
+        """3 in colour, else 1."""
+        return 3 if len(self.image_shape) == 3 else 1
+
+    def to_input_bytes(self, images: Images) -> Images:
+        """Return images that are grey, or RGB for colour, as bytes [images, channels, h, w]."""
+        height, width = self.image_shape[:2]
+        resized = resize_images(images, (height, width), is_colour=self.channels == 3)
+        # A copy: torch takes no array that cannot be written to, as decoded images may be.
+        planes = resized[:, None] if resized.ndim == 3 else resized.transpose(0, 3, 1, 2)
+        return numpy.array(planes, order="C")
+
+    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return pixels in 0 to 255 as a model on pixels gets them."""
+        return (pixels.to(dtype) / 255 - self.mean) / self.deviation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for a file's metadata and for fingerprints."""
+        return asdict(self)
+
+
+def channels_first(images: Tensor) -> Tensor:
+    """Return grey [B, h, w] or colour [B, h, w, 3] as [B, channels, h, w]."""
+    return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
 
 
 def _find_colour(text: str, after: str = "") -> _Colour | None:

@@ -14,7 +14,9 @@ from safetensors.torch import load
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods import TESTS, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -111,11 +113,14 @@ class DistributedEngine(Engine):
         parts, _ = self._exchange(
             self._engine.read(averaged, pool, own, with_confusion=with_confusion), {}
         )
-        for read, counted in parts:
+        for read, counted, _ in parts:
             tables |= read
             confusion |= counted
         in_order = {name: confusion[name] for name in self.sizes if name in confusion}
-        return RoundReadings({name: tables[name] for name in self.sizes}, names, in_order)
+        bins: dict[Test, BinSums] = {
+            test: add_bins(part[test] for _, _, part in parts if test in part) for test in TESTS
+        }
+        return RoundReadings({name: tables[name] for name in self.sizes}, names, in_order, bins)
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""

@@ -2,36 +2,31 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines.client_readings import read_clients
 from mpfedcl.engines.trained_clients import (
-    TrainedClient,
     TrainedClients,
+    TrainedStack,
     distinct_groups,
-    predict_clients,
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods import Method
+from mpfedcl.methods import Method, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.calibration_error import BinSums
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
-    ClientReader,
     ConfusionCounts,
-    Evaluator,
-    Predictions,
     RoundReadings,
-    as_stack,
-    count_confusions,
 )
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
@@ -76,11 +71,15 @@ class InProcessEngine(Engine):
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Let clients send what a method that does not train makes of their samples."""
-        for name in ordered:
-            client = self._data.client(name)
+        for first in range(0, len(ordered), CLIENTS_AT_ONCE):
+            clients = [self._data.client(name) for name in ordered[first : first + CLIENTS_AT_ONCE]]
             with self._clock.phase("train"):
-                summed = self._method.collect(client.inputs, client.labels)
-            yield Update(name, len(client.labels), {}, self._no_prototypes(), None, summed=summed)
+                parts = self._method.collect_many(
+                    [each.inputs for each in clients], [each.labels for each in clients]
+                )
+            for each, summed in zip(clients, parts, strict=True):
+                nothing, count = self._no_prototypes(), len(each.labels)
+                yield Update(each.name, count, {}, nothing, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         with self._clock.phase("broadcast"):
@@ -119,8 +118,8 @@ class InProcessEngine(Engine):
         names = self.readable(names)
         if pool is None and averaged is not None:
             pool = self.pool_for_reading(self.prototypes_for_reading(names))
-        tables, confusion = self.read(averaged, pool, names, with_confusion=with_confusion)
-        return RoundReadings(tables, names, confusion)
+        tables, confusion, bins = self.read(averaged, pool, names, with_confusion=with_confusion)
+        return RoundReadings(tables, names, confusion, bins)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
@@ -133,35 +132,21 @@ class InProcessEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts]]:
-        """Return every client's readings, personal ones of the named clients, and confusions."""
-        evaluator = Evaluator(
-            self._data.test_inputs,
-            self._data.test_labels,
-            self._method.project,
-            None if pool is None else self._method.reference(pool),
-            self._experiment.contrast.temperature,
+    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts], dict[Test, BinSums]]:
+        """Return every client's readings, personal ones of the named clients, and what is counted.
+
+        That are confusions by client, and probabilities by test.
+        """
+        reference = None if pool is None else self._method.reference(pool)
+        return read_clients(
+            self._method,
+            self._model,
+            self._data,
+            averaged,
+            reference,
+            {name: self._trained[name][0] for name in names},
+            with_confusion=with_confusion,
         )
-        shared = None
-        if averaged is not None:
-            (shared,) = evaluator.predict(
-                lambda inputs: as_stack(self._model.apply(averaged, inputs)),
-                with_similarities=True,
-            )
-        reader = ClientReader(evaluator.labels, shared, len(self.sizes))
-        num_classes, main = self._data.num_classes, self._method.reading_on("own")
-        tables: dict[str, AccuracyTable] = {}
-        confusion: dict[str, ConfusionCounts] = {}
-        unread = ((name, None) for name in self.sizes.keys() - set(names))
-        for name, personal in chain(self._predict_personally(evaluator, names), unread):
-            client = self._data.client(name)
-            counts = torch.bincount(client.labels, minlength=num_classes)
-            tables[name], said = reader.tables(personal, client.test, counts)
-            if with_confusion and main in said and len(client.test):
-                truth = evaluator.labels[client.test]
-                confusion[name] = count_confusions(said[main], truth, num_classes)
-        in_order = [name for name in self.sizes if name in confusion]
-        return {n: tables[n] for n in self.sizes}, {n: confusion[n] for n in in_order}
 
     def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
@@ -206,14 +191,19 @@ class InProcessEngine(Engine):
     def _personalize(self, names: Sequence[str], broadcast: Broadcast) -> None:
         """Let clients that do not train make their own models of what the round has brought."""
         received = self._method.prepare(broadcast)
-        for name in names:
-            client = self._data.client(name)
+        clients, models = [], []
+        for client in (self._data.client(name) for name in names):
             params = self._method.personalize(received, client.inputs, client.labels)
             if params is not None:
-                own = TrainedClient(
-                    client, self._model, params, averaged={}, state={}, loss=math.nan
-                )
-                self._remember(own)
+                clients.append(client)
+                models.append(params)
+        if models:
+            stack = {name: torch.stack([each[name] for each in models]) for name in models[0]}
+            losses = [math.nan] * len(clients)
+            states: list[Tensors] = [{} for _ in clients]
+            self._remember(
+                TrainedStack(clients, self._model, stack, start={}, states=states, losses=losses)
+            )
 
     def _keep_states(self, held: set[str]) -> None:
         self._trained = {n: place for n, place in self._trained.items() if n in held}
@@ -325,14 +315,6 @@ class InProcessEngine(Engine):
     def _no_prototypes(self) -> Prototypes:
         like = next(iter(self._initial.values()))
         return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
-
-    def _predict_personally(
-        self, evaluator: Evaluator, names: Sequence[str]
-    ) -> Iterator[tuple[str, Predictions]]:
-        """Yield what each named client's model answers; few are held at a time."""
-        wanted = set(names)
-        for group in distinct_groups(self._trained[name][0] for name in names):
-            yield from predict_clients(group, evaluator, wanted)
 
 
 def _is_sound(embeddings: Tensor) -> bool:

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.messages import StackMember
@@ -161,8 +160,7 @@ class TrainedStack:
     def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...]."""
         some = {name: value[first:last] for name, value in self._params.items()}
-        embeddings, logits = vmap(self._model.apply, in_dims=(0, None))(some, inputs)
-        return embeddings, logits
+        return self._model.apply_many(some, inputs)
 
     # As `messages.UpdateStack`
 

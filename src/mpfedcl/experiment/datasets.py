@@ -25,6 +25,8 @@ class DatasetSpecification:
     by_domain: Protocol = field(default_factory=dict)
     """Defaults under feature skew, where clients are whole domains."""
     embedded: bool = False
+    holds_images: bool = True
+    """Whether samples are images, as far as the name tells: one's own folder may hold vectors."""
     class_names: tuple[str, ...] = ()
     """The classes the set must have, in order; empty where the files decide."""
     pixel_mean: float = 0.5
@@ -151,6 +153,14 @@ SPECIFICATIONS = {
             source="yours",
             always=_frozen(),
             pooled={"clients": 5},
+        ),
+        DatasetSpecification(
+            name="table",
+            summary="yours: a CSV or Parquet file, or a folder of them",
+            source="yours",
+            always={**_frozen(), "encoder__name": "none"},
+            pooled={"clients": 5},
+            holds_images=False,
         ),
     )
 }

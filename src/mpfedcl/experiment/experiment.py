@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
     find_section,
     is_declared,
@@ -163,24 +163,33 @@ class Experiment(Settings):
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
         """Return a new experiment with what was left open filled in.
 
-        First by the method's own defaults, then by the data set's.
+        First by the method's own defaults, then by the data set's. An encoder that a method brings
+        along is for images that the data set would give it as pixels.
         """
         spec = find_specification(self.dataset.name)
         defaults = {
             "dataset__test_fraction": 0.5,
-            "prototypes__padding": "all",
+            "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }
-        is_open = self.dataset.name == "folder" and self.encoder.name is None
-        root = self.dataset.root if is_open else None
-        if root is not None and holds_vectors(root.expanduser(), self.dataset.domains):
-            # An encoder is for images; vectors are features already.
-            defaults["encoder__name"] = "none"
+        defaults["encoder__name"] = self._default_encoder(
+            spec, method_defaults.get("encoder__name")
+        )
         filled = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
         # A method of one exchange has one round, whatever is asked for.
         filled |= {n: value for n, value in method_defaults.items() if n == "rounds"}
         return self.replace(**{"method": self.method, **filled})
+
+    def _default_encoder(self, spec: DatasetSpecification, of_method: str | None) -> str:
+        own: str = spec.protocol(self.partition.kind)["encoder__name"]
+        is_open = self.dataset.name == "folder" and self.encoder.name is None
+        root = self.dataset.root if is_open else None
+        if root is not None and holds_vectors(root.expanduser(), self.dataset.domains):
+            # An encoder is for images; vectors are features already.
+            return "none"
+        gets_pixels = own == "none" and spec.holds_images
+        return of_method if of_method and gets_pixels else own
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""

@@ -4,9 +4,10 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.source_files import describe_files, partition_files, rule_files
@@ -18,6 +19,10 @@ else:
     # The names of files, which no type checker knows.
     PartitionKind = Literal[tuple(partition_files())]
     RuleName = Literal[tuple(rule_files())]
+
+
+_MOST_PER_CLASS = 65_536
+_Positive = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseModel):
@@ -53,7 +58,13 @@ class DatasetSettings(Settings):
     name: str = "mnist-sample"
     """Data set; `mpfedcl data list` names them all."""
     root: Path | None = None
-    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself."""
+    """Data folder; else $MPFEDCL_DATA, else the cache folder. For `folder`, the set itself; for
+    `table`, a CSV or Parquet file or a folder of them."""
+    label: str | None = None
+    """Tables: the column that holds the class."""
+    client: str | None = None
+    """Tables: the column that says whose a row is; its values are the domains [default: each file
+    is one]."""
     train_size: Annotated[int | None, Field(ge=1)] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
     test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
@@ -118,17 +129,27 @@ class TrainSettings(Settings):
         return self.lr * self.lr_decay ** (round_number - 1)
 
 
+def _check_per_class(value: Any) -> Any:
+    """Say all that is allowed at once; a union would name its first kind alone."""
+    is_count = type(value) is int and 1 <= value <= _MOST_PER_CLASS
+    if value is not None and value != "auto" and not is_count:
+        allowed = f"a whole number from 1 to {_MOST_PER_CLASS:,}, or auto"
+        raise PydanticCustomError("per_class", "Input should be {allowed}", {"allowed": allowed})
+    return value
+
+
 class PrototypeSettings(Settings):
     """What a client's prototypes are."""
 
     section: ClassVar[str] = "prototypes"
-    per_class: Annotated[int | None, Field(ge=1, le=65_536)] = None
-    """K, prototypes per class (mp-fedcl) [default: the data set's; mnist 2]."""
+    per_class: Annotated[int | Literal["auto"] | None, BeforeValidator(_check_per_class)] = None
+    """K, prototypes per class (mp-fedcl); auto: each client chooses 1 to 8 for each class, by how
+    many clusters its embeddings form [default: the data set's; mnist 2]."""
     normalize: bool = True
     """Scale embeddings to length 1 for the loss, for clustering and for distances."""
     padding: Literal["all", "fill"] | None = None
     """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
-    only the missing ones are filled [default: all; fill for dp-fedcl]."""
+    only the missing ones are filled [default: all; fill for dp-fedcl and where K is auto]."""
     min_cluster_size: Annotated[int, Field(ge=1)] = 1
     """Prototypes that stand for fewer images are never sent."""
     init: Literal["k-means++", "random"] = "k-means++"
@@ -158,12 +179,44 @@ class EncoderSettings(Settings):
 
     section: ClassVar[str] = "encoder"
     name: str | None = None
-    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, or random-resnet18
-    [default: the data set's; mnist and vectors none, others resnet18]."""
+    """none (pixels as they are), resnet18, onnx:PATH, torchvision:NAME, random-filters (small
+    images, no weights) or random-resnet18; the last two also with a seed, random-filters:7
+    [default: the data set's: resnet18, none for vectors, for mnist none or the method's]."""
     weights: Path | None = None
     """Weights file; else $MPFEDCL_WEIGHTS, else the folder weights in or beside the data folder."""
     train: bool = False
     """Train the encoder too (resnet18): each client runs the full network."""
+    output: Annotated[str | None, Field(min_length=1)] = None
+    """onnx: the output that stands for an image, by name [default: the only one]."""
+    tokens: Literal["mean", "class", "patches"] | None = None
+    """onnx, where the output is [batch, tokens, features]: the mean of all tokens, the class token
+    (the first one), or the mean of the patches (all but the first) [default: mean]."""
+    mean: tuple[float, float, float] | None = None
+    """onnx: subtracted from red, green and blue in 0 to 1 [default: the model's metadata, else
+    0]."""
+    deviation: tuple[_Positive, _Positive, _Positive] | None = None
+    """onnx: red, green and blue are then divided by it [default: the model's metadata, else 1]."""
+    image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """onnx: pixels per side, where the model takes any size [default: the model's metadata, else
+    64]."""
+
+    @property
+    def onnx_choices(self) -> dict[str, Any]:
+        """Return the settings above that are given, all of which are for ONNX models alone."""
+        names = ("output", "tokens", "mean", "deviation", "image_size")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _refuse_onnx_choices(self) -> Self:
+        # While the name is open, the data set may still fill it in.
+        if self.name is not None and not self.name.startswith("onnx:"):
+            for name, value in self.onnx_choices.items():
+                raise InvalidInput(
+                    f"encoder.{name} is {value!r}; it must be left out, because encoder.name is "
+                    f"{self.name!r} and only onnx:FILE takes it."
+                )
+        return self
 
 
 class AggregationSettings(Settings):

@@ -4,12 +4,12 @@ from mpfedcl.gaussian.classifier import ABSENT, Components, make_components, sco
 from mpfedcl.gaussian.covariance import Covariance, Shrinkage, choose_shrinkage
 from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
 from mpfedcl.gaussian.features import unit_features
+from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_sums
+from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
 from mpfedcl.gaussian.sums import (
-    ClassSums,
     centre_by_class,
-    collect_sums,
     pack_symmetric,
     packed_size,
     unpack_symmetric,
@@ -17,16 +17,18 @@ from mpfedcl.gaussian.sums import (
 
 __all__ = [
     "ABSENT",
-    "ClassSums",
     "ClientEffects",
     "ClientMeans",
     "Components",
     "Covariance",
+    "MemberSums",
+    "Metric",
     "OwnCovariance",
+    "SecondMoment",
     "Shrinkage",
+    "StackedSums",
     "centre_by_class",
     "choose_shrinkage",
-    "collect_sums",
     "estimate_effects",
     "find_impossible_sums",
     "make_components",

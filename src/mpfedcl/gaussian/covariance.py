@@ -51,6 +51,10 @@ class Covariance:
             return torch.full_like(self.spectrum, size)
         return 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.trace / size)
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the same in another precision: enough for what one client computes."""
+        return type(self)(self.basis.to(dtype), self.spectrum.to(dtype))
+
     def solve(self, vectors: Tensor, shrinkage: float) -> Tensor:
         """Return A v for each row of `vectors` [..., d]."""
         return (vectors @ self.basis * self.precision(shrinkage)) @ self.basis.T

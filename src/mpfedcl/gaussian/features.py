@@ -20,4 +20,5 @@ def unit_features(inputs: Tensor) -> Tensor:
     # |phi|² is the sum of |x|, and a product of roots would overflow later than their squares.
     lengths = inputs.abs().sum(dim=-1, keepdim=True).sqrt()
     even = torch.full_like(roots, inputs.shape[-1] ** -0.5)
-    return torch.where(lengths > 0, roots / lengths, even)
+    # Asked so that NaN stays NaN.
+    return torch.where(lengths == 0, even, roots / lengths)

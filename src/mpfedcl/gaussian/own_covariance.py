@@ -52,7 +52,7 @@ class OwnCovariance:
             return self.pooled.solve(vectors, shrinkage.weight)
         weight, size = shrinkage.weight, len(self.pooled.spectrum)
         total = self.degrees + self.strength
-        rows = self.centred.double()
+        rows = self.centred
         trace = (float(rows.square().sum()) + self.strength * self.pooled.trace) / total
         own = (1 - weight) / total
         diagonal = own * self.strength * self.pooled.spectrum + weight * trace / size

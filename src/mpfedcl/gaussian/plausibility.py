@@ -1,16 +1,19 @@
 """Sums that no samples can have: what a server looks at before it adds a client's to the others."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from mpfedcl.gaussian.sums import unpack_symmetric
-from mpfedcl.tensors import Tensors
 
 _ROUNDING = 1e-3
 """Of single precision, with much to spare: what is said falsely by less does no harm."""
 
 
-def find_impossible_sums(summed: Tensors, num_samples: int, *, in_full: bool) -> str | None:
+def find_impossible_sums(
+    summed: Mapping[str, Tensor], num_samples: int, *, in_full: bool
+) -> str | None:
     """Return why no features of length 1 have these sums, or None if some may.
 
     Args:

@@ -1,40 +1,9 @@
-"""What a client sends: sums over its samples by class, and how they scatter within classes."""
+"""Sums of features by class, and symmetric matrices of which half is enough."""
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class ClassSums(NamedTuple):
-    """The sums of some samples; those of several clients add up.
-
-    With phi a sample's features: n_c, s_c = Σ phi, and the scatter of a client's samples around its
-    own class means, W_i = Σ phi phi' - Σ_c s_ic s_ic'/n_ic.
-    """
-
-    counts: Tensor
-    """[C]: n_c."""
-    sums: Tensor
-    """[C, d]: s_c."""
-    within: Tensor
-    """[d (d + 1) / 2]: W, half of it, because it is symmetric (see `pack_symmetric`)."""
-    scatter: Tensor
-    """[]: |W_i|² / f_i of each client; f_i are its samples less the classes that it holds."""
-
-
-def collect_sums(features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
-    """Return the sums of one client's samples; zeros of the same shapes without any."""
-    counts = torch.bincount(labels, minlength=num_classes)
-    sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
-    centred = centre_by_class(features, labels, counts, sums)
-    within = centred.T @ centred
-    degrees = int(counts.sum()) - int((counts > 0).sum())
-    scatter = within.square().sum(dtype=torch.float64) / max(1, degrees)
-    return ClassSums(
-        counts.to(features.dtype), sums, pack_symmetric(within), scatter.to(features.dtype)
-    )
 
 
 def centre_by_class(features: Tensor, labels: Tensor, counts: Tensor, sums: Tensor) -> Tensor:

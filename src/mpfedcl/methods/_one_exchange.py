@@ -1,9 +1,11 @@
 """What methods of one exchange share: clients send sums of frozen features, and nobody trains."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from mpfedcl.gaussian import (
     ClientMeans,
     Components,
     Covariance,
+    Metric,
+    SecondMoment,
     Shrinkage,
+    StackedSums,
     choose_shrinkage,
-    collect_sums,
     find_impossible_sums,
     make_components,
     pack_symmetric,
@@ -65,30 +69,41 @@ class OneExchange(ClosedForm, ABC):
 
     reading: ClassVar[Reading] = "averaged_classifier"
     shares_prototypes = True
-    second_moment: ClassVar[Literal["none", "within", "whole"]] = "none"
-    """What clients send beside counts and sums by class: nothing, the scatter within their classes,
-    or the sum of phi phi'."""
+    second_moment: ClassVar[SecondMoment | None] = None
+    """What clients send beside counts and sums by class, if anything."""
+    sends_fit: ClassVar[bool] = False
+    """Whether clients need what `fit` has found beside the classifier; else the server keeps it."""
 
     @abstractmethod
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
-        """Return the classifier of the pooled sums, and what clients are sent beside it.
+        """Return the classifier of the pooled sums, and what else was found.
 
-        `sums` are those of all clients in float64, `groups` the class means of each.
+        `sums` are those of all clients in float64, `groups` the class means of each. What was found
+        has `covariance`, S packed, and `fit`, which begins with lambda, if there is such a metric.
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return a client's sums; classes with too few samples stay at home."""
+        """Return a client's sums."""
+        return dict(self.collect_many([inputs], [labels])[0])
+
+    def collect_many(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """Return the sums of several clients; classes with too few samples stay at home."""
+        sent = [self._is_sent(each) for each in labels]
+        chosen = torch.cat([each[kept] for each, kept in zip(inputs, sent, strict=True)])
+        stack = StackedSums(
+            unit_features(chosen),
+            torch.cat([each[kept] for each, kept in zip(labels, sent, strict=True)]),
+            [int(kept.sum()) for kept in sent],
+            self.num_classes,
+            self.second_moment,
+        )
+        return [stack.member(index) for index in range(len(stack))]
+
+    def _is_sent(self, labels: Tensor) -> Tensor:
         counts = torch.bincount(labels, minlength=self.num_classes)
-        sent = (counts >= self.experiment.prototypes.min_cluster_size)[labels]
-        features, labels = unit_features(inputs[sent]), labels[sent]
-        if self.second_moment == "within":
-            return collect_sums(features, labels, self.num_classes)._asdict()
-        counts = torch.bincount(labels, minlength=self.num_classes).to(features.dtype)
-        sums = features.new_zeros(self.num_classes, features.shape[1])
-        found = {"counts": counts, "sums": sums.index_add_(0, labels, features)}
-        if self.second_moment == "whole":
-            found["moment"] = pack_symmetric(features.T @ features)
-        return found
+        return (counts >= self.experiment.prototypes.min_cluster_size)[labels]
 
     def judge_sums(self, update: Update, *, in_full: bool) -> str | None:
         """Return why no samples have these sums, or None."""
@@ -108,20 +123,42 @@ class OneExchange(ClosedForm, ABC):
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
-        components, extra = self.fit(tally.sums, ClientMeans.of_pool(pool))
+        components, found = self.fit(tally.sums, ClientMeans.of_pool(pool))
         like = server.params["weight"]
         params = {name: value.to(like) for name, value in components._asdict().items()}
-        return replace(server, params=params, extra=extra)
+        if self.sends_fit:
+            return replace(server, params=params, extra=found)
+        return replace(server, params=params, private={**server.private, **found})
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One prototype per class: the mean of all clients' samples."""
         return pool.class_centres()
 
+    def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
+        """The metric that the classifier scores with, around the prototypes of its parts."""
+        if not {"covariance", "fit"} <= fitted.keys():
+            return None
+        prototypes = self.prototypes_of_parts(fitted, pool)
+        return Metric(fitted["covariance"], float(fitted["fit"][0]), prototypes)
+
+    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Return the prototypes that the averaged classifier is made of."""
+        return self.reference(pool)
+
+
+def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
+    """Return S [d, d] and how far it is shrunk, as `OneExchange.metric` reads them."""
+    fit = torch.tensor([*shrinkage], dtype=torch.float64, device=covariance.device)
+    return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
+
 
 def fit_classes(
-    covariance: Covariance, degrees: float, sums: Tensors
+    covariance: Covariance, degrees: float, sums: Tensors, *, hottest: float = math.inf
 ) -> tuple[Components, Shrinkage]:
-    """Return one Gaussian per class around its mean, with a covariance that all share."""
+    """Return one Gaussian per class around its mean, with a covariance that all share.
+
+    `hottest` bounds the temperature.
+    """
     present, means, counts = class_means(sums)
     shrinkage = choose_shrinkage(covariance, degrees, means, counts)
     origin = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
@@ -131,7 +168,7 @@ def fit_classes(
         present,
         torch.ones_like(counts),
         origin=origin,
-        temperature=shrinkage.temperature,
+        temperature=min(shrinkage.temperature, hottest),
         num_classes=len(sums["counts"]),
     )
     return components, shrinkage

@@ -22,9 +22,11 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
+from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
+    MOST_PROTOTYPES,
     PrototypePool,
     Prototypes,
     kmeans_prototypes,
@@ -156,8 +158,8 @@ class Method:
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
     shares_model: bool = True
     shares_prototypes: bool = False
-    clustering: ClassVar[Literal["kmeans", "mean"]] = "kmeans"
-    """How `summarize` makes a class's prototypes."""
+    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
+    """How `summarize` makes a class's prototypes; a method with dbscan does so itself."""
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         self.experiment = experiment
@@ -166,7 +168,8 @@ class Method:
         values = getattr(experiment, kind.section, {}) if kind.section else {}
         self.settings = read_section(kind.section, kind, values)
         per_class = experiment.prototypes.per_class
-        self.num_prototypes = 1 if self.clustering == "mean" else per_class
+        numbers = {"kmeans": None if per_class == "auto" else per_class, "mean": 1, "dbscan": None}
+        self.num_prototypes = numbers[self.clustering]
         """At most so many prototypes per class and client; None: any number."""
 
     @classmethod
@@ -252,9 +255,11 @@ class Method:
         }
         if self.clustering == "mean":
             return mean_prototypes(embeddings, labels, **common)
-        num_prototypes = self.num_prototypes or 1
+        number: int | Literal["auto"] = self.num_prototypes or 1
+        if self._chooses_number:
+            number = "auto"
         return kmeans_prototypes(
-            embeddings, labels, seeds, num_prototypes=num_prototypes, init=settings.init, **common
+            embeddings, labels, seeds, num_prototypes=number, init=settings.init, **common
         )
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -263,6 +268,12 @@ class Method:
         Of no samples at all they must be zeros of the same shapes and types.
         """
         return {}
+
+    def collect_many(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """Return the same of several clients of one process, which may be cheaper together."""
+        return [self.collect(*each) for each in zip(inputs, labels, strict=True)]
 
     def personalize(self, received: Any, inputs: Tensor, labels: Tensor) -> Tensors | None:
         """Return the own model of a client that does not train, from its training samples.
@@ -319,6 +330,23 @@ class Method:
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """Return the prototypes that clients are sent, and that predictions are compared with."""
         return pool
+
+    @property
+    def most_prototypes(self) -> int | None:
+        """The most prototypes of a class that an honest client sends, for the guard."""
+        return MOST_PROTOTYPES if self._chooses_number else self.num_prototypes
+
+    @property
+    def _chooses_number(self) -> bool:
+        is_open = self.num_prototypes is None and self.clustering == "kmeans"
+        return is_open and self.experiment.prototypes.per_class == "auto"
+
+    def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
+        """Return the metric in which samples are far from the pool; None: by `reference` alone.
+
+        `fitted` is what the server keeps beside its parameters.
+        """
+        return None
 
     def longest_prototype(self) -> float:
         """Return the greatest length an honest prototype can have, for the guard."""

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
 from mpfedcl.prototypes import Prototypes, dbscan_prototypes
@@ -31,13 +30,10 @@ class DpFedCL(MpFedCL):
 
     name = "dp-fedcl"
     summary = "as MP-FedCL, prototypes from DBSCAN's clusters"
+    clustering = "dbscan"
     settings: DbscanSettings
     defaults = MappingProxyType({"prototypes__padding": "fill"})
     knobs = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
-
-    def __init__(self, experiment: Experiment, num_classes: int) -> None:
-        super().__init__(experiment, num_classes)
-        self.num_prototypes = None
 
     def summarize(
         self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]

@@ -4,7 +4,12 @@ from typing import Any
 
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods._one_exchange import OneExchange, class_means, fit_classes
+from mpfedcl.methods._one_exchange import (
+    OneExchange,
+    class_means,
+    describe_metric,
+    fit_classes,
+)
 from mpfedcl.tensors import Tensors
 
 
@@ -32,8 +37,9 @@ class FedCOF(OneExchange):
                 f"fedcof has {degrees} degrees of freedom for {size} features: with so few clients "
                 "its covariance is a guess; fedlda sends the true one."
             )
-        covariance = Covariance.decompose(away.T @ away / max(1, degrees))
-        return fit_classes(covariance, max(1.0, degrees), sums)[0], {}
+        spread = away.T @ away / max(1, degrees)
+        components, shrinkage = fit_classes(Covariance.decompose(spread), max(1.0, degrees), sums)
+        return components, describe_metric(spread, shrinkage)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Warn where clients are too few."""

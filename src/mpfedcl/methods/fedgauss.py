@@ -1,7 +1,8 @@
 """FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods._one_exchange import OneExchange, class_means
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 
 
@@ -39,6 +41,11 @@ class GaussianPool(NamedTuple):
     counts: Tensor
     """[C], float64: 0 for a class that nobody holds."""
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the same in another precision: enough for what one client computes."""
+        means, counts = self.means.to(dtype), self.counts.to(dtype)
+        return self._replace(covariance=self.covariance.to(dtype), means=means, counts=counts)
+
 
 class FedGauss(OneExchange):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
@@ -54,6 +61,7 @@ class FedGauss(OneExchange):
     reading = "personal_classifier_prior"
     union_reading = "averaged_classifier"
     second_moment = "within"
+    sends_fit = True
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""
 
@@ -100,7 +108,7 @@ class FedGauss(OneExchange):
                     groups.class_counts,
                 ),
             )
-        return self._pool[1]
+        return self._pool[1].to(getattr(torch, self.experiment.dtype))
 
     def personalize(
         self, received: GaussianPool | None, inputs: Tensor, labels: Tensor
@@ -108,14 +116,14 @@ class FedGauss(OneExchange):
         """Return a client's own classifier: its prototypes, in its own metric."""
         if received is None:
             return None
-        features = unit_features(inputs).double()
+        features = unit_features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
         held = counts.nonzero().squeeze(1)
         own = ClientMeans(
             sums[held] / counts[held].unsqueeze(1),
             held,
-            counts[held].double(),
+            counts[held].to(features.dtype),
             torch.zeros_like(held),
             1,
             self.num_classes,
@@ -136,12 +144,22 @@ class FedGauss(OneExchange):
             prototypes[answered],
             covariance.solve(prototypes[answered] - origin, received.shrinkage),
             answered,
-            torch.ones(len(answered), dtype=torch.float64, device=features.device),
+            torch.ones_like(prototypes[answered, 0]),
             origin=origin,
             temperature=received.shrinkage.temperature,
             num_classes=self.num_classes,
         )
-        return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}
+        return components._asdict()
+
+    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Each client's prototypes; one per class where clients do not differ."""
+        effects = ClientEffects(*fitted["fit"][2:4].tolist())
+        if not any(effects):
+            return self.reference(pool)
+        groups = ClientMeans.of_pool(pool)
+        means = groups.class_means
+        vectors = effects.group_means(groups, means, effects.shifts(groups, means))
+        return replace(pool, vectors=vectors)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""

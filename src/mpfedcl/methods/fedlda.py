@@ -1,7 +1,7 @@
 """FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), in one exchange."""
 
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
-from mpfedcl.methods._one_exchange import OneExchange, fit_classes
+from mpfedcl.methods._one_exchange import OneExchange, describe_metric, fit_classes
 from mpfedcl.tensors import Tensors
 
 
@@ -16,4 +16,5 @@ class FedLDA(OneExchange):
         """Return one Gaussian per class with the pooled covariance within classes."""
         degrees = max(1.0, float(groups.degrees.sum()))
         within = unpack_symmetric(sums["within"], groups.vectors.shape[1]) / degrees
-        return fit_classes(Covariance.decompose(within), degrees, sums)[0], {}
+        components, shrinkage = fit_classes(Covariance.decompose(within), degrees, sums)
+        return components, describe_metric(within, shrinkage)

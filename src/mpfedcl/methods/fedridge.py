@@ -15,7 +15,7 @@ class FedRidge(OneExchange):
 
     name = "fedridge"
     summary = "ridge regression on one-hot targets, one exchange of sums"
-    second_moment = "whole"
+    second_moment = "moment"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Solve the normal equations."""

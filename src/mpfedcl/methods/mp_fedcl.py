@@ -10,7 +10,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods.base import Batch, Context, Method, Reading, Test
-from mpfedcl.prototypes import ContrastTargets, PoolGrid, contrastive_loss
+from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
 
@@ -86,11 +86,14 @@ class MpFedCL(Method):
         return batch.cross_entropy(logits) + settings.weight * contrast
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Say where the loss saw a sample of the pool's clients only."""
-        if not self._draws(broadcast):
-            return {}
-        drawn, everyone = self.experiment.contrast.sample, broadcast.pool.num_clients
-        return {"contrast": {"clients_a_step": drawn, "clients_in_pool": everyone}}
+        """Say where the loss saw a sample of the pool's clients, or classes of unequal numbers."""
+        remarks: dict[str, Any] = {}
+        if self._draws(broadcast):
+            drawn, everyone = self.experiment.contrast.sample, broadcast.pool.num_clients
+            remarks["contrast"] = {"clients_a_step": drawn, "clients_in_pool": everyone}
+        if self.num_prototypes is None and len(broadcast.pool):
+            remarks["prototypes_per_class"] = _count_prototypes(broadcast.pool)
+        return remarks
 
     def pool_factor(self, broadcast: Broadcast) -> float | None:
         """(C - 1) weight / τ; the lemma speaks of slots, and of a pool that there was before."""
@@ -102,6 +105,18 @@ class MpFedCL(Method):
     def _draws(self, broadcast: Broadcast) -> bool:
         sample = self.experiment.contrast.sample
         return sample is not None and sample < broadcast.pool.num_clients
+
+
+def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:
+    """Return how many prototypes the clients have of the classes that they hold."""
+    held = pool.held[pool.held > 0]
+    found = torch.bincount(held).tolist()
+    return {
+        "mean": round(float(held.double().mean()), 3),
+        "most": len(found) - 1,
+        # A number of prototypes, and how often a client has that many of a class.
+        "histogram": {str(number): count for number, count in enumerate(found) if count},
+    }
 
 
 class SampledContrast:

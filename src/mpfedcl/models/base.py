@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from mpfedcl.tensors import Tensors
 
@@ -18,6 +19,11 @@ class Model(Protocol):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
+
+    def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same of several models [models, B, ...], whose parameters are stacked."""
+        embeddings, logits = vmap(self.apply, in_dims=(0, None))(params, inputs)
+        return embeddings, logits
 
     def fits(self, params: Tensors) -> bool:
         """Tell whether parameters are of this model, by their names and shapes."""

@@ -28,6 +28,14 @@ class GaussianClassifier(Model):
         bias = torch.full((self._num_classes, 1), ABSENT, dtype=dtype)
         return {"weight": weight, "bias": bias}
 
+    def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same of several models: their classes side by side are one model's."""
+        count = len(params["weight"])
+        side_by_side = {name: value.flatten(0, 1) for name, value in params.items()}
+        features, scores = self.apply(side_by_side, inputs)
+        by_model = scores.view(len(scores), count, -1).transpose(0, 1)
+        return features.expand(count, *features.shape), by_model
+
     def fits(self, params: Tensors) -> bool:
         """Tell whether parameters are of this model, with any number of parts."""
         if params.keys() != {"weight", "bias"}:

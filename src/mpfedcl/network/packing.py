@@ -3,6 +3,7 @@
 This is all that travels, so `docs/privacy.md` lists it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -10,8 +11,10 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import torch
 from numpy.typing import NDArray
 
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods import find_method
 from mpfedcl.network.message import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
@@ -31,6 +34,14 @@ class Form(NamedTuple):
     """Numbers that stand for a sample."""
     encoder: str
     samples: SampleKind = "images"
+    image_shape: tuple[int, ...] = ()
+    """Of images whose encoder is made for their own size and colour; else empty."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read it from federation.json; an older one does not have all fields."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        return cls(**{**known, "image_shape": tuple(known.get("image_shape", ()))})
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Introduction:
     """What tells its encoder from others; empty without one."""
     samples: SampleKind = "images"
     """What its data are."""
+    image_shape: tuple[int, ...] = ()
+    """Of one image, where its encoder is made for images of their own size and colour."""
 
     @property
     def num_samples(self) -> int:
@@ -59,7 +72,7 @@ class Introduction:
     @property
     def form(self) -> Form:
         """What all clients must have in common."""
-        return Form(self.input_size, self.encoder, self.samples)
+        return Form(self.input_size, self.encoder, self.samples, self.image_shape)
 
     def to_message(self) -> Message:
         """Return it as a message."""
@@ -72,6 +85,7 @@ class Introduction:
                 "input_size": self.input_size,
                 "encoder": self.encoder,
                 "samples": self.samples,
+                "image_shape": list(self.image_shape),
             }
         )
 
@@ -98,7 +112,12 @@ class Introduction:
         samples = message.values.get("samples", "images")
         if samples not in get_args(SampleKind):
             raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
-        return cls(name, tuple(classes), tuple(train), test, input_size, encoder, samples)
+        # Nor do older ones have an encoder that is made for the size of their images.
+        shape = message.values.get("image_shape", [])
+        if shape != [] and ImageFormat.from_shape(shape) is None:
+            raise MessageError("image_shape must be [height, width] or [height, width, 3], or []")
+        counts = tuple(train)
+        return cls(name, tuple(classes), counts, test, input_size, encoder, samples, tuple(shape))
 
 
 def check_name(name: str) -> None:
@@ -113,7 +132,7 @@ def check_name(name: str) -> None:
 def pack_experiment(experiment: Experiment) -> str:
     """Return an experiment as it is sent to clients: without the places of the server's files."""
     # Where clients decide, those with images are told what an encoder they need.
-    resolved = experiment.resolved()
+    resolved = experiment.resolved(find_method(experiment.method).defaults)
     kind, _, path = (resolved.encoder.name or "").partition(":")
     name = f"{kind}:{PurePath(path).name}" if path else resolved.encoder.name
     return resolved.replace(
@@ -171,7 +190,7 @@ def pack_update(update: Update) -> Message:
         },
         {
             **_to_arrays("averaged", averaged or {}),
-            **_to_arrays("summed", update.summed),
+            **_to_arrays("summed", dict(update.summed)),
             "prototypes/vectors": _to_array(prototypes.vectors),
             "prototypes/labels": _to_array(prototypes.labels),
             "prototypes/counts": _to_array(prototypes.counts),

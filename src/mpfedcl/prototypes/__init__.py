@@ -1,5 +1,6 @@
 """Prototypes: clustering, the pool, and the contrastive loss. Tensors in, tensors out."""
 
+from mpfedcl.prototypes.automatic import MOST_PROTOTYPES
 from mpfedcl.prototypes.clustering import (
     cluster_prototypes,
     dbscan_prototypes,
@@ -12,6 +13,7 @@ from mpfedcl.prototypes.prototypes import Prototypes
 from mpfedcl.prototypes.targets import ContrastTargets, PoolGrid, prepare_contrast
 
 __all__ = [
+    "MOST_PROTOTYPES",
     "ContrastTargets",
     "PoolGrid",
     "PrototypePool",

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from mpfedcl.prototypes.automatic import MOST_PROTOTYPES, choose_clusters
 from mpfedcl.prototypes.dbscan import run_dbscan
 from mpfedcl.prototypes.groups import average_clusters, group_samples
 from mpfedcl.prototypes.kmeans import run_kmeans
@@ -20,7 +21,7 @@ def cluster_prototypes(
     labels: Tensor,
     *,
     num_classes: int,
-    num_prototypes: int | None = None,
+    num_prototypes: int | Literal["auto"] | None = None,
     method: ClusteringMethod = "kmeans",
     seed: int = 0,
     init: Initialization = "k-means++",
@@ -39,7 +40,7 @@ def cluster_prototypes(
         embeddings: [samples, d], taken as they are: normalise them first if you want unit vectors.
         labels: [samples] classes, integers from 0 to `num_classes` - 1.
         num_classes: C, whether or not the client holds them all.
-        num_prototypes: K, for kmeans.
+        num_prototypes: K, for kmeans; "auto" chooses one from 1 to 8 for each class.
         method: kmeans, mean or dbscan.
         seed, init: Where kmeans starts.
         min_cluster_size: Clusters of fewer samples give no prototype.
@@ -55,12 +56,12 @@ def cluster_prototypes(
         >>> mine.labels.tolist(), mine.counts.tolist()
         ([0, 0, 1], [2, 1, 1])
     """
-    if num_prototypes is not None and num_prototypes < 1:
+    if isinstance(num_prototypes, int) and num_prototypes < 1:
         raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
     clients, classes = [embeddings], [labels]
     if method == "kmeans":
         if num_prototypes is None:
-            raise ValueError("num_prototypes is None; k-means needs a number, at least 1.")
+            raise ValueError("num_prototypes is None; k-means needs a number, at least 1, or auto.")
         return kmeans_prototypes(
             clients,
             classes,
@@ -94,16 +95,18 @@ def kmeans_prototypes(
     seeds: Sequence[int],
     *,
     num_classes: int,
-    num_prototypes: int,
+    num_prototypes: int | Literal["auto"],
     init: Initialization = "k-means++",
     min_cluster_size: int = 1,
 ) -> list[Prototypes]:
     """Return the k-means prototypes of several clients, all classes of all of them at once.
 
-    A client draws from its own seed alone, so its result does not depend on its company.
+    A client draws from its own seed alone, so its result does not depend on its company. "auto"
+    chooses K for each class of each client: see `choose_clusters`.
     """
-    if num_prototypes < 1:
-        raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
+    most = MOST_PROTOTYPES if num_prototypes == "auto" else num_prototypes
+    if most < 1:
+        raise ValueError(f"num_prototypes is {most}; it must be at least 1.")
     if init not in get_args(Initialization):
         raise ValueError(
             f"init is {init!r}; it must be one of {', '.join(get_args(Initialization))}."
@@ -116,15 +119,19 @@ def kmeans_prototypes(
         return []
     groups = group_samples(embeddings, labels, num_classes)
     # No class has more clusters than samples: a larger K would only cost time.
-    num_clusters = min(num_prototypes, max([1, *groups.sizes.tolist()]))
+    num_clusters = min(most, max([1, *groups.sizes.tolist()]))
     # float32 draws stay clear enough of 1 that a cumulative sum never runs past its group.
     draws = torch.stack(
         [
-            torch.rand(num_classes, num_prototypes, generator=torch.Generator().manual_seed(seed))
+            torch.rand(num_classes, most, generator=torch.Generator().manual_seed(seed))
             for seed in seeds
         ]
     )[groups.clients.cpu(), groups.labels.cpu(), :num_clusters]
-    clusters = run_kmeans(groups, draws, spread=init == "k-means++")
+    spread = init == "k-means++"
+    if num_prototypes == "auto":
+        clusters = choose_clusters(groups, draws, spread=spread, min_cluster_size=min_cluster_size)
+    else:
+        clusters = run_kmeans(groups, draws, spread=spread)
     return average_clusters(groups, clusters, num_clusters, min_cluster_size)
 
 

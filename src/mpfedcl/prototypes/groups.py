@@ -120,6 +120,12 @@ def average_clusters(
     ]
 
 
+def mean_by(vectors: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return [size, d]: the mean of the vectors of each index, zeros where there is none."""
+    sums = vectors.new_zeros(size, vectors.shape[1]).index_add_(0, index, vectors)
+    return sums / torch.bincount(index, minlength=size).clamp(min=1).unsqueeze(1)
+
+
 def _merge_equal(means: Tensor, filled: Tensor) -> Tensor:
     """Return [G, K]: for each cluster the lowest one of its group that has the same mean."""
     equal = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist") == 0

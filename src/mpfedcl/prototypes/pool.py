@@ -8,6 +8,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from mpfedcl.prototypes.groups import mean_by
 from mpfedcl.prototypes.nearest import find_nearest
 from mpfedcl.prototypes.prototypes import Prototypes
 
@@ -128,6 +129,13 @@ class PrototypePool:
         """[C] bool, the classes that somebody holds."""
         return torch.bincount(self.labels, minlength=self.num_classes) > 0
 
+    @property
+    def held(self) -> Tensor:
+        """[N, C] int64, how many prototypes each client has of each class."""
+        key = self.owners * self.num_classes + self.labels
+        held = torch.bincount(key, minlength=self.num_clients * self.num_classes)
+        return held.view(self.num_clients, self.num_classes)
+
     def of(self, name: str) -> Prototypes:
         """Return one client's prototypes; none for a name that is not in the pool."""
         owner = self.names.index(name) if name in self.names else -1
@@ -172,7 +180,7 @@ class PrototypePool:
 
     def class_means(self) -> Tensor:
         """Return [C, d]: ū_j = mean of all real prototypes of class j, zeros where it is absent."""
-        return _mean_by(self.vectors, self.labels, self.num_classes)
+        return mean_by(self.vectors, self.labels, self.num_classes)
 
     def slots(self, padding: Padding = "all") -> Tensor:
         """Return [N, K, C] int64: the row of `vectors` in each place of the grid, -1 for padding.
@@ -183,7 +191,7 @@ class PrototypePool:
         if padding not in get_args(Padding):
             raise ValueError(f"padding is {padding!r}; it must be one of all, fill.")
         key = self.owners * self.num_classes + self.labels
-        held = torch.bincount(key, minlength=self.num_clients * self.num_classes)
+        held = self.held.flatten()
         num_slots = self.num_prototypes
         if num_slots is None:
             num_slots = int(held.max()) if len(held) else 0
@@ -264,8 +272,8 @@ class PrototypePool:
         if not len(self):
             return replace(self, num_prototypes=1)
         key, place = torch.unique(self.owners * self.num_classes + self.labels, return_inverse=True)
-        owner_means = _mean_by(self.vectors, place, len(key))
-        means = _mean_by(owner_means, key % self.num_classes, self.num_classes)
+        owner_means = mean_by(self.vectors, place, len(key))
+        means = mean_by(owner_means, key % self.num_classes, self.num_classes)
         return self._one_per_class(means)
 
     def class_centres(self) -> Self:
@@ -292,12 +300,6 @@ class PrototypePool:
             names=("global",),
             num_prototypes=1,
         )
-
-
-def _mean_by(vectors: Tensor, index: Tensor, size: int) -> Tensor:
-    """Return [size, d]: the mean of the vectors of each index, zeros where there is none."""
-    sums = vectors.new_zeros(size, vectors.shape[1]).index_add_(0, index, vectors)
-    return sums / torch.bincount(index, minlength=size).clamp(min=1).unsqueeze(1)
 
 
 def _check(pool: PrototypePool) -> None:
@@ -328,8 +330,7 @@ def _check(pool: PrototypePool) -> None:
     # aminmax passes NaN on.
     if not all(math.isfinite(float(value)) for value in pool.vectors.detach().aminmax()):
         raise ValueError("prototype vectors hold NaN or infinity; every number must be finite.")
-    held = torch.bincount(pool.owners * pool.num_classes + pool.labels)
-    most, place = (int(value) for value in held.max(dim=0))
+    most, place = (int(value) for value in pool.held.flatten().max(dim=0))
     if pool.num_prototypes is not None and most > pool.num_prototypes:
         raise ValueError(
             f"client {pool.names[place // pool.num_classes]} has {most} prototypes of class "

@@ -16,7 +16,7 @@ from mpfedcl.report.markdown import (
     printable_name,
     yaml_string,
 )
-from mpfedcl.report.number_formatting import deviation, mean
+from mpfedcl.report.number_formatting import describe_calibration, deviation, mean
 from mpfedcl.report.reproduction import compare_command, run_command, without_local_paths
 from mpfedcl.report.tables import (
     READING_TITLES,
@@ -196,7 +196,7 @@ def _data_section(subject: CardSubject) -> str:
 
 
 def _describe_source(experiment: Experiment, nouns: str) -> str:
-    if experiment.dataset.name == "folder":
+    if experiment.dataset.name in ("folder", "table"):
         return f"{nouns} of whoever made this run; their terms hold."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
@@ -226,6 +226,8 @@ def _readings_section(subject: CardSubject) -> str:
             f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
             f"{_describe_worst_client(subject)}\n"
         )
+    if told := describe_calibration(subject.summary):
+        lines.append(f"{told.capitalize()}.\n")
     public = without_local_paths(subject.experiment)
     command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
     lines.append(

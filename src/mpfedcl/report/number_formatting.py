@@ -1,7 +1,8 @@
 """Numbers as a page needs them: short, finite, and not too many."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Numbers = Sequence[float | None]
 
@@ -43,3 +44,12 @@ def deviation(values: Sequence[float]) -> float | None:
     if middle is None:
         return None
     return math.sqrt(sum((value - middle) ** 2 for value in values) / len(values))
+
+
+def describe_calibration(summary: Mapping[str, Any]) -> str:
+    """Say how far a run's probabilities are off; nothing where it gives none."""
+    found = summary.get("calibration_error") or {}
+    told = [
+        f"{value:.1f} % on the {test} test" for test, value in found.items() if value is not None
+    ]
+    return f"calibration error of its probabilities: {', '.join(told)}" if told else ""

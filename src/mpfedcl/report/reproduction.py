@@ -125,8 +125,9 @@ def without_local_paths(experiment: Experiment) -> Experiment:
     """Return an experiment that does not tell where somebody keeps what, or how it was run."""
     changes: dict[str, Any] = dict(RESULT_NEUTRAL_SETTINGS)
     if experiment.dataset.root is not None:
-        is_set = experiment.dataset.name == "folder"
-        changes["dataset__root"] = Path("PICTURES") if is_set else None
+        # Of one's own data the root is the set itself; elsewhere it says where all sets are.
+        own = {"folder": Path("PICTURES"), "table": Path("TABLE")}
+        changes["dataset__root"] = own.get(experiment.dataset.name)
     if experiment.encoder.weights is not None:
         changes["encoder__weights"] = Path(experiment.encoder.weights.name)
     kind, colon, file = str(experiment.encoder.name).partition(":")

@@ -7,9 +7,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, TESTS, Reading
+from mpfedcl.methods import READINGS, TESTS, Reading, Test
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.label_prior import estimate_prior, log_prior
+from mpfedcl.rounds.calibration_error import (
+    BinSums,
+    add_bins,
+    count_bins,
+    expected_calibration_error,
+)
+from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
 
 AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
@@ -23,6 +29,8 @@ _READ_AT_ONCE = 16384
 _MOST_PRIOR_SCORES = 2**31
 """Clients times union images times classes up to which priors are read on the union test: the
 averaged model says the same to everybody, but a prior makes it say something else to each."""
+_MOST_BINNED_SCORES = 2**28
+"""The same for probabilities that differ from client to client: measuring them stays cheap."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class RoundReadings:
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
+    bins: dict[Test, BinSums] = field(default_factory=dict)
+    """Counted with it: probabilities of the reading that each test is judged by, of all clients."""
 
     def table(self) -> AccuracyTable:
         """Average over clients: averaged models over all, personal models over the trained."""
@@ -42,6 +52,10 @@ class RoundReadings:
     def per_client(self, reading: Reading) -> dict[str, float | None]:
         """Return one reading on each client's own test."""
         return {name: table["own"][reading] for name, table in self.clients.items()}
+
+    def calibration_error(self) -> dict[Test, float | None]:
+        """Return the expected calibration error in %; None where no classifier is judged."""
+        return {test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS}
 
     def _mean(self, test: str, reading: str) -> float | None:
         names = self.trained if reading.startswith("personal") else list(self.clients)
@@ -74,11 +88,12 @@ class Evaluator:
     reference: PrototypePool | None
     temperature: float = 0.07
     """By which similarities to prototypes are divided."""
+    read_at_once: int = _READ_AT_ONCE
 
     @property
     def models_at_once(self) -> int:
         """How many models may read together; the memory stays flat."""
-        return max(1, _READ_AT_ONCE // max(1, min(len(self.labels), _CHUNK)))
+        return max(1, self.read_at_once // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
     def predict(
@@ -125,17 +140,25 @@ class ClientReader:
     num_clients: int
 
     def tables(
-        self, personal: Predictions | None, own: Tensor, label_counts: Tensor
+        self,
+        personal: Predictions | None,
+        own: Tensor,
+        label_counts: Tensor,
+        estimated: Tensor | None = None,
     ) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
         """Return one client's readings on both tests, and what it says on its own.
 
-        `own` are its images in the union, `label_counts` [C] those that it was trained on.
+        `own` are its images in the union, `label_counts` [C] those that it was trained on,
+        `estimated` its log prior as found without labels.
         """
         prior = log_prior(label_counts)
-        on_own = self._say(personal, prior, own)
+        on_own = self._say(personal, prior, own, estimated)
         size = self.num_clients * len(self.labels) * len(label_counts)
         on_union: Mapping[Reading, Tensor] = {}
-        if size <= _MOST_PRIOR_SCORES:
+        if len(own) == len(self.labels):
+            # All images are its own, and read already.
+            on_union = {r: said for r, said in on_own.items() if r.endswith("prior")}
+        elif size <= _MOST_PRIOR_SCORES:
             on_union = _add_priors(personal, self.averaged, prior)
         truth = self.labels[own]
         union: dict[str, float | None] = dict.fromkeys(READINGS)
@@ -149,6 +172,32 @@ class ClientReader:
         right |= {r: percent_correct(said == truth) for r, said in on_own.items()}
         return {"own": right, "union": union}, on_own
 
+    def bins(
+        self,
+        readings: Mapping[Test, Reading],
+        personal: Predictions | None,
+        own: Tensor,
+        label_counts: Tensor,
+    ) -> dict[Test, BinSums]:
+        """Return one client's probabilities by the reading of each test, as far as it has them."""
+        prior, found = log_prior(label_counts), dict[Test, BinSums]()
+        on_own = _select(personal, own), _select(self.averaged, own)
+        if len(own) and (scores := _read_scores(readings["own"], *on_own, prior)) is not None:
+            found["own"] = count_bins(scores, self.labels[own])
+        if readings["union"] == "averaged_classifier":
+            # The same for all clients; that it is added up for each leaves the error as it is.
+            found["union"] = self._averaged_bins
+        elif self.num_clients * len(self.labels) * len(label_counts) <= _MOST_BINNED_SCORES:
+            scores = _read_scores(readings["union"], personal, self.averaged, prior)
+            found["union"] = add_bins([]) if scores is None else count_bins(scores, self.labels)
+        return found
+
+    @cached_property
+    def _averaged_bins(self) -> BinSums:
+        return (
+            add_bins([]) if self.averaged is None else count_bins(self.averaged.scores, self.labels)
+        )
+
     @cached_property
     def _averaged_on_union(self) -> dict[str, float | None]:
         """The same for all clients: read once."""
@@ -161,7 +210,11 @@ class ClientReader:
         return {r: percent_correct(e == self.labels) for r, e in said.items() if e is not None}
 
     def _say(
-        self, personal: Predictions | None, prior: Tensor, own: Tensor
+        self,
+        personal: Predictions | None,
+        prior: Tensor,
+        own: Tensor,
+        estimated: Tensor | None,
     ) -> dict[Reading, Tensor]:
         personal, averaged = _select(personal, own), _select(self.averaged, own)
         said = _add_priors(personal, averaged, prior)
@@ -173,18 +226,46 @@ class ClientReader:
             said["averaged_classifier"] = averaged.classifier
             if averaged.prototype is not None:
                 said["averaged_prototype"] = averaged.prototype
-            if len(own):
-                found = estimate_prior(averaged.scores)
-                said["averaged_classifier_estimated"] = (averaged.scores + found).argmax(dim=1)
+            if estimated is not None:
+                scores = averaged.scores + estimated.to(averaged.scores)
+                said["averaged_classifier_estimated"] = scores.argmax(dim=1)
         return said
 
 
+def estimate_own_priors(
+    averaged: Predictions | None, tests: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return each client's log prior as its own test images say it without their labels."""
+    named = {name: own for name, own in tests.items() if len(own)}
+    if averaged is None or not named:
+        return {}
+    if all(len(own) == len(averaged.scores) for own in named.values()):
+        # All are tested on all images.
+        return dict.fromkeys(named, estimate_prior(averaged.scores))
+    sizes = torch.tensor([len(own) for own in named.values()])
+    owners = torch.arange(len(named)).repeat_interleave(sizes)
+    scores = averaged.scores[torch.cat(list(named.values()))]
+    return dict(zip(named, estimate_priors(scores, owners, len(named)), strict=True))
+
+
 def _select(predictions: Predictions | None, rows: Tensor) -> Predictions | None:
-    if predictions is None:
-        return None
+    if predictions is None or len(rows) == len(predictions.classifier):
+        return predictions
     parts = (predictions.classifier, predictions.prototype, predictions.scores)
     chosen = [None if part is None else part[rows] for part in (*parts, predictions.similarities)]
     return Predictions(*chosen)  # type: ignore[arg-type]
+
+
+def _read_scores(
+    reading: Reading, personal: Predictions | None, averaged: Predictions | None, prior: Tensor
+) -> Tensor | None:
+    """Return the scores whose softmax is a reading's probabilities; None: it is no classifier."""
+    model = personal if reading.startswith("personal") else averaged
+    if model is None or "prototype" in reading:
+        return None
+    if reading.endswith("_prior"):
+        return model.scores.double() + prior
+    return model.scores + estimate_prior(model.scores) if "estimated" in reading else model.scores
 
 
 def _add_priors(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian import MemberSums
 from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
@@ -36,7 +37,7 @@ class Guard:
         self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
-        self._num_prototypes = method.num_prototypes
+        self._most_prototypes = method.most_prototypes
         self._shares_prototypes = method.shares_prototypes
         self._max_norm = method.experiment.guard.max_norm
         # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
@@ -52,7 +53,8 @@ class Guard:
             return "tensors or prototypes are missing"
         # A share is this process's own; only tensors may come from a stranger.
         averaged = update.averaged if isinstance(update.averaged, dict) else {}
-        parts = {**averaged, **update.summed, "vectors": update.prototypes.vectors}
+        summed = {} if isinstance(update.summed, MemberSums) else update.summed
+        parts = {**averaged, **summed, "vectors": update.prototypes.vectors}
         for name, value in parts.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 return f"{name} is no dense tensor"
@@ -63,7 +65,9 @@ class Guard:
     def judge_shapes(self, update: Update) -> str | None:
         """Return which tensors are not of the names, shapes and types that were asked for."""
         averaged = update.averaged if isinstance(update.averaged, dict) else self.template
-        return _judge_tensors(averaged, self.template) or _judge_tensors(update.summed, self.sums)
+        return _judge_tensors(averaged, self.template) or _judge_tensors(
+            update.summed_shapes, self.sums
+        )
 
     def judge(self, update: Update, broadcast: Broadcast) -> str | None:
         """Return why a well-formed update must be rejected, or None if it is sound."""
@@ -108,6 +112,10 @@ class Guard:
         return None
 
     def _judge_sums(self, update: Update) -> str | None:
+        if isinstance(update.summed, MemberSums):
+            # Made in this process from the samples themselves.
+            sound = update.summed.stack.is_finite[update.summed.index]
+            return None if sound else "the samples hold values that are not finite"
         odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
         if odd:
             return f"the sums {odd[0]} hold values that are not finite"
@@ -142,12 +150,12 @@ class Guard:
         ):
             return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
         most = int(prototypes.labels.bincount().max())
-        if self._num_prototypes is not None and most > self._num_prototypes:
-            return f"a class has {most} prototypes; at most {self._num_prototypes}"
+        if self._most_prototypes is not None and most > self._most_prototypes:
+            return f"a class has {most} prototypes; at most {self._most_prototypes}"
         return None
 
 
-def _judge_tensors(tensors: Tensors, template: Tensors) -> str | None:
+def _judge_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:
     if tensors.keys() != template.keys():
         odd = sorted(tensors.keys() ^ template.keys())
         return f"tensors {odd[:3]} are missing or unknown"

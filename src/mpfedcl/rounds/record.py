@@ -41,11 +41,14 @@ class RoundRecord(FileContent):
     """Whose updates each processor has changed."""
     remarks: dict[str, Any] = Field(default_factory=dict)
     """What else the method and the engine say of the round."""
+    calibration_error: dict[Test, float | None] | None = None
+    """Expected calibration error in %, of the readings that are judged; of the last round."""
     diagnostics: dict[str, Any] | None = None
     """What was measured beside, where the experiment asks for it."""
 
     def to_json(self) -> Json:
-        """Return plain values; without diagnostics where nobody asked."""
+        """Return plain values; without what was measured of other rounds alone, or not at all."""
+        measured = ("calibration_error", "diagnostics")
         return self.model_dump(
-            mode="json", exclude={"diagnostics"} if self.diagnostics is None else None
+            mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

@@ -145,6 +145,7 @@ class RoundLoop:
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
 
@@ -184,7 +185,7 @@ class RoundLoop:
             kept.pop(name, None)
         server, means = self.state.server, collector.means()
         # Where all have withheld what is averaged there is nothing to fold.
-        if means or collector.sums or not self._guard.template:
+        if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         self.state = RoundState(number, server, {**kept, **fresh})
 

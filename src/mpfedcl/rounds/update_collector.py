@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from mpfedcl.gaussian import MemberSums, StackedSums
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
@@ -37,6 +38,9 @@ class UpdateCollector:
         self.processed: dict[str, list[str]] = {}
         """Whose updates each processor has changed."""
         self.sums: Tensors = {}
+        """Complete after `merge` and `tally`."""
+        self._stack: StackedSums | None = None
+        self._members: list[int] = []
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
@@ -77,6 +81,7 @@ class UpdateCollector:
     def merge(self, peers: Peers) -> None:
         """Take in what the updates in other processes came to; the rest is plain values."""
         self._aggregator.merge(peers)
+        self._add_stack()
         for name, zero in self._guard.sums.items():
             self._add_up(name, zero)
         self.sums = peers.sum(self.sums)
@@ -87,6 +92,7 @@ class UpdateCollector:
 
     def tally(self, sizes: Mapping[str, int]) -> Tally:
         """Return whose updates these were; `sizes` are the samples of all clients."""
+        self._add_stack()
         names = self.accepted
         counts = [sizes[name] for name in names]
         return Tally(
@@ -135,8 +141,7 @@ class UpdateCollector:
             self.withheld.append(update.client)
         else:
             self._aggregator.add(update, weight)
-        for name, value in update.summed.items():
-            self._add_up(name, value)
+        self._add_sums(update.summed)
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
         self.prototypes[update.client] = self._method.prototypes_of(update)
@@ -147,6 +152,24 @@ class UpdateCollector:
             "prototype_floats": update.prototypes.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
+
+    def _add_sums(self, summed: Mapping[str, Tensor]) -> None:
+        if not isinstance(summed, MemberSums):
+            self._add_stack()
+            for name, value in summed.items():
+                self._add_up(name, value)
+            return
+        if self._stack is not summed.stack:
+            self._add_stack()
+        self._stack = summed.stack
+        self._members.append(summed.index)
+
+    def _add_stack(self) -> None:
+        """Add up what is still waiting for others of its stack."""
+        if self._stack is not None:
+            for name, value in self._stack.total(self._members).items():
+                self._add_up(name, value)
+        self._stack, self._members = None, []
 
     def _add_up(self, name: str, value: Tensor) -> None:
         # In double precision: many clients add up, and one that leaves is subtracted again.

@@ -1,6 +1,6 @@
 """How a run is watched, stopped and accompanied from outside, and what it gives back."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,13 @@ class FinalModels:
     """The clients' own models, one at a time: together they may take gigabytes."""
     test_inputs: Tensor
     """The test images of all clients together."""
+    test_labels: Tensor
     own_tests: Mapping[str, Tensor]
     """Which of them each client has."""
+    label_counts: Mapping[str, Sequence[int]]
+    """How many training images of each class each client has."""
+    fitted: Tensors
+    """What the server keeps beside the averaged model."""
 
 
 @dataclass(frozen=True)

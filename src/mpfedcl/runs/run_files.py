@@ -4,9 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
-from mpfedcl.methods import Reading, Test
+from mpfedcl.methods import TESTS, Reading, Test
 
 
 class Summary(FileContent):
@@ -26,6 +27,11 @@ class Summary(FileContent):
     accuracy_union: float | None = None
     """The same of `reading_union`."""
     accuracy_per_client: dict[str, float | None] | None = None
+    calibration_error: dict[Test, float | None] = Field(
+        default_factory=lambda: dict.fromkeys(TESTS)
+    )
+    """Expected calibration error of the two readings above in the last round, in %, over all
+    clients' test samples together; None where the reading is no classifier."""
     readings: dict[Test, dict[Reading, float | None]] = Field(default_factory=dict)
     loss: float | None = None
     bytes: dict[str, int] = Field(default_factory=dict)
@@ -59,6 +65,10 @@ class Partition(FileContent):
     """By client, to notice data that have changed."""
     encoder: str | None = None
     """What tells the encoder from others."""
+    image_shape: list[int] | None = None
+    """Of one image, where the encoder is made for images of their own size and colour."""
+    columns: TableColumns | None = None
+    """Of a table: what turns its rows into the model's inputs."""
     network: bool = False
     """Whether clients were on machines of their own, with data of their own."""
 

@@ -95,10 +95,13 @@ class _Simulation(RunLoop):
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
+        for notice in self._data.notices:
+            observer.on_warning(notice)
         return super().run(directory, observer)
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models, the personal ones one by one."""
+        server = self._round_loop.state.server
         models = FinalModels(
             directory=directory,
             round=round_number,
@@ -108,7 +111,10 @@ class _Simulation(RunLoop):
             averaged=self._round_loop.averaged_model,
             personal=self._personal_models(),
             test_inputs=self._data.test_inputs,
+            test_labels=self._data.test_labels,
             own_tests=self._own_tests,
+            label_counts={n: e["train"] for n, e in self._data.partition["clients"].items()},
+            fitted={**server.extra, **server.private},
         )
         directory.write_models(models.averaged, models.pool, observer.on_models(models))
 

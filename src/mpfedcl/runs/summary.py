@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpfedcl.methods import Method
+from mpfedcl.methods import TESTS, Method
 from mpfedcl.runs.run_files import Summary
 
 
@@ -26,6 +26,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         accuracy=last["accuracy"]["own"][own],
         accuracy_union=last["accuracy"]["union"][union],
         accuracy_per_client=last["accuracy_per_client"],
+        calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
         readings=last["accuracy"],
         loss=last["loss"],
         bytes=_total(record["bytes"] for record in records),

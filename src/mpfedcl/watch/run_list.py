@@ -3,6 +3,7 @@
 import time
 from typing import Any, Literal
 
+from mpfedcl.deployment.drift import LOG as DRIFT_LOG
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
@@ -64,7 +65,8 @@ class RunListEntry:
             self._missing += len(line.clients.missing)
         signature = file_signature(path / "rounds.jsonl")
         summary = file_signature(path / "summary.json")
-        signed = [each for each in (signature, summary, self._settings[0]) if each]
+        predicted = file_signature(path / DRIFT_LOG)
+        signed = [each for each in (signature, summary, self._settings[0], predicted) if each]
         changed = max((each[2] for each in signed), default=0)
         state = self._find_state(trouble, summary is not None, signature, locked)
         self.is_active = state == "running"

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpfedcl.deployment.drift import LOG as DRIFT_LOG
+from mpfedcl.deployment.drift import parse_log
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json, parse_json
@@ -68,6 +70,7 @@ class RunPage:
             )
             for name, schema in _SCHEMAS.items()
         }
+        self._read(DRIFT_LOG, lambda content, _: parse_log(content))
         self.records = experiment and RunRecords(
             path, experiment, self._lines, self._reader.damaged, **found
         )
@@ -159,6 +162,7 @@ class RunPage:
             "clients": self._describe_clients(),
             "attendance": self._describe_attendance(),
             "latest": self._describe_latest(),
+            "drift": self._files.get(DRIFT_LOG, (None, None))[1] or [],
         }
 
     def _describe_map(self) -> Json:

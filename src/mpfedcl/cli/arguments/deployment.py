@@ -16,7 +16,7 @@ _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=
 
 @dataclass(frozen=True)
 class Predict:
-    """Ask a finished run about images: label, distance, margin, and whose prototype decided.
+    """Ask a finished run about images: a label, how sure it is, and what is unlike the run's data.
 
     Images that cannot be read are named one by one, and the others are predicted all the same:
     exit code 0 all done, 3 some could not be read, 2 nothing was predicted. Examples:
@@ -33,15 +33,25 @@ class Predict:
         tyro.conf.arg(metavar="IMAGES [IMAGES ...]", help_behavior_hint=""),
     ]
     """Files, folders (with all below them), patterns, npz archives (x_test, else x, else x_train),
-    or - for paths on standard input, one per line. A run on vectors takes npz archives."""
+    or - for paths on standard input, one per line. A run on vectors takes npz archives, one on a
+    table CSV or Parquet files with the same columns."""
     client: _Client = None
     """Predict with this client's personal model [default: the averaged model]."""
     false_alarms: float = 0.05
     """Flag as unknown what is farther away than all but this share of held-out images."""
+    coverage: _Number = None
+    """With a classifier: add the set of classes that holds the truth with this probability."""
+    estimate_prior: Flag = False
+    """Estimate how common the classes are among these images, and predict with it; not with
+    --client, whose shares are known."""
+    log: Flag = False
+    """Note how many images were far from the pool, for mpfedcl watch: counts, no names."""
     weights: _File = None
     """The encoder's weights, where they have moved since the run."""
     json: Flag = False
     """Print a JSON object per image, one per line; those that cannot be read have an `error`."""
+    probabilities: Flag = False
+    """With --json: the probabilities of all classes."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,8 @@ class Join:
     """Folder of a finished run, of a method with prototypes and an averaged model."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
-    or FILE.npz (images or vectors, as the run has); classes are the run's, some may be missing."""
+    or FILE.npz (images or vectors, as the run has), for a run on a table a CSV or Parquet file;
+    classes are the run's, some may be missing."""
     name: _Client = None
     """The client's name; no other client of the run may have it."""
     epochs: int = 1

@@ -266,6 +266,28 @@ class DataPrepare:
 
 
 @dataclass(frozen=True)
+class DataEncode:
+    """Encode pictures once into files of features, so that the pictures need not be kept.
+
+    Writes OUT/<domain>.npz with a vector of floats per picture, its label and the names of the
+    classes. A run on them is the run on the pictures behind the same encoder, and needs none. Sites
+    that use their files together must have used the same encoder with the same weights. Examples:
+    `mpfedcl data encode pictures --weights encoder.safetensors --out features`, then
+    `mpfedcl run --dataset.name folder --dataset.root features`.
+    """
+
+    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROOT")]
+    """Folder of pictures, as for --dataset.name folder: ROOT/<domain>/<class>/*.png|jpg or
+    ROOT/<domain>.npz."""
+    encoder: str = "resnet18"
+    """Encoder, as for --encoder.name: resnet18, onnx:PATH, torchvision:NAME, ..."""
+    weights: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Weights of resnet18 [default: looked for as for a run: $MPFEDCL_WEIGHTS, the data folder]."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("features")
+    """New or empty folder for the files."""
+
+
+@dataclass(frozen=True)
 class DataCache:
     """Show what the cache of encoded images holds, or empty it."""
 

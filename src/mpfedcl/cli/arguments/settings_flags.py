@@ -69,7 +69,15 @@ def _flag_type(field: FieldInfo) -> Any:
     """
     if field.default is not None:
         return field.annotation
-    kind = next(each for each in get_args(field.annotation) if each is not NoneType)
-    choices = ",".join(map(str, get_args(kind)))
-    metavar = f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")
+    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
+    metavar = "|".join(_metavar(each) for each in kinds)
     return Annotated[field.annotation, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _metavar(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return " ".join(_metavar(each) for each in get_args(kind))
+    choices = ",".join(map(str, get_args(kind)))
+    return f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")

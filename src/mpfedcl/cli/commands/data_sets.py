@@ -1,4 +1,4 @@
-"""`mpfedcl data fetch` and `mpfedcl data prepare`: public data into the data folder."""
+"""`mpfedcl data fetch` and `prepare`: public data into the data folder; `encode`: into features."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
+from mpfedcl.cli.arguments.experiments import DataEncode, DataFetch, DataPrepare
 from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.data.feature_files import write_feature_files
 from mpfedcl.data.fetch.download import DownloadProgress, RetryPolicy, fetch_source
 from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource, fetch_plan
 from mpfedcl.data.prepare import Preparation, prepare_set
@@ -65,6 +66,16 @@ def data_prepare_command(arguments: DataPrepare) -> int:
             f"one of: {sought}."
         )
     _print_preparation(name, preparation)
+    return 0
+
+
+def data_encode_command(arguments: DataEncode) -> int:
+    """Write feature files of pictures, and tell what is in them."""
+    root, out = arguments.root.expanduser(), arguments.out.expanduser()
+    written = write_feature_files(root, out, arguments.encoder, arguments.weights)
+    lines = [f"  {path.name}: {count:,} vectors" for path, count in written.items()]
+    stdout_console().print("\n".join([f"features by {arguments.encoder}: {out}", *lines]))
+    stdout_console().print(f"use them with: --dataset.name folder --dataset.root {out}")
     return 0
 
 

@@ -38,6 +38,8 @@ def join_command(arguments: Join) -> int:
         replace=arguments.replace,
         on_progress=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
     )
+    for notice in joined.notices:
+        console.print(notice)
     rejected = joined.outcome.rejected
     if arguments.json:
         told = {**joined.to_json(), "added": joined.was_added, "rejected": rejected}

@@ -9,6 +9,7 @@ from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import is_available, open_data_set
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.tables import fit_tables
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
@@ -44,7 +45,7 @@ def data_list_command(arguments: DataList) -> int:
     sets = {}
     for name, spec in SPECIFICATIONS.items():
         here = "--dataset.root"
-        if name != "folder":
+        if name not in ("folder", "table"):
             here = "yes" if is_available(name, arguments.root) else "no"
         sets[name] = {"summary": spec.summary, "source": spec.source, "here": here}
     if arguments.json:
@@ -88,7 +89,9 @@ def data_show_command(arguments: DataShow) -> int:
         )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
     sample_index = open_data_set(experiment.dataset)
-    content = split_among_clients(sample_index, experiment).describe(sample_index.class_names)
+    split = split_among_clients(sample_index, experiment)
+    sample_index = fit_tables(sample_index, split.training.values())
+    content = split.describe(sample_index.class_names)
     from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
@@ -106,6 +109,8 @@ def data_show_command(arguments: DataShow) -> int:
     )
     stdout_console().print("\n  ".join(["pictures:", *pictures]))
     if sample_index.vector_width is not None:
+        for notice in sample_index.notices:
+            stdout_console().print(notice)
         stdout_console().print(f"There is no contact sheet: the samples are {sample_index}.")
     return 0
 

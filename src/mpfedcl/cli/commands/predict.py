@@ -3,12 +3,16 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
 
 from mpfedcl.cli.arguments.deployment import Predict
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.deployment.drift import log_drift
 from mpfedcl.deployment.input_samples import NamedSample, list_samples, read_batches
-from mpfedcl.deployment.predictor import Prediction, Predictor
+from mpfedcl.deployment.prediction import Prediction
+from mpfedcl.deployment.predictor import Measured, Predictor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.tables import TextTable
 
@@ -16,6 +20,10 @@ _SOME_UNREADABLE = 3
 _COLUMNS = 100
 _SHORTEST_NAME = 12
 _MOST_CLASSES_COUNTED = 6
+_MOST_CLASSES_OF_A_SET = 4
+
+_Batch = tuple[list[str], list[Measured], dict[int, str]]
+"""Names, what the model makes of those that can be read, and what is wrong with the others."""
 
 
 def predict_command(arguments: Predict) -> int:
@@ -27,41 +35,90 @@ def predict_command(arguments: Predict) -> int:
         arguments.run,
         arguments.client,
         false_alarms=arguments.false_alarms,
+        coverage=arguments.coverage,
+        probabilities=arguments.probabilities,
         weights=arguments.weights,
     )
+    _refuse_contradictions(arguments, predictor)
     input_format = predictor.trained.input_format
-    samples = list_samples(arguments.images, sys.stdin, input_format)
+    samples = list_samples(arguments.images, sys.stdin, input_format, predictor.trained.columns)
     if predictor.remark:
         console.print(predictor.remark)
     predicted: list[tuple[str, Prediction]] = []
     faults = 0
     with progress_bar(console) as bar:
         task = bar.add_task("predicting", total=len(samples), note="")
-        for name, found in _predict(predictor, samples):
+        batches: Iterable[_Batch] = _measure(predictor, samples)
+        if arguments.estimate_prior:
+            # All of them are needed before the first is named.
+            batches = list(batches)
+            _estimate_prior(predictor, batches, console)
+        for name, found in _predict(predictor, batches):
             bar.update(task, advance=1)
             if isinstance(found, str):
                 faults += 1
                 console.print(f"mpfedcl: {found}")
-            elif not arguments.json:
+            else:
                 predicted.append((name, found))
             if arguments.json:
                 told = {"error": found} if isinstance(found, str) else found.to_json()
                 print(json.dumps({input_format.noun: name, **told}, allow_nan=False), flush=True)
-    if predicted:
+    if predicted and not arguments.json:
         _table(predictor, predicted).show(stdout_console())
+    if predicted:
+        _report_drift(predictor, [each for _, each in predicted], arguments)
     if not faults:
         return 0
     return _SOME_UNREADABLE if faults < len(samples) else 2
 
 
+def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
+    if arguments.probabilities and not arguments.json:
+        raise InvalidInput("probabilities is True; it must go with --json, where there is room.")
+    if arguments.estimate_prior:
+        predictor.refuse_to_estimate()
+    if arguments.log and predictor.threshold is None:
+        raise InvalidInput(
+            "log is True; it must be left out, because this model has no threshold for what is far "
+            "from the pool."
+        )
+
+
+def _measure(predictor: Predictor, samples: Sequence[NamedSample]) -> Iterator[_Batch]:
+    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
+        yield names, predictor.measure(readable), faults
+
+
 def _predict(
-    predictor: Predictor, samples: Sequence[NamedSample]
+    predictor: Predictor, batches: Iterable[_Batch]
 ) -> Iterator[tuple[str, Prediction | str]]:
     """Yield each sample's name with what is said of it, or with what is wrong with it."""
-    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
-        answers = iter(predictor.predict(readable))
+    for names, measured, faults in batches:
+        answers = (said for part in measured for said in predictor.say(part))
         for place, name in enumerate(names):
             yield name, faults[place] if place in faults else next(answers)
+
+
+def _estimate_prior(predictor: Predictor, batches: Iterable[_Batch], console: Console) -> None:
+    shares = predictor.adopt_prior([part for _, measured, _ in batches for part in measured])
+    common = sorted(shares.items(), key=lambda each: -each[1])
+    console.print(
+        "Estimated shares: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
+    )
+
+
+def _report_drift(
+    predictor: Predictor, predictions: Sequence[Prediction], arguments: Predict
+) -> None:
+    """Say whether these samples as a whole are unlike the run's data."""
+    drift = predictor.judge_drift(predictions)
+    if drift is None:
+        return
+    if drift.is_drift:
+        sentence = f"Drift: {drift.describe(predictor.trained.input_format.noun)}"
+        (stderr_console() if arguments.json else stdout_console()).print(sentence)
+    if arguments.log:
+        log_drift(predictor.trained.path, drift, predictor.client)
 
 
 def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:
@@ -69,10 +126,15 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     whose = "the averaged model" if predictor.client is None else f"{predictor.client}'s own model"
     title = f"{experiment.method} on {experiment.dataset.name}, {whose}"
     note = _sum_up(predictor, [each for _, each in predicted])
-    columns = ["label", "probability"]
     if predictor.has_prototypes:
         columns = ["label", "distance", "margin", "prototype of", "classifier", ""]
-    cells = [_cells(each) for _, each in predicted]
+        cells = [_prototype_cells(each) for _, each in predicted]
+    else:
+        columns = ["label", "probability", "second best"]
+        with_sets, coverage = predicted[0][1].set is not None, predictor.coverage
+        columns += [f"{100 * coverage:g} % set"] if coverage is not None and with_sets else []
+        columns += [] if predictor.threshold is None else [""]
+        cells = [_classifier_cells(each)[: len(columns)] for _, each in predicted]
     widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
     room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
     # The end of a long name tells samples apart.
@@ -81,18 +143,32 @@ def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) ->
     return TextTable(title, [predictor.trained.input_format.noun, *columns], rows, note)
 
 
-def _cells(prediction: Prediction) -> list[str]:
-    if prediction.nearest is None:
-        return [prediction.label, f"{prediction.classifier.probability:.3f}"]
-    margin, said = prediction.margin, prediction.classifier
+def _prototype_cells(prediction: Prediction) -> list[str]:
+    margin, said, nearest = prediction.margin, prediction.classifier, prediction.nearest
     return [
         prediction.label,
         f"{prediction.distance:.3f}",
         "-" if margin is None else f"{margin:.3f}",
-        prediction.nearest.client,
+        "-" if nearest is None else nearest.client,
         f"{said.label} {100 * said.probability:.0f} %",
         "unknown" if prediction.unknown else "",
     ]
+
+
+def _classifier_cells(prediction: Prediction) -> list[str]:
+    second = prediction.second
+    return [
+        prediction.label,
+        f"{prediction.probability:.3f}",
+        "-" if second is None else f"{second.label} {second.probability:.3f}",
+        *([] if prediction.set is None else [_list_set(prediction.set)]),
+        "unknown" if prediction.unknown else "",
+    ]
+
+
+def _list_set(classes: Sequence[str]) -> str:
+    more = len(classes) - _MOST_CLASSES_OF_A_SET
+    return ", ".join(classes[:_MOST_CLASSES_OF_A_SET]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:

@@ -115,6 +115,7 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
+    from mpfedcl.report.number_formatting import describe_calibration
     from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 
     summary = result.summary
@@ -134,6 +135,8 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         read_by = READING_TITLES[summary["reading_union"]]
         console.print(f"everybody's test: {percent(summary['accuracy_union'])} % ({read_by})")
     console.print(_describe_sent(experiment, summary))
+    if told := describe_calibration(summary):
+        console.print(told)
     if (found := RunDirectory(result.path).read_json("convergence.json")) is not None:
         from mpfedcl.report.convergence import convergence_table, describe_constants
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
+from mpfedcl.encoders.preprocessing import channels_first
+from mpfedcl.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.encoders.trainable_encoder import make_model
-from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
@@ -117,19 +119,18 @@ def _choose_preprocessing(
         return {}, lambda _, features: features
     encoder = trained.encoder
     if encoder is None:
-        mean, deviation = 0.0, 1.0
-        if trained.experiment.dataset.standardize:
-            spec = find_specification(trained.experiment.dataset.name)
-            mean, deviation = spec.pixel_mean, spec.pixel_deviation
+        mean, deviation = pixel_constants(trained.experiment)
         return {}, lambda _, images: (images.float().flatten(1) / 255 - mean) / deviation
     # Others are refused, or joined to the head as graphs.
-    assert isinstance(encoder, ResNetEncoder)
-    own = {n.removeprefix(_PREFIX): v for n, v in params.items() if n.startswith(_PREFIX)}
+    assert isinstance(encoder, ResNetEncoder | RandomFilters)
     preprocessing, network = encoder.preprocessing, ResNet18()
+    apply = apply_filters if isinstance(encoder, RandomFilters) else network.apply_folded
 
     def prepare(weights: Tensors, images: Tensor) -> Tensor:
-        pixels = preprocessing.standardize(images.permute(0, 3, 1, 2), torch.float32)
-        return network.apply_folded(weights, pixels)
+        return apply(weights, preprocessing.standardize(channels_first(images), torch.float32))
 
+    if isinstance(encoder, RandomFilters):
+        return encoder.tensors, prepare
+    own = {n.removeprefix(_PREFIX): v for n, v in params.items() if n.startswith(_PREFIX)}
     # Where the encoder was trained too, its weights are among the model's; statistics never are.
     return network.fold({**encoder.tensors, **own}), prepare

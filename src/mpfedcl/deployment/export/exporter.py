@@ -23,6 +23,7 @@ from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.encoders.onnx_encoder import OnnxEncoder
 from mpfedcl.encoders.preprocessing import NOTE
+from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
@@ -34,7 +35,14 @@ SUFFIXES: dict[Format, str] = {
     "safetensors": ".safetensors",
     "torch-export": ".pt2",
 }
+_IN_TORCH = ResNetEncoder | RandomFilters
+"""Encoders that are traced together with the model, and whose tensors can be written beside it."""
 _RESIZE = "Lanczos where the image has more pixels than this, bicubic where it has fewer"
+
+_TABLE = (
+    "by the caller, column after column: numeric (number - mean) / deviation, 0 where it is "
+    "missing or the deviation is 0; text a 1 for its category and 0 for the others"
+)
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,9 @@ def _refuse_unsupported(trained: TrainedRun, wanted: ExportSettings) -> None:
         raise InvalidInput(
             "encoder is 'exclude'; it must be 'include', because the run has trained the encoder."
         )
-    known = (ResNetEncoder, OnnxEncoder) if wanted.format == "onnx" else (ResNetEncoder,)
-    encoder = trained.encoder
+    encoder, known = trained.encoder, _IN_TORCH
+    if wanted.format == "onnx":
+        known |= OnnxEncoder
     if wanted.with_encoder and encoder is not None and not isinstance(encoder, known):
         raise InvalidInput(
             f"encoder is 'include', but the encoder {encoder.name} cannot be exported as "
@@ -176,7 +185,7 @@ def _pack_tensors(
 ) -> bytes:
     tensors = dict(predictor.params)
     encoder = predictor.trained.encoder
-    if wanted.with_encoder and isinstance(encoder, ResNetEncoder):
+    if wanted.with_encoder and isinstance(encoder, _IN_TORCH):
         # What the run itself has trained comes last and wins.
         tensors = {f"encoder.{n}": v for n, v in encoder.tensors.items()} | tensors
     if rule == "prototype":
@@ -217,14 +226,18 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
 
 def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, Any]:
     input_format, encoder = trained.input_format, trained.encoder
+    described: dict[str, Any]
     if isinstance(input_format, VectorFormat):
-        return {
+        described = {
             "name": "features",
             "type": "float32",
             "shape": ["batch", *input_format.shape],
             "scaling": "none: numbers as they are",
         }
-    described: dict[str, Any] = {
+        if trained.columns is None:
+            return described
+        return {**described, "scaling": _TABLE, "columns": trained.columns.to_json()["columns"]}
+    described = {
         "name": "images",
         "type": "uint8",
         "shape": ["batch", *input_format.shape],

@@ -68,15 +68,15 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
         # The input that is no weight: old files list those among the inputs too.
         weights = {each.name for each in model.graph.initializer}
         (source,) = [each for each in model.graph.input if each.name not in weights]
-        target = model.graph.output[0].name
+        (target,) = [each for each in model.graph.output if each.name == _PREFIX + encoder.output]
         front = _make_preprocessing(onnx, encoder, name, source, head)
-        back = _make_pooling(onnx, model.graph.output[0], head)
+        back = _make_pooling(onnx, encoder, target, head)
         joined = compose.merge_models(front, model, io_map=[("standard", source.name)])
-        joined = compose.merge_models(joined, back, io_map=[(target, "found")])
+        # What only the encoder's other outputs need stays behind.
+        joined = compose.merge_models(
+            joined, back, io_map=[(target.name, "found")], outputs=["means"]
+        )
         joined = compose.merge_models(joined, head, io_map=[("means", "features")])
-        kept = {each.name for each in head.graph.output}
-        for each in [each for each in joined.graph.output if each.name not in kept]:
-            joined.graph.output.remove(each)
         # Merging lists one set of operators several times over, which other tools stumble on.
         versions = {each.domain: each.version for each in joined.opset_import}
         del joined.opset_import[:]
@@ -120,21 +120,25 @@ def _make_preprocessing(onnx: Any, encoder: OnnxEncoder, name: str, source: Any,
     return _wrap(onnx, nodes, images, standard, constants, head)
 
 
-def _make_pooling(onnx: Any, output: Any, head: Any) -> Any:
-    """What the encoder gives, averaged over positions as `OnnxEncoder` does."""
+def _make_pooling(onnx: Any, encoder: OnnxEncoder, output: Any, head: Any) -> Any:
+    """One vector from what the encoder gives for an image, as `OnnxEncoder` makes it."""
     helper, kinds = onnx.helper, onnx.TensorProto
-    rank = len(output.type.tensor_type.shape.dim)
+    rank = encoder.output_rank
     # [batch, tokens, features], or [batch, features, height, width].
-    axes = [1] if rank == 3 else list(range(2, rank))
+    axes = list(range(2, rank)) if encoder.tokens is None else [1]
     nodes = [helper.make_node("Cast", ["found"], ["back/float"], to=kinds.FLOAT)]
-    constants = []
+    constants, chosen = [], "back/float"
+    if encoder.tokens in ("class", "patches"):
+        chosen = "back/chosen"
+        first, end = (0, 1) if encoder.tokens == "class" else (1, _LARGEST)
+        bounds = {"back/first": first, "back/end": end, "back/axis": 1}
+        constants = [helper.make_tensor(name, kinds.INT64, [1], [n]) for name, n in bounds.items()]
+        nodes.append(helper.make_node("Slice", ["back/float", *bounds], [chosen]))
     if axes:
-        constants = [helper.make_tensor("back/axes", kinds.INT64, [len(axes)], axes)]
-        nodes.append(
-            helper.make_node("ReduceMean", ["back/float", "back/axes"], ["means"], keepdims=0)
-        )
+        constants.append(helper.make_tensor("back/axes", kinds.INT64, [len(axes)], axes))
+        nodes.append(helper.make_node("ReduceMean", [chosen, "back/axes"], ["means"], keepdims=0))
     else:
-        nodes.append(helper.make_node("Identity", ["back/float"], ["means"]))
+        nodes.append(helper.make_node("Identity", [chosen], ["means"]))
     found = helper.make_tensor_value_info("found", output.type.tensor_type.elem_type, [None] * rank)
     means = helper.make_tensor_value_info("means", kinds.FLOAT, ["batch", None])
     return _wrap(onnx, nodes, found, means, constants, head)

@@ -12,6 +12,7 @@ from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat, Samples, VectorFormat
 from mpfedcl.data.samples import Subset
+from mpfedcl.data.tables import use_columns
 from mpfedcl.deployment.export.exported_network import PredictionRule
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.errors import InvalidInput
@@ -58,7 +59,7 @@ def load_check_samples(trained: TrainedRun, most: int) -> CheckSamples:
     """Return up to so many samples in the model's input format."""
     experiment, wanted = trained.experiment, trained.input_format
     try:
-        sample_index = open_data_set(experiment.dataset)
+        sample_index = use_columns(open_data_set(experiment.dataset), trained.columns)
         split = split_among_clients(sample_index, experiment)
         if sample_index.class_names != trained.class_names:
             raise InvalidInput("the classes are others now.")

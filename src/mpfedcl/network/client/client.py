@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 
 from mpfedcl.data.client_data import FederatedData, load_own_samples
-from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
@@ -30,6 +29,9 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
 )
 from mpfedcl.rounds.assembly import assemble
+
+_NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
+"""How encoders begin whose names go on with something else than a file."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,7 @@ class NetworkClient:
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
             # The server cannot know, and says what is right for images.
             name = "none"
-        if (
-            settings.encoder is None
-            and name
-            and ":" in name
-            and not name.startswith("torchvision:")
-        ):
+        if settings.encoder is None and name and ":" in name and not name.startswith(_NO_FILES):
             raise ClientRefusal(
                 f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
             )
@@ -217,7 +214,7 @@ class NetworkClient:
         assert self._settings.data is not None
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
-        if known and odd and isinstance(sample_index.store, ImageFileStore):
+        if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
     def _introduce(self, data: FederatedData) -> Message:
@@ -229,6 +226,7 @@ class NetworkClient:
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
             samples="vectors" if data.holds_vectors else "images",
+            image_shape=tuple(data.partition.get("image_shape", ())),
         ).to_message()
 
 

@@ -12,6 +12,7 @@ from mpfedcl.rounds.evaluation import (
     Evaluator,
     as_stack,
     count_confusions,
+    estimate_own_priors,
 )
 from mpfedcl.tensors import Tensors
 
@@ -54,7 +55,10 @@ class ClientTrainer:
         client, num_classes = self._data.clients[0], self._data.num_classes
         reader = ClientReader(self._data.test_labels, predicted[1], 1)
         label_counts = torch.bincount(client.labels, minlength=num_classes)
-        table, said = reader.tables(predicted[0], client.test, label_counts)
+        estimated = estimate_own_priors(predicted[1], {client.name: client.test})
+        table, said = reader.tables(
+            predicted[0], client.test, label_counts, estimated.get(client.name)
+        )
         main, counts = said.get(self._method.reading_on("own")), None
         if with_confusion and main is not None and len(client.test):
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)

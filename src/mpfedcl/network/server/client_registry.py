@@ -183,6 +183,13 @@ class ClientRegistry:
                 f"its inputs have {member.input_size} numbers, the others' {form.input_size}: "
                 f"{what[form.samples]}"
             )
+        if member.image_shape != form.image_shape and member.image_shape and form.image_shape:
+            own, wanted = (
+                " x ".join(map(str, each)) for each in (member.image_shape, form.image_shape)
+            )
+            return (
+                f"its images are {own}, the others' {wanted}: images must be of one size and colour"
+            )
         return "its encoder is not the others'"
 
     def _explain_too_few(self, words: str) -> str:

@@ -70,7 +70,7 @@ def resume_serving(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
         attach = companions.attach(experiment)
-        form = Form(**{key: known[key] for key in Form._fields if key in known}) if known else None
+        form = Form.from_json(known) if known else None
         registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
         experiment = _wait_for_clients(registry, experiment)
         attached = attach(path, observer or Observer())
@@ -89,6 +89,12 @@ def check_experiment(experiment: Experiment) -> Experiment:
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
             "out: clients' gradients do not travel."
         )
+    if experiment.dataset.name == "table":
+        raise InvalidInput(
+            "dataset.name is 'table'; over a network it must be left out: columns are standardized "
+            "by sums over all clients, which are not exchanged there. Clients may bring vectors in "
+            "npz files."
+        )
     if experiment.workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
     # Clients with vectors need no encoder, so a default one is chosen once they have come.
@@ -102,7 +108,7 @@ def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Exper
     assert registry.form is not None
     if registry.form.samples == "vectors":
         experiment = experiment.replace(encoder__name="none")
-    experiment = experiment.resolved()
+    experiment = experiment.resolved(find_method(experiment.method).defaults)
     registry.use_experiment(experiment)
     return experiment
 
@@ -124,6 +130,7 @@ def _run(
         "input_size": registry.form.input_size,
         "encoder": registry.form.encoder,
         **({"samples": "vectors"} if registry.form.samples == "vectors" else {}),
+        **({"image_shape": registry.form.image_shape} if registry.form.image_shape else {}),
     }
     directory.write_json("federation.json", known)
     assembly = assemble(
@@ -209,6 +216,7 @@ class _RunMonitor:
             # Whoever uses the model must put images through the same encoder.
             **({"encoder": encoders.pop()} if encoders else {}),
             **({"input_shape": [form.input_size]} if form and has_vectors else {}),
+            **({"image_shape": list(form.image_shape)} if form and form.image_shape else {}),
         }
         if content != before:
             self._directory.write_partition(content)

@@ -67,6 +67,7 @@ const Pages = {};
     const place = () => { const spot = html("div"); space.append(spot); return spot; };
     const slots = {
       latest: slot(place(), Views.latest),
+      drift: slot(place(), Views.drift),
       rounds: slot(place(), Views.rounds),
       clients: slot(place(), Views.clients),
       map: slot(place(), Views.map),
@@ -85,6 +86,7 @@ const Pages = {};
       if (!found.run || !entry()) return;
       const { run, group } = found;
       slots.latest({ run: { rounds: run.rounds, planned: run.planned, clients: run.clients, read_in: run.read_in }, latest: found.latest, group });
+      if (found.drift.length) slots.drift(found.drift);
       slots.rounds([group]);
       slots.clients(found.clients);
       slots.attendance(found.attendance);

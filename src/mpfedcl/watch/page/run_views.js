@@ -43,6 +43,17 @@
     ];
   }
 
+  /** What `mpfedcl predict --log` has noted last: how many new images were far from the pool. */
+  Views.drift = (given) => {
+    const list = html("ul", { class: "absent", "aria-label": "Logged predictions" });
+    const draw = (lines) => list.replaceChildren(...lines.map((line) => html(
+      "li", {},
+      html("strong", {}, line.drift ? "Drift" : "No drift"),
+      ` ${line.time.slice(0, 16).replace("T", " ")}${line.client === null ? "" : `, ${line.client}`}: ${line.flagged} of ${line.images} were far from the pool; by chance at most ${line.at_most} would be`,
+    )));
+    return ready(block("Drift", "New images, as mpfedcl predict --log has counted them; the newest first.", list), () => draw(given), draw);
+  };
+
   /** Accuracy or loss of each client by round. */
   Views.clients = (given) => {
     let clients = given;

@@ -1,0 +1,170 @@
+"""Measure one exchange against tuned rounds: the tables of docs/one-exchange.md.
+
+    python scripts/measure_one_exchange.py OUT [ENCODER] [--sets mnist] [--jobs 2]
+
+Ten seeds, both tests. Rivals have their learning rate chosen on validation images of three other
+draws; methods of one exchange have nothing to choose. What is there is not run again. Needs the
+data folder (MPFEDCL_DATA).
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from mpfedcl.api import RUNNER, tune
+from mpfedcl.experiment import Experiment
+from mpfedcl.files import write_atomically
+from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.studies.statistics import paired_difference
+
+SEEDS = tuple(range(10))
+TUNING_SEEDS = (100, 101, 102)
+RATES = 4
+"""Learning rates tried for each rival."""
+ROUNDS = 60
+OWN_RIVALS = {
+    "Local": ("local", "personal_classifier"),
+    "FedAvg+prior": ("fedavg", "averaged_classifier_prior"),
+    "own form": ("local-gauss", "personal_classifier_prior"),
+}
+UNION_RIVALS = {
+    "FedAvg": ("fedavg", "averaged_classifier"),
+    "FedLDA": ("fedlda", "averaged_classifier"),
+}
+METHODS = ("local", "fedavg", "local-gauss", "fedlda", "fedgauss")
+TUNED = ("local", "fedavg")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A data set, how it is divided, and the encoder before it."""
+
+    dataset: str
+    kind: str
+    alpha: float
+    encoder: str
+
+    @property
+    def title(self) -> str:
+        """The row's name in a table."""
+        return f"{self.dataset} {'feature' if self.kind == 'feature' else f'{self.alpha:g}'}"
+
+    def base(self, method: str) -> Experiment:
+        """Return the experiment before a learning rate is chosen."""
+        return Experiment(method=method, rounds=ROUNDS, evaluate_every=ROUNDS).replace(
+            dataset__name=self.dataset,
+            partition__kind=self.kind,
+            partition__alpha=self.alpha,
+            encoder__name=self.encoder,
+            personal_models=False,
+            trail=False,
+        )
+
+    def folder(self, out: Path) -> Path:
+        """Return where its runs lie."""
+        return out / self.title.replace(" ", "-")
+
+
+def list_situations(encoder: str, datasets: Sequence[str]) -> Iterator[Situation]:
+    """Yield the settings of the tables; MNIST has one domain, and so no feature skew."""
+    for kind, alpha in (("label", 0.05), ("label", 0.5), ("feature", 0.05), ("label", 0.1)):
+        for dataset in datasets:
+            if kind == "label" or dataset != "mnist":
+                yield Situation(dataset, kind, alpha, encoder)
+
+
+def measure(situation: Situation, out: Path, seeds: Sequence[int], jobs: int) -> dict[str, Any]:
+    """Run what is missing; return each method's readings, a number per seed, and its rate."""
+    folder, found = situation.folder(out), {}
+    for method in METHODS:
+        experiment = situation.base(method)
+        if method in TUNED:
+            searched = situation.base(method).replace(evaluate_every=10)
+            result = tune(
+                searched,
+                method,
+                folder / "tuning" / method,
+                budget=RATES,
+                seeds=TUNING_SEEDS,
+                jobs=jobs,
+            )
+            assert result is not None
+            experiment = experiment.replace(**result.knobs)
+        comparison = Comparison.prepare(experiment, [method], seeds, folder)
+        assert comparison.run(JobOptions(RUNNER, jobs))
+        entry = comparison.collect()["methods"][method]
+        found[method] = {"lr": experiment.train.lr, "readings": entry["readings"]}
+    return found
+
+
+def tabulate(rows: dict[str, dict[str, Any]]) -> str:
+    """Return the table in Markdown, with the verdict on the best rival of each test."""
+    columns = ["", *(f"own: {name}" for name in OWN_RIVALS), "fedgauss", "against the best rival"]
+    columns += [*(f"union: {name}" for name in UNION_RIVALS), "fedgauss", "against FedAvg"]
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
+    for title, found in rows.items():
+        own = {
+            name: found[method]["readings"]["own"][r] for name, (method, r) in OWN_RIVALS.items()
+        }
+        union = {
+            name: found[method]["readings"]["union"][r]
+            for name, (method, r) in UNION_RIVALS.items()
+        }
+        ours = found["fedgauss"]["readings"]
+        ours_own = ours["own"]["personal_classifier_prior"]
+        ours_union = ours["union"]["averaged_classifier"]
+        best = max(own, key=lambda name: fmean(own[name]))
+        lines.append(
+            [
+                title,
+                *map(show, own.values()),
+                f"**{show(ours_own)}**",
+                f"{describe(ours_own, own[best])} ({best})",
+                *map(show, union.values()),
+                f"**{show(ours_union)}**",
+                describe(ours_union, union["FedAvg"]),
+            ]
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def show(values: Sequence[float]) -> str:
+    """Return mean(std), std with ddof = 1."""
+    return f"{fmean(values):.1f}({stdev(values):.1f})" if len(values) > 1 else f"{values[0]:.1f}"
+
+
+def describe(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return the paired difference with its 95 % interval, and what it says."""
+    found = paired_difference(ours, theirs)
+    assert found is not None
+    words = {"better": "win", "worse": "loss", "no clear difference": "level"}
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.1f}"
+    return f"{words[found.verdict]} {found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def main() -> None:
+    """Measure and write OUT/results.json and OUT/table.md, after each situation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("encoder", nargs="?", default="resnet18")
+    parser.add_argument("--sets", nargs="+", default=["office10", "sixdomain", "digit5"])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    given = parser.parse_args()
+    rows: dict[str, Any] = {}
+    for situation in list_situations(given.encoder, given.sets):
+        print(situation.title, flush=True)
+        rows[situation.title] = measure(situation, given.out, SEEDS[: given.seeds], given.jobs)
+        write_atomically(given.out / "results.json", json.dumps(rows, indent=1).encode())
+        write_atomically(given.out / "table.md", tabulate(rows).encode())
+    print(tabulate(rows))
+
+
+if __name__ == "__main__":
+    main()

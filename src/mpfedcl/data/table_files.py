@@ -1,0 +1,260 @@
+"""Tables in CSV or Parquet files, read by polars: what is in them, and what is wrong with them.
+
+Cells of a CSV file are words until all of a column are known: only then it is one of numbers, or
+one of text. A row's number in a complaint counts from 1, without the header.
+"""
+
+import csv
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy
+
+from mpfedcl.data.table_columns import RawColumns, Words
+from mpfedcl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import polars
+
+EXTENSIONS = (".csv", ".parquet")
+
+Kind = Literal["numeric", "text"]
+"""What a column holds; true and false are the numbers 1 and 0."""
+
+_MISSING_NUMBERS = ("na", "n/a", "nan", "null", "?")
+"""Beside the empty cell; in a column of text these are words like others."""
+_LARGEST = float(numpy.finfo(numpy.float32).max)
+_MOST_NAMES_LISTED = 12
+
+
+def is_table_file(path: Path) -> bool:
+    """Say whether a path is a table by its name; hidden files are not."""
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+
+
+def read_table(path: Path) -> "polars.DataFrame":
+    """Read a file whole: from CSV all cells are text, from Parquet as they are typed."""
+    _require_polars()
+    import polars
+
+    if path.suffix.lower() == ".csv":
+        _check_csv(path)
+        frame = _explain_faults(path, lambda: polars.read_csv(path, infer_schema=False))
+    else:
+        frame = _explain_faults(path, lambda: polars.read_parquet(path))
+    names = [name.strip() for name in frame.columns]
+    _check_names(names, path)
+    if not frame.height:
+        raise InvalidInput(f"{path} has no rows; a table must have at least one below its header.")
+    frame.columns = names
+    return frame.with_columns(_strip(each, path) for each in frame.get_columns())
+
+
+def infer_kinds(frames: Mapping[Path, "polars.DataFrame"], names: Iterable[str]) -> dict[str, Kind]:
+    """Return what each column holds in all files together: numbers, or text if one has any."""
+    kinds: dict[str, Kind] = {}
+    for name in names:
+        with_text = next((path for path, frame in frames.items() if _is_text(frame[name])), None)
+        typed = [path for path, frame in frames.items() if frame[name].dtype.is_numeric()]
+        if with_text is not None and typed:
+            raise InvalidInput(
+                f"column {name!r} is text in {with_text} and numbers in {typed[0]}; it must be the "
+                "same in all files."
+            )
+        kinds[name] = "numeric" if with_text is None else "text"
+    return kinds
+
+
+def convert_columns(
+    frame: "polars.DataFrame", kinds: Mapping[str, Kind], path: Path
+) -> "polars.DataFrame":
+    """Return columns as float64 or as text, in the order of `kinds`; what is missing is null."""
+    import polars
+
+    refuse_unknown_columns(kinds, frame.columns, path)
+    converted = [
+        _to_numbers(frame[name], path) if kind == "numeric" else _to_text(frame[name])
+        for name, kind in kinds.items()
+    ]
+    return polars.DataFrame(converted)
+
+
+def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
+    """Refuse a file that lacks a column."""
+    lacking = [name for name in wanted if name not in found]
+    if lacking:
+        raise InvalidInput(
+            f"{path} lacks the column {lacking[0]!r}; it has {enumerate_columns(found)}."
+        )
+
+
+def join_tables(frames: "Sequence[polars.DataFrame]") -> "polars.DataFrame":
+    """Return the rows of tables with the same columns, one table after the other."""
+    import polars
+
+    return polars.concat(frames)
+
+
+def to_raw_columns(frame: "polars.DataFrame", kinds: Mapping[str, Kind]) -> RawColumns:
+    """Return converted columns as plain arrays."""
+    return {
+        name: frame[name].to_numpy() if kind == "numeric" else to_words(frame[name])
+        for name, kind in kinds.items()
+    }
+
+
+def to_words(column: "polars.Series") -> Words:
+    """Return a column of text as the places of its words, sorted."""
+    import polars
+
+    words = column.drop_nulls().unique().sort().to_list()
+    if not words:
+        return Words(numpy.full(len(column), -1), ())
+    places = dict(zip(words, range(len(words)), strict=True))
+    codes = column.replace_strict(places, default=-1, return_dtype=polars.Int64)
+    return Words(codes.to_numpy(), tuple(words))
+
+
+def is_missing_number(word: str) -> bool:
+    """Tell whether a word in a column of numbers says that there is none."""
+    return word.lower() in _MISSING_NUMBERS
+
+
+def enumerate_columns(names: Sequence[str]) -> str:
+    """Return the columns' names, at most twelve."""
+    more = len(names) - _MOST_NAMES_LISTED
+    shown = ", ".join(names[:_MOST_NAMES_LISTED])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _require_polars() -> None:
+    """Refuse tables where the package was installed without what reads them."""
+    try:
+        importlib.import_module("polars")
+    except ImportError:
+        raise InvalidInput(
+            "tables are read by polars, which is not installed: pip install 'mpfedcl[table]'."
+        ) from None
+
+
+def _check_csv(path: Path) -> None:
+    """Refuse lines with more or fewer cells than the header has; polars would fill them up."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            _check_names([name.strip() for name in header], path)
+            for cells in lines:
+                # An empty line has no cells; the row has no label, and is left out for that.
+                if cells and len(cells) != len(header):
+                    raise InvalidInput(
+                        f"{path} has {len(cells)} cells in line {lines.line_num} and "
+                        f"{len(header)} in its header; all lines must have the same number, "
+                        "separated by commas."
+                    )
+    except (csv.Error, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        raise InvalidInput(
+            f"{path} cannot be read ({reason}); it must be a CSV file with commas and a header."
+        ) from None
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    for place, name in enumerate(names):
+        if not name or not name.isprintable():
+            raise InvalidInput(
+                f"{path} has the name {name!r} in column {place + 1} of its header; each column "
+                "must have one, of printable text."
+            )
+        if name in names[:place]:
+            raise InvalidInput(
+                f"{path} has two columns {name!r}; each must have a name of its own."
+            )
+    if len(names) < 2:
+        raise InvalidInput(
+            f"{path} has {len(names)} columns; a table must have at least two, and those of a CSV "
+            "file must be separated by commas."
+        )
+
+
+def _explain_faults(path: Path, read: "Callable[[], polars.DataFrame]") -> "polars.DataFrame":
+    """Turn whatever polars raises on broken bytes into one sentence."""
+    try:
+        return read()
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).partition("\n")[0].split()).rstrip(".")
+        raise InvalidInput(
+            f"{path} cannot be read ({reason or type(error).__name__}); it must be a whole "
+            f"{path.suffix.lower()[1:]} file."
+        ) from None
+
+
+def _strip(column: "polars.Series", path: Path) -> "polars.Series":
+    """Return text without blanks around it, empty cells as missing; refuse other types."""
+    import polars
+
+    kind = column.dtype
+    if kind in (polars.Categorical, polars.Enum):
+        column = column.cast(polars.String)
+    elif kind == polars.Null or kind == polars.Boolean or kind.is_numeric():
+        return column
+    elif kind != polars.String:
+        raise InvalidInput(
+            f"{path}: column {column.name!r} holds {kind}; columns must hold numbers, true and "
+            "false, or text."
+        )
+    stripped = column.str.strip_chars()
+    return stripped.set(stripped == "", None)
+
+
+def _is_text(column: "polars.Series") -> bool:
+    import polars
+
+    if column.dtype != polars.String:
+        return False
+    numbers, missing = _parse_numbers(column)
+    return bool((numbers.is_null() & ~missing).any())
+
+
+def _parse_numbers(column: "polars.Series") -> "tuple[polars.Series, polars.Series]":
+    """Return words as numbers, null where they are none, and which of them are missing."""
+    import polars
+
+    words = column.str.to_lowercase()
+    missing = words.is_null() | words.is_in(_MISSING_NUMBERS).fill_null(value=True)
+    numbers = words.replace({"true": "1", "false": "0"}).cast(polars.Float64, strict=False)
+    return numbers.fill_nan(None), missing
+
+
+def _to_text(column: "polars.Series") -> "polars.Series":
+    import polars
+
+    return (column.fill_nan(None) if column.dtype.is_float() else column).cast(polars.String)
+
+
+def _to_numbers(column: "polars.Series", path: Path) -> "polars.Series":
+    import polars
+
+    numbers = column
+    if column.dtype == polars.String:
+        numbers, missing = _parse_numbers(column)
+        odd = numbers.is_null() & ~missing
+        if odd.any():
+            row = int(odd.arg_max() or 0)
+            raise InvalidInput(
+                f"{path}: column {column.name!r} has {column[row]!r} in row {row + 1}; it must be "
+                "a number, as in the other rows."
+            )
+    numbers = numbers.cast(polars.Float64).fill_nan(None)
+    infinite = (numbers.abs() > _LARGEST).fill_null(value=False)
+    if infinite.any():
+        row = int(infinite.arg_max() or 0)
+        raise InvalidInput(
+            f"{path}: column {column.name!r} has {numbers[row]:g} in row {row + 1}; numbers must "
+            "be finite and at most 3.4e38."
+        )
+    return numbers

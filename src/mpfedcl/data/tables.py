@@ -1,0 +1,322 @@
+"""Tables as a data set: rows are samples, a column is their class, files or a column are sites."""
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
+from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, find_not_finite
+from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
+from mpfedcl.data.table_columns import RawColumns, TableColumns, Words, count_missing, fit_columns
+from mpfedcl.data.table_files import (
+    EXTENSIONS,
+    Kind,
+    convert_columns,
+    enumerate_columns,
+    infer_kinds,
+    is_missing_number,
+    is_table_file,
+    join_tables,
+    read_table,
+    refuse_unknown_columns,
+    to_raw_columns,
+    to_words,
+)
+from mpfedcl.data.train_test_split import Indices
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.files import identify_file
+
+if TYPE_CHECKING:
+    import polars
+
+_MOST_VALUES = 1000
+"""Of a label, and of a column of text: with more it is a number, a name or free text."""
+
+_MISSING = {False: "the column's mean", True: "none of the column's words"}
+"""What becomes of missing values, of numbers and of text."""
+
+
+@dataclass(frozen=True)
+class TableStore:
+    """The rows of tables in memory; vectors once the columns are known."""
+
+    raw: RawColumns
+    label: str
+    shown: str
+    identity: str
+    num_rows: int
+    columns: TableColumns | None = None
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def identify(self, rows: Indices) -> list[str]:
+        """Return the files' identity and the row's number."""
+        return [f"{self.identity}|{row}" for row in rows]
+
+    def inspect(self) -> set[SampleFormat]:
+        """All rows are alike."""
+        return {VectorFormat(self._fitted.width)}
+
+    def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
+        """Return rows as vectors."""
+        vectors = self._fitted.transform(self.raw, rows)
+        if found := find_not_finite(vectors):
+            raise InvalidInput(
+                f"{self.shown}: a row becomes {found} once its columns are standardized; it is too "
+                "far from the training rows."
+            )
+        return vectors.astype(wanted.dtype)
+
+    @property
+    def _fitted(self) -> TableColumns:
+        assert self.columns is not None, "the columns come from training rows: fit_tables"
+        return self.columns
+
+
+def open_tables(dataset: DatasetSettings) -> SampleIndex:
+    """Read the tables that the settings name; the columns are not fitted yet."""
+    if dataset.root is None:
+        raise InvalidInput(
+            "dataset.root is not set; dataset.name 'table' needs it, a CSV or Parquet file or a "
+            "folder of them."
+        )
+    root = dataset.root.expanduser()
+    frames = _read_files(root, "dataset.root")
+    label = _find_column(frames, dataset.label, "label", needed=True)
+    client = _find_column(frames, dataset.client, "client")
+    if label == client:
+        raise InvalidInput(
+            f"dataset.client is {client!r}, which dataset.label is too; they must be two columns."
+        )
+    first = next(iter(frames.values()))
+    features = [name for name in first.columns if name not in (label, client)]
+    if not features:
+        raise InvalidInput(f"{root} has no column but {label!r}; there must be some to learn from.")
+    found = _index(frames, infer_kinds(frames, features), str(label), client, root)
+    chosen = choose_domains([each.name for each in found.domains], dataset, str(root))
+    return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
+
+
+def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
+    """Read one client's labelled rows for a run that knows its columns."""
+    frames = _read_files(path, "data")
+    for file, frame in frames.items():
+        refuse_unknown_columns([columns.label], frame.columns, file)
+    return use_columns(_index(frames, columns.kinds, columns.label, None, path), columns)
+
+
+def read_rows(path: Path, columns: TableColumns) -> Samples:
+    """Read rows that need no label, as vectors of a run that knows its columns."""
+    frame = convert_columns(read_table(path), columns.kinds, path)
+    raw = to_raw_columns(frame, columns.kinds)
+    return columns.transform(raw, numpy.arange(frame.height))
+
+
+def fit_tables(sample_index: SampleIndex, training: Iterable[Subset]) -> SampleIndex:
+    """Learn the columns from the clients' training rows; what is no table stays as it is."""
+    store = sample_index.store
+    if not isinstance(store, TableStore):
+        return sample_index
+    fitted = fit_columns(store.raw, store.label, [subset.rows for subset in training])
+    return use_columns(sample_index, fitted)
+
+
+def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> SampleIndex:
+    """Return tables with columns that are known; what is no table stays as it is."""
+    store = sample_index.store
+    if columns is None or not isinstance(store, TableStore):
+        return sample_index
+    if not columns.width:
+        raise InvalidInput(f"{store.shown} has no values to learn from; all are missing.")
+    fitted = replace(store, columns=columns)
+    return replace(sample_index, store=fitted, vector_width=columns.width)
+
+
+def find_columns(sample_index: SampleIndex) -> TableColumns | None:
+    """Return what is known of a table's columns; None for what is no table."""
+    store = sample_index.store
+    return store.columns if isinstance(store, TableStore) else None
+
+
+def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
+    """Read a file, or all tables of a folder; they must have the same columns."""
+    allowed = " or ".join(f"*{extension}" for extension in EXTENSIONS)
+    if not root.exists():
+        raise InvalidInput(
+            f"{setting} is {str(root)!r}, which does not exist; it must be a table, {allowed}, or "
+            "a folder of tables."
+        )
+    entries = list_visible_entries(root) if root.is_dir() else [root]
+    paths = [path for path in entries if is_table_file(path)]
+    if not paths:
+        raise InvalidInput(
+            f"{setting} is {str(root)!r}, which {'has' if root.is_dir() else 'is'} no table; there "
+            f"must be files {allowed}."
+        )
+    stems = [path.stem for path in paths]
+    for path in paths:
+        if stems.count(path.stem) > 1:
+            raise InvalidInput(
+                f"{root} has two tables {path.stem!r}; each must have a name of its own."
+            )
+    frames = {path: read_table(path) for path in paths}
+    first = frames[paths[0]].columns
+    for path, frame in frames.items():
+        refuse_unknown_columns(first, frame.columns, path)
+        refuse_unknown_columns(frame.columns, first, paths[0])
+    return frames
+
+
+def _find_column(
+    frames: Mapping[Path, "polars.DataFrame"], name: str | None, setting: str, needed: bool = False
+) -> str | None:
+    """Return the column that a setting names, if it is there."""
+    path, frame = next(iter(frames.items()))
+    columns = frame.columns
+    if name is None and not needed:
+        return None
+    if name is None:
+        raise InvalidInput(
+            f"dataset.{setting} is not set; dataset.name 'table' needs it, one of the columns of "
+            f"{path}: {enumerate_columns(columns)}."
+        )
+    if name not in columns:
+        close = difflib.get_close_matches(name, columns, 1)
+        meant = f"did you mean {close[0]!r}?" if close else enumerate_columns(columns)
+        raise InvalidInput(
+            f"dataset.{setting} is {name!r}; it must be a column of {path} ({meant})."
+        )
+    return name
+
+
+def _index(
+    frames: Mapping[Path, "polars.DataFrame"],
+    kinds: Mapping[str, Kind],
+    label: str,
+    client: str | None,
+    root: Path,
+) -> SampleIndex:
+    """List the rows that have a label, by site and class."""
+    keys: dict[str, Kind] = {name: "text" for name in (label, client) if name is not None}
+    everything = join_tables(
+        [convert_columns(frame, {**kinds, **keys}, path) for path, frame in frames.items()]
+    )
+    class_names, labels = _number_classes(to_words(everything[label]), label, root)
+    has_label = labels >= 0
+    site_names, sites = _number_sites(everything, frames, client)
+    labels, sites = labels[has_label], sites[has_label]
+    domains = tuple(
+        DomainIndex(name, Subset(rows := numpy.flatnonzero(sites == site), labels[rows]))
+        for name, site in sorted((name, site) for site, name in enumerate(site_names))
+    )
+    for domain in domains:
+        check_domain_name(domain.name, root)
+    raw = to_raw_columns(everything.filter(has_label.tolist()), kinds)
+    _refuse_free_text(raw, root)
+    identity = "|".join(identify_file(path) for path in frames)
+    return SampleIndex(
+        "table",
+        class_names,
+        tuple(domain for domain in domains if len(domain.train.labels)),
+        TableStore(raw, label, str(root), identity, len(labels)),
+        len(kinds),
+        notices=_describe_gaps(raw, int((~has_label).sum()), root),
+    )
+
+
+def _number_classes(found: Words, label: str, root: Path) -> tuple[tuple[str, ...], Indices]:
+    """Return the classes in order and the number of each row's, -1 where it has none.
+
+    Whole numbers are classes in their order, however they are written; all else is text.
+    """
+    about = f"{root}: dataset.label is {label!r}, a column"
+    if len(found.words) > _MOST_VALUES:
+        raise InvalidInput(
+            f"{about} of {len(found.words):,} different values; a label must have at most "
+            f"{_MOST_VALUES:,}: a class, and no measurement."
+        )
+    numbers = {word: _parse_number(word) for word in found.words if not is_missing_number(word)}
+    are_numbers = None not in numbers.values()
+    named = numbers if are_numbers else {word: word for word in found.words}
+    # All numbers, or all text.
+    classes: list[Any] = list(set(named.values()))
+    classes.sort()
+    if not classes:
+        raise InvalidInput(f"{about} without a value; some rows must have a label.")
+    for number in classes:
+        if isinstance(number, float):
+            raise InvalidInput(
+                f"{about} with the number {number:g}; a label must be text or a whole number: a "
+                "class, and no measurement."
+            )
+    places = {name: place for place, name in enumerate(classes)}
+    # One more at the end, for what is missing: its code is -1.
+    numbered = [places[named[word]] if word in named else -1 for word in found.words]
+    return tuple(str(each) for each in classes), numpy.array([*numbered, -1])[found.codes]
+
+
+def _parse_number(word: str) -> int | float | None:
+    """Return a word as a whole number where it is one, else as another, None where it is text."""
+    with contextlib.suppress(ValueError):
+        return int(word)
+    with contextlib.suppress(ValueError):
+        number = float(word)
+        return int(number) if number.is_integer() else number
+    return None
+
+
+def _number_sites(
+    everything: "polars.DataFrame",
+    frames: Mapping[Path, "polars.DataFrame"],
+    client: str | None,
+) -> tuple[tuple[str, ...], Indices]:
+    """Return the sites' names and the number of each row's: by column, else by file."""
+    heights = [frame.height for frame in frames.values()]
+    if client is None:
+        return tuple(path.stem for path in frames), numpy.repeat(numpy.arange(len(frames)), heights)
+    found = to_words(everything[client])
+    if (found.codes < 0).any():
+        row, paths = int(numpy.argmax(found.codes < 0)), list(frames)
+        file = int(numpy.searchsorted(numpy.cumsum(heights), row, side="right"))
+        raise InvalidInput(
+            f"{paths[file]}: column {client!r} is empty in row {row - sum(heights[:file]) + 1}; "
+            "each row must say whose it is (dataset.client)."
+        )
+    return found.words, found.codes
+
+
+def _refuse_free_text(raw: RawColumns, root: Path) -> None:
+    for name, column in raw.items():
+        if isinstance(column, Words) and len(column.words) > _MOST_VALUES:
+            raise InvalidInput(
+                f"{root}: column {name!r} has {len(column.words):,} different words; a column of "
+                f"text must have at most {_MOST_VALUES:,}, or be taken out of the table."
+            )
+
+
+def _describe_gaps(raw: RawColumns, rows_dropped: int, root: Path) -> tuple[str, ...]:
+    """Say in one line what is missing, and what becomes of it."""
+    gaps = {name: count for name, column in raw.items() if (count := count_missing(column))}
+    has_text = {isinstance(raw[name], Words) for name in gaps}
+    told = []
+    if gaps:
+        becomes = " or, of text, ".join(_MISSING[each] for each in sorted(has_text))
+        told.append(
+            f"{_count(sum(gaps.values()), 'value is', 'values are')} missing in "
+            f"{_count(len(gaps), 'column', 'columns')}; they count as {becomes}."
+        )
+    if rows_dropped:
+        left = "has no label and is" if rows_dropped == 1 else "have no label and are"
+        told.append(f"{_count(rows_dropped, 'row', 'rows')} {left} left out.")
+    return (f"{root.name}: {' '.join(told)}",) if told else ()
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -1,0 +1,254 @@
+"""Tables: what is read, and what becomes of the columns."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import polars
+import pytest
+from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.preprocessing import StandardScaler
+
+from mpfedcl.data.client_data import FederatedData, is_same_partition, load_federated_data
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.table_columns import Words, fit_columns
+from mpfedcl.data.tables import open_own_tables
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from table_files import open_table, save_table
+
+
+def table(root: Path, **changes: Any) -> Experiment:
+    settings = {"dataset__name": "table", "dataset__root": root, "dataset__label": "y"}
+    return Experiment(clients=2, dtype="float64").replace(**settings | changes)
+
+
+def load(root: Path, **changes: Any) -> FederatedData:
+    return load_federated_data(table(root, partition__kind="iid", **changes))
+
+
+def rows_of(data: FederatedData) -> list[list[float]]:
+    """All rows, each client's training rows first, then the test."""
+    parts = [*(client.inputs for client in data.clients), data.test_inputs]
+    return sorted(row for part in parts for row in part.tolist())
+
+
+def sites_of(found: SampleIndex) -> dict[str, list[str]]:
+    names = found.class_names
+    return {each.name: [names[n] for n in each.train.labels] for each in found.domains}
+
+
+@pytest.mark.parametrize("kind", ["feature", "label"])
+def test_standardized_as_if_all_training_rows_were_in_one_place(tmp_path: Path, kind: str) -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    frame = polars.DataFrame(x).with_columns(y=y, site=numpy.arange(len(x)) % 3)
+    frame.write_parquet(tmp_path / "breast.parquet")
+    experiment = table(
+        tmp_path / "breast.parquet", clients=3, dataset__client="site", partition__kind=kind
+    ).resolved()
+    data = load_federated_data(experiment)
+    found = open_data_set(experiment.dataset)
+    split = split_among_clients(found, experiment)
+    training = numpy.concatenate([each.rows for each in split.training.values()])
+    assert 0 < len(training) < 0.6 * len(x)
+    oracle = StandardScaler().fit(x[training])
+    columns = data.partition["columns"]["columns"]
+    numpy.testing.assert_allclose([c["mean"] for c in columns], oracle.mean_, rtol=1e-12)
+    numpy.testing.assert_allclose([c["deviation"] for c in columns], oracle.scale_, rtol=1e-12)
+    for name, subset in split.training.items():
+        wanted = oracle.transform(x[subset.rows])
+        numpy.testing.assert_allclose(data.client(name).inputs, wanted, rtol=1e-9, atol=1e-12)
+    numpy.testing.assert_allclose(
+        data.test_inputs, oracle.transform(x[split.test.rows]), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_sums_keep_their_digits_far_from_zero() -> None:
+    raw = {"far": numpy.array([1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3]), "same": numpy.full(4, 0.1)}
+    fitted = fit_columns(raw, "y", [numpy.array([0]), numpy.array([1, 2, 3]), numpy.array([], int)])
+    far, same = fitted.columns
+    assert (far.kind, same.kind) == ("numeric", "numeric")
+    assert far.kind == "numeric"
+    assert far.mean == 1e9 + 1.5
+    assert far.deviation == pytest.approx(1.25**0.5, rel=1e-15)
+    vectors = fitted.transform({**raw, "same": numpy.array([0.1, 7, -7, 0.1])}, numpy.arange(4))
+    assert vectors[:, 1].tolist() == [0, 0, 0, 0]
+    assert vectors[:, 0].tolist() == pytest.approx(
+        [-1.3416407865, -0.4472135955, 0.4472135955, 1.3416407865]
+    )
+
+
+@pytest.mark.parametrize("count", [3, 7, 1000, 12_345])
+def test_a_constant_becomes_zero_whatever_it_is(count: int) -> None:
+    for value in (0.1, 1 / 3, 1e-300, 3e38, -7e15):
+        raw = {"a": numpy.full(count, value)}
+        fitted = fit_columns(raw, "y", numpy.array_split(numpy.arange(count), 3))
+        assert not fitted.transform(raw, numpy.arange(count)).any()
+
+
+def test_words_become_one_number_each() -> None:
+    """By hand: rows 0 to 3 train; `plum` is nobody's, row 5 is missing."""
+    words = Words(numpy.array([2, 0, 2, 0, 1, -1]), ("apple", "plum", "pear"))
+    clients = [numpy.array([0, 1]), numpy.array([2, 3])]
+    fitted = fit_columns({"fruit": words}, "y", clients)
+    assert fitted.to_json()["columns"] == [
+        {"kind": "text", "name": "fruit", "categories": ["apple", "pear"]}
+    ]
+    vectors = fitted.transform({"fruit": words}, numpy.arange(6))
+    assert vectors.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0], [0, 0]]
+
+
+def test_only_training_rows_teach(tmp_path: Path) -> None:
+    """Two rows of a class: one trains. Means and words are of the rows that do."""
+    save_table(tmp_path / "t.csv", "a,b,y\n0,x,0\n10,y,0\n0,x,1\n10,y,1\n")
+    experiment = table(tmp_path / "t.csv", clients=1, partition__kind="iid").resolved()
+    data = load_federated_data(experiment)
+    split = split_among_clients(open_data_set(experiment.dataset), experiment)
+    (rows,) = (each.rows for each in split.training.values())
+    number, word = data.partition["columns"]["columns"]
+    assert number["mean"] == numpy.mean([0, 10, 0, 10], where=numpy.isin(range(4), rows))
+    assert word["categories"] == sorted({"xyxy"[row] for row in rows})
+
+
+def test_missing_values_are_said_and_count_as_the_mean(tmp_path: Path) -> None:
+    path = save_table(
+        tmp_path / "t.csv",
+        "age, sex ,y\n1,f,b\n,f,b\nNA,,b\n ? ,m,b\n3,m,a\n5,f,\n1,f,a\n3,m,a\nnan,f,a\n\n",
+    )
+    found = open_table(path)
+    assert len(found.store) == 8
+    assert found.class_names == ("a", "b")
+    assert found.notices == (
+        "t.csv: 5 values are missing in 2 columns; they count as the column's mean or, of text, "
+        "none of the column's words. 2 rows have no label and are left out.",
+    )
+    data = load(path, clients=1)
+    assert data.notices == found.notices
+    assert sum(row[0] == 0 for row in rows_of(data)) >= 4
+    assert sum(row[1:] == [0, 0] for row in rows_of(data)) == 1
+    whole = open_table(save_table(tmp_path / "whole.csv", "a,y\n1,0\n2,1\n"))
+    assert whole.notices == ()
+    one = open_table(save_table(tmp_path / "one.csv", "a,y\n1,0\n,1\n"))
+    assert one.notices == (
+        "one.csv: 1 value is missing in 1 column; they count as the column's mean.",
+    )
+
+
+CELLS = {"size": [1.5, 2.0, 3.0, 4.0], "hot": [True, False, True, False], "y": [1, 0, 10, 9]}
+
+
+@pytest.mark.parametrize("extension", ["csv", "parquet"])
+def test_files_of_both_kinds_say_the_same(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"t.{extension}"
+    frame = polars.DataFrame({**CELLS, "hue": ["red", None, "blue ", "red"]})
+    getattr(frame, f"write_{extension}")(path)
+    found = open_table(path)
+    assert found.class_names == ("0", "1", "9", "10")
+    assert found.names_classes
+    assert found.domains[0].train.labels.tolist() == [1, 0, 3, 2]
+    assert sites_of(found) == {"t": ["1", "0", "10", "9"]}
+    store: Any = found.store
+    assert store.raw["size"].tolist() == [1.5, 2, 3, 4]
+    assert store.raw["hot"].tolist() == [1, 0, 1, 0]
+    assert store.raw["hue"].words == ("blue", "red")
+    assert store.raw["hue"].codes.tolist() == [1, -1, 0, 1]
+
+
+def test_sites_are_files_or_a_column(tmp_path: Path) -> None:
+    save_table(tmp_path / "north.csv", "a,who,y\n1,x,cat\n2,z,dog\n")
+    polars.DataFrame({"y": ["dog"], "a": [3], "who": ["x"]}).write_parquet(
+        tmp_path / "south.parquet"
+    )
+    save_table(tmp_path / ".hidden.csv", "broken")
+    save_table(tmp_path / "README.txt", "not a table")
+    found = open_table(tmp_path)
+    assert sites_of(found) == {"north": ["cat", "dog"], "south": ["dog"]}
+    assert sites_of(open_table(tmp_path, client="who")) == {"x": ["cat", "dog"], "z": ["dog"]}
+    chosen = open_table(tmp_path, domains=("south",))
+    assert sites_of(chosen) == {"south": ["dog"]}
+    assert chosen.class_names == ("cat", "dog")
+
+
+def test_each_site_is_a_client_under_feature_skew(tmp_path: Path) -> None:
+    x, y = load_wine(return_X_y=True)
+    sites = numpy.where(x[:, 0] > numpy.median(x[:, 0]), "strong", "light")
+    path = tmp_path / "wine.csv"
+    polars.DataFrame(x).with_columns(y=y, site=sites).write_csv(path)
+    data = load_federated_data(
+        table(path, clients=None, dataset__client="site", partition__kind="feature")
+    )
+    assert data.names == ("light", "strong")
+    counts = numpy.stack([numpy.bincount(y[sites == name], minlength=3) for name in data.names])
+    assert (numpy.abs(data.label_counts() - counts / 2) <= 0.5).all()
+    pooled = load(path, dataset__client="site", clients=4)
+    assert pooled.names == ("client-0", "client-1", "client-2", "client-3")
+    assert pooled.input_size == 13
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["2", "10", "1"], ("1", "2", "10")),
+        (["2.0", "10", "01"], ("1", "2", "10")),
+        (["-1", "1", "NA"], ("-1", "1")),
+        (["b", "NA", "a"], ("NA", "a", "b")),
+        (["true", "false", "true"], ("false", "true")),
+        (["10", "9", "x"], ("10", "9", "x")),
+    ],
+)
+def test_classes_are_words_or_whole_numbers(
+    tmp_path: Path, labels: Sequence[str], classes: tuple[str, ...]
+) -> None:
+    lines = "".join(f"{n},{label}\n" for n, label in enumerate(labels))
+    assert open_table(save_table(tmp_path / "t.csv", "a,y\n" + lines)).class_names == classes
+
+
+def test_a_column_of_codes_is_text_if_a_word_is_in_any_file(tmp_path: Path) -> None:
+    save_table(tmp_path / "a.csv", "code,y\n1,0\n2,1\n")
+    save_table(tmp_path / "b.csv", "code,y\nx,0\n1,1\n")
+    store: Any = open_table(tmp_path).store
+    assert store.raw["code"].words == ("1", "2", "x")
+
+
+def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
+    """A column of words stays one where all words look like numbers, and the other way round."""
+    save_table(tmp_path / "t.csv", "a,code,y\n1,1,0\n3,x,0\n1,1,1\n3,x,1\n")
+    data = load(tmp_path / "t.csv", clients=1)
+    run_columns = fit_columns(
+        {"a": numpy.array([1.0, 3.0]), "code": Words(numpy.array([0, 1]), ("1", "x"))},
+        "y",
+        [numpy.arange(2)],
+    )
+    assert data.partition["columns"]["columns"][0]["name"] == "a"
+    new = save_table(tmp_path / "new.csv", "code,more,y,a\n1,9,1,5\n2,9,1,\n")
+    found = open_own_tables(new, run_columns)
+    assert found.vector_width == 3
+    loaded = found.store.load(numpy.arange(2), *found.store.inspect())
+    assert loaded.tolist() == [[3, 1, 0], [0, 0, 0]]
+    save_table(new, "code,y,a\n1,1,old\n")
+    with pytest.raises(InvalidInput, match=r"column 'a' has 'old' in row 1; it must be a number"):
+        open_own_tables(new, run_columns)
+    save_table(new, "code,y,a\n1,1,1e38\n")
+    tiny = fit_columns(
+        {"a": numpy.array([0, 1e-9]), "code": Words(numpy.array([0, 0]), ("1",))},
+        "y",
+        [numpy.arange(2)],
+    )
+    found = open_own_tables(new, tiny)
+    with pytest.raises(InvalidInput, match="too far from the training rows"):
+        found.store.load(numpy.arange(1), *found.store.inspect())
+    save_table(new, "code,a\n1,1\n")
+    with pytest.raises(InvalidInput, match=r"lacks the column 'y'; it has code, a\."):
+        open_own_tables(new, run_columns)
+
+
+def test_other_columns_are_other_data(tmp_path: Path) -> None:
+    """Standardized rows hide a shift; the columns on record do not."""
+    path = save_table(tmp_path / "t.csv", "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(12)))
+    before = load(path).partition
+    assert is_same_partition(before, load(path).partition)
+    save_table(path, "a,y\n" + "".join(f"{n + 5},{n % 2}\n" for n in range(12)))
+    assert not is_same_partition(before, load(path).partition)

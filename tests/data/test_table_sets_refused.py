@@ -1,0 +1,127 @@
+"""Tables that are refused, and the sentence for each fault."""
+
+import datetime
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from mpfedcl.data.reader import open_data_set, read_image_set
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import DatasetSettings
+from table_files import open_table, save_table
+
+REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "no label": (
+        "a,b\n1,2\n",
+        {"label": None},
+        "dataset.label is not set; dataset.name 'table' needs it, one of the columns of {path}: a",
+    ),
+    "misspelt": (
+        "a,class\n1,2\n",
+        {"label": "klass"},
+        "dataset.label is 'klass'; it must be a column of {path} (did you mean 'class'?).",
+    ),
+    "unknown": (
+        "a,b\n1,2\n",
+        {"label": "zzz"},
+        "dataset.label is 'zzz'; it must be a column of {path} (a, b).",
+    ),
+    "client": (
+        "a,y\n1,2\n",
+        {"client": "who"},
+        "dataset.client is 'who'; it must be a column of {path} (a, y).",
+    ),
+    "both": ("a,y\n1,2\n", {"client": "y"}, "dataset.client is 'y', which dataset.label is too"),
+    "nobody's": ("a,y,who\n1,2,x\n1,2,\n", {"client": "who"}, "column 'who' is empty in row 2"),
+    "path": ("a,y,who\n1,2,../x\n", {"client": "who"}, "has the domain '../x'"),
+    "domain": ("a,y\n1,2\n", {"domains": ("x",)}, "dataset.domains has 'x'"),
+    "long line": ("a,y\n1,2\n1,2,3\n", {}, "{path} has 3 cells in line 3 and 2 in its header"),
+    "short line": ("a,b,y\n1,2,3\n1,2\n", {}, "{path} has 2 cells in line 3 and 3 in its header"),
+    "twice": ("a,a,y\n1,2,3\n", {}, "{path} has two columns 'a'"),
+    "nameless": ("a,,y\n1,2,3\n", {}, "{path} has the name '' in column 2 of its header"),
+    "semicolons": ("a;y\n1;2\n", {}, "{path} has 1 columns; a table must have at least two"),
+    "empty": ("", {}, "{path} has 0 columns"),
+    "no rows": ("a,y\n", {}, "{path} has no rows"),
+    "no features": ("who,y\n1,2\n", {"client": "who"}, "has no column but 'y'"),
+    "infinite": (
+        "a,y\n1,0\n-inf,1\n",
+        {},
+        "{path}: column 'a' has -inf in row 2; numbers must be finite",
+    ),
+    "too large": ("a,y\n1e39,0\n", {}, "{path}: column 'a' has 1e+39 in row 1"),
+    "measured": (
+        "a,y\n1,0\n1,2.5\n",
+        {},
+        "is 'y', a column with the number 2.5; a label must be text or a whole number",
+    ),
+    "many": (
+        "a,y\n" + "".join(f"1,{n}\n" for n in range(1001)),
+        {},
+        "a column of 1,001 different values; a label must have at most 1,000",
+    ),
+    "free text": (
+        "a,y\n" + "".join(f"w{n},0\n" for n in range(1001)),
+        {},
+        "column 'a' has 1,001 different words",
+    ),
+    "no labels": ("a,y\n1,\n2,NA\n", {}, "a column without a value"),
+    "quote": ('a,y\n"1,2\n', {}, "{path} cannot be read (unexpected end of data)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, case: str) -> None:
+    text, settings, complaint = REFUSED[case]
+    path = save_table(tmp_path / "t.csv", text)
+    with pytest.raises(InvalidInput) as caught:
+        open_table(path, **settings)
+    sentence = str(caught.value)
+    assert complaint.format(path=path) in sentence
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.xlsx"])
+def test_refuses_what_is_no_table(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n\0\xff,\0")
+    with pytest.raises(InvalidInput, match=r"cannot be read|is no table"):
+        open_table(tmp_path / name)
+
+
+def test_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+    def refusal(**settings: Any) -> str:
+        with pytest.raises(InvalidInput) as caught:
+            open_data_set(DatasetSettings(**settings))
+        return str(caught.value)
+
+    polars.DataFrame({"a": [1.0], "y": [0]}).write_parquet(tmp_path / "typed.parquet")
+    save_table(tmp_path / "words.csv", "a,y\nx,0\n")
+    root = {"name": "table", "root": tmp_path, "label": "y"}
+    assert "column 'a' is text in" in refusal(**root)
+    save_table(tmp_path / "words.csv", "b,y\n1,0\n")
+    assert "lacks the column 'a'" in refusal(**root)
+    save_table(tmp_path / "words.csv", "a,b,y\n1,1,0\n")
+    assert "lacks the column 'b'" in refusal(**root)
+    save_table(tmp_path / "typed.csv", "a,y\n1,0\n")
+    assert "has two tables 'typed'" in refusal(**root)
+    day = polars.DataFrame({"a": [datetime.date(2020, 1, 1)], "y": [0]})
+    day.write_parquet(tmp_path / "day.parquet")
+    assert "column 'a' holds Date" in refusal(**{**root, "root": tmp_path / "day.parquet"})
+    assert "dataset.root is not set" in refusal(name="table", label="y")
+    assert "does not exist" in refusal(**{**root, "root": tmp_path / "none.csv"})
+    (tmp_path / "void").mkdir()
+    assert "has no table" in refusal(**{**root, "root": tmp_path / "void"})
+    assert "dataset.label is 'y'; it must be left out" in refusal(label="y")
+    assert "dataset.client is 'y'; it must be left out" in refusal(client="y")
+    with pytest.raises(InvalidInput, match="must hold images"):
+        read_image_set(DatasetSettings(name="table", root=tmp_path / "typed.csv", label="y"))
+
+
+def test_says_what_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'mpfedcl\[table\]'\.$"):
+        open_table(save_table(tmp_path / "t.csv", "a,y\n1,0\n"))
