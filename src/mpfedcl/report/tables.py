@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from rich import box
@@ -59,7 +60,8 @@ class TextTable:
                 table.add_row(*(Text(row[place]) for place in part))
             console.print(table)
         if self.note:
-            console.print(self.note + "\n")
+            lines = [fill(line, console.width) for line in self.note.splitlines()]
+            console.print("\n".join(lines) + "\n")
 
     def markdown(self) -> str:
         """Return the table in Markdown, its note below it."""
@@ -128,10 +130,13 @@ def name_readings(readings: Iterable[str]) -> str:
 
 
 def name_encoders(encoders: Mapping[str, str | None]) -> str:
-    """Say which method sees samples through which encoder, where that differs."""
-    if len({*encoders.values()}) < 2:
+    """Say which methods see samples through which encoder, where that differs."""
+    methods: dict[str, list[str]] = {}
+    for method, encoder in encoders.items():
+        methods.setdefault(encoder or "none", []).append(method)
+    if len(methods) < 2:
         return ""
-    seen = ", ".join(f"{method} {encoder or 'none'}" for method, encoder in encoders.items())
+    seen = "; ".join(f"{encoder} ({', '.join(names)})" for encoder, names in methods.items())
     return f"Encoders differ, and with them what methods see: {seen}."
 
 
