@@ -205,8 +205,8 @@ def without_timings(records: list[Json]) -> list[Json]:
 
 
 def results_of(path: Path) -> dict[str, bytes]:
-    """Return the bytes of each model and of the pool, by file name."""
-    found = [*path.glob("*.safetensors"), *path.glob("models/*")]
+    """Return the bytes of each model, of the pool and of kept sums, by file name."""
+    found = [*path.glob("*.safetensors"), *path.glob("models/*"), *path.glob("statistics/*")]
     return {str(each.relative_to(path)): each.read_bytes() for each in found}
 
 

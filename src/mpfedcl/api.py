@@ -11,6 +11,7 @@ from pathlib import Path
 from mpfedcl.convergence import FILE as CONVERGENCE_FILE
 from mpfedcl.convergence import inspect_where_asked, summarize_convergence
 from mpfedcl.deployment.calibration import calibrate
+from mpfedcl.deployment.exchange_changes import refuse_changed
 from mpfedcl.deployment.join import warn_of_joined_clients
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
@@ -83,6 +84,7 @@ def resume(
         "trail": trail,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
+    refuse_changed(Path(path))
     return resume_simulation(Path(path), changes, observer or Observer(), COMPANIONS)
 
 

@@ -34,7 +34,8 @@ ROBUST = {"aggregation__rule": "median", "update__clip": 0.05}
 
 @pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
-    ("method", "changes"), [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST)]
+    ("method", "changes"),
+    [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST), ("fedgauss", {})],
 )
 def test_two_processes_are_one(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import READINGS, Reading
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds import evaluation
-from mpfedcl.rounds.evaluation import ClientReader, Evaluator, Predictions, as_stack
+from mpfedcl.rounds.evaluation import (
+    AccuracyTable,
+    ClientReader,
+    Evaluator,
+    Predictions,
+    as_stack,
+    estimate_own_priors,
+)
 from mpfedcl.rounds.label_prior import estimate_prior, log_prior
 
 NUM_CLASSES = 4
@@ -29,6 +36,14 @@ def predictions(seed: int, *, with_prototypes: bool = True) -> Predictions:
     # Nobody has a prototype of this class.
     similarities[:, 1] = -torch.inf
     return Predictions(scores.argmax(1), similarities.argmax(1), scores, similarities)
+
+
+def read(
+    personal: Predictions | None, averaged: Predictions | None, own: Tensor = OWN
+) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
+    """Return the readings of one of three clients, and what it says."""
+    estimated = estimate_own_priors(averaged, {"client": own}).get("client")
+    return ClientReader(labels(), averaged, 3).tables(personal, own, COUNTS, estimated)
 
 
 def labels() -> Tensor:
@@ -60,7 +75,7 @@ def find_prior_slowly(scores: Tensor) -> list[float]:
 
 def test_every_reading_by_a_loop() -> None:
     personal, averaged = predictions(1), predictions(2)
-    table, said = ClientReader(labels(), averaged, 3).tables(personal, OWN, COUNTS)
+    table, said = read(personal, averaged)
     assert personal.similarities is not None
     assert averaged.similarities is not None
     none = [0.0] * NUM_CLASSES
@@ -88,16 +103,14 @@ def test_every_reading_by_a_loop() -> None:
 
 
 def test_models_that_there_are_not() -> None:
-    reader = ClientReader(labels(), None, 3)
-    nothing, said = reader.tables(None, OWN, COUNTS)
+    nothing, said = read(None, None)
     assert nothing == {test: dict.fromkeys(READINGS) for test in ("own", "union")}
     assert said == {}
-    table, _ = reader.tables(predictions(1, with_prototypes=False), OWN, COUNTS)
+    table, _ = read(predictions(1, with_prototypes=False), None)
     for test in ("own", "union"):
         known = {reading for reading, value in table[test].items() if value is not None}
         assert known == {"personal_classifier", "personal_classifier_prior"}
-    averaged = ClientReader(labels(), predictions(2, with_prototypes=False), 3)
-    table, said = averaged.tables(None, OWN, COUNTS)
+    table, said = read(None, predictions(2, with_prototypes=False))
     known = {reading for reading, value in table["own"].items() if value is not None}
     classifier = {"averaged_classifier", "averaged_classifier_prior"}
     assert known == {*said} == {*classifier, "averaged_classifier_estimated"}
@@ -106,7 +119,7 @@ def test_models_that_there_are_not() -> None:
 
 def test_a_client_without_test_images() -> None:
     nothing = torch.tensor([], dtype=torch.long)
-    table, _ = ClientReader(labels(), predictions(2), 3).tables(predictions(1), nothing, COUNTS)
+    table, _ = read(predictions(1), predictions(2), nothing)
     assert table["own"] == dict.fromkeys(READINGS)
     assert table["union"]["personal_classifier"] is not None
 
@@ -114,13 +127,13 @@ def test_a_client_without_test_images() -> None:
 def test_priors_on_the_union_stop_where_they_would_cost_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reader = ClientReader(labels(), predictions(2), num_clients=3)
-    whole, _ = reader.tables(predictions(1), OWN, COUNTS)
+    personal, averaged = predictions(1), predictions(2)
+    whole, _ = read(personal, averaged)
     # Three clients, 16 images, four classes: as many scores are just allowed.
     monkeypatch.setattr(evaluation, "_MOST_PRIOR_SCORES", 3 * 16 * 4)
-    assert reader.tables(predictions(1), OWN, COUNTS)[0] == whole
+    assert read(personal, averaged)[0] == whole
     monkeypatch.setattr(evaluation, "_MOST_PRIOR_SCORES", 3 * 16 * 4 - 1)
-    cut, _ = reader.tables(predictions(1), OWN, COUNTS)
+    cut, _ = read(personal, averaged)
     left_out = {reading: None for reading in READINGS if reading.endswith("prior")}
     assert cut == {"own": whole["own"], "union": whole["union"] | left_out}
 
@@ -170,6 +183,19 @@ def test_a_prior_is_found_without_labels(prior: tuple[float, ...]) -> None:
     # With it more are right than without, unless all classes are as frequent.
     right = (scores + found.log()).argmax(1) == truth
     assert right.sum() >= (scores.argmax(1) == truth).sum() - 10
+
+
+def test_priors_of_several_clients_are_each_clients_own() -> None:
+    averaged = predictions(2)
+    tests = {"a": OWN, "b": torch.tensor([0]), "c": torch.tensor([2, 5, 6, 7]), "d": OWN[:0]}
+    found = estimate_own_priors(averaged, tests)
+    assert list(found) == ["a", "b", "c"]
+    for name, prior in found.items():
+        alone = estimate_prior(averaged.scores[tests[name]])
+        torch.testing.assert_close(prior, alone, atol=1e-4, rtol=0)
+    everybody = {name: torch.arange(16) for name in "ab"}
+    for prior in estimate_own_priors(averaged, everybody).values():
+        torch.testing.assert_close(prior, estimate_prior(averaged.scores))
 
 
 def test_a_prior_of_impossible_classes() -> None:

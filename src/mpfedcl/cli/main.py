@@ -28,6 +28,9 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
   mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
   mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
+  mpfedcl leave    RUN --name NAME                             a client taken out of it again
+  mpfedcl advise   RUN --data FOLDER                           should this client join?
+  mpfedcl worth    RUN                                         what each client is worth to others
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
@@ -51,6 +54,9 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "report": (experiments.Report, "report"),
     "watch": (experiments.Watch, "watch"),
     "join": (deployment.Join, "join"),
+    "leave": (deployment.Leave, "leave"),
+    "advise": (deployment.Advise, "advise"),
+    "worth": (deployment.Worth, "worth"),
     "tune": (experiments.Tune, "tune"),
     "paper list": (experiments.PaperList, "paper"),
     "paper show": (experiments.PaperShow, "paper"),

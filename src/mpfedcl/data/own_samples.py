@@ -18,6 +18,7 @@ from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import open_own_tables
+from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings
@@ -29,29 +30,61 @@ _MOST_CLASSES_LISTED = 12
 
 
 def open_own_samples(
-    path: Path, class_names: Sequence[str] | None, columns: TableColumns | None = None
+    path: Path,
+    class_names: Sequence[str] | None,
+    columns: TableColumns | None = None,
+    *,
+    new_classes: bool = False,
 ) -> SampleIndex:
     """List samples by the given classes, some of which may be missing; no image is opened.
 
     Class folders and the labels of tables go by name; the labels of npz files are positions among
     the classes, from 0, unless a file names its classes. Where the classes are not known yet the
-    samples decide. A table is for a run that knows its columns.
+    samples decide. A table is for a run that knows its columns. With `new_classes` others may come
+    after the given ones.
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
-    sample_index = _open(path, len(class_names) if class_names else None, columns)
+    known = len(class_names) if class_names and not new_classes else None
+    sample_index = _open(path, known, columns)
     if not class_names:
         return sample_index
     if sample_index.names_classes:
+        if new_classes:
+            new = sorted(set(sample_index.class_names) - set(class_names))
+            class_names = [*class_names, *new]
         return _relabel(sample_index, class_names, path)
     subsets = [subset for each in sample_index.domains for subset in (each.train, each.test)]
-    largest = max(int(each.labels.max()) for each in subsets if each and len(each.labels))
+    found = [each.labels for each in subsets if each and len(each.labels)]
+    largest = max(int(labels.max()) for labels in found)
+    if new_classes:
+        class_names = [*class_names, *_name_new_labels(found, class_names, path)]
     if largest >= len(class_names):
         raise InvalidInput(
             f"data is {str(path)!r}, which has the label {largest}; the run has "
             f"{len(class_names)} classes, so labels must be from 0 to {len(class_names) - 1}."
         )
     return replace(sample_index, class_names=tuple(class_names))
+
+
+def _name_new_labels(
+    labels: Sequence[Indices], class_names: Sequence[str], path: Path
+) -> list[str]:
+    """Return names for the labels that come after those of the known classes."""
+    known = len(class_names)
+    new = [int(label) for label in numpy.unique(numpy.concatenate(labels)) if label >= known]
+    if new != list(range(known, known + len(new))):
+        raise InvalidInput(
+            f"data is {str(path)!r}, which has the new label {new[-1]}; the run has {known} "
+            f"classes, so new labels must go on from {known} without a gap."
+        )
+    taken = [name for name in map(str, new) if name in class_names]
+    if taken:
+        raise InvalidInput(
+            f"data is {str(path)!r}, which has the new label {taken[0]}; the run has another class "
+            "of that name."
+        )
+    return [str(label) for label in new]
 
 
 def _open(path: Path, num_classes: int | None, columns: TableColumns | None) -> SampleIndex:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.deployment.exchange import is_exchange
+from mpfedcl.deployment.exchange_join import leave_exchange, list_joined_exchange
 from mpfedcl.deployment.joined_clients import JoinedClients
 from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
 from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run, read_pool
@@ -96,6 +98,11 @@ def join(
     """
     _check_arguments(epochs, lr, test_fraction)
     directory = RunDirectory(Path(run))
+    if is_exchange(directory.path):
+        raise InvalidInput(
+            f"RUN is {str(run)!r}, a run of {directory.read_experiment().method}, whose sums are "
+            "kept; it must be joined by mpfedcl.deployment.exchange_join.join_exchange."
+        )
     with RunDirectory.resume(directory.path, "RUN") if add else contextlib.nullcontext():
         opened, pool = _load_joinable_run(directory.path, weights)
         joined_clients = _open_joined_clients(directory, pool)
@@ -128,8 +135,13 @@ def join(
 
 
 def leave(run: Path | str, name: str) -> PrototypePool:
-    """Take a joined client's prototypes out of a run's pool; return the pool without them."""
+    """Take a client out of a run; return the pool without it.
+
+    Of a run of one exchange any client can leave, of others one that has joined since.
+    """
     with RunDirectory.resume(Path(run), "RUN") as directory:
+        if is_exchange(directory.path):
+            return leave_exchange(directory.path, name)
         joined_clients = _open_joined_clients(directory)
         joined_clients.remove(name)
         return joined_clients.pool
@@ -137,6 +149,8 @@ def leave(run: Path | str, name: str) -> PrototypePool:
 
 def list_joined(run: Path | str) -> list[dict[str, Any]]:
     """Return the records of the clients that have joined a run, in order of name."""
+    if is_exchange(Path(run)):
+        return list_joined_exchange(Path(run))
     joined_clients = _open_joined_clients(RunDirectory(Path(run)))
     return [joined_clients.describe(name) for name in joined_clients.joined]
 

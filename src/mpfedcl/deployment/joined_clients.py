@@ -11,12 +11,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.deployment.ledger import make_event, read_events, write_events
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.runs.directory import pack_pool
@@ -24,10 +23,19 @@ from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 Json = dict[str, Any]
 
-LOG = "joins.jsonl"
 _LONGEST_NAME = 200
 _FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:\.tmp)?")
 """What lies in joined/, and what a crash may leave of it."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be a client's: it names files and travels as text."""
+    plain = name.isprintable() and "/" not in name and not name.startswith(".")
+    if not name or not plain or len(name.encode()) > _LONGEST_NAME:
+        raise InvalidInput(
+            f"name is {name!r}; it must be printable text of at most {_LONGEST_NAME} bytes "
+            "without a slash, and must not begin with a dot."
+        )
 
 
 def prototypes_key(name: str, prototypes: Prototypes) -> str:
@@ -74,13 +82,8 @@ class JoinedClients:
         return record
 
     def check_new_name(self, name: str, *, replace: bool) -> None:
-        """Refuse a name that is in use, or cannot be: it names files and travels as text."""
-        plain = name.isprintable() and "/" not in name and not name.startswith(".")
-        if not name or not plain or len(name.encode()) > _LONGEST_NAME:
-            raise InvalidInput(
-                f"name is {name!r}; it must be printable text of at most {_LONGEST_NAME} bytes "
-                "without a slash, and must not begin with a dot."
-            )
+        """Refuse a name that is in use, or cannot be."""
+        check_name(name)
         if name in self._original_clients:
             raise InvalidInput(
                 f"name is {name!r}, a client that the run was trained with; it must be another."
@@ -104,7 +107,7 @@ class JoinedClients:
         content = pack_pool(after)
         key = prototypes_key(name, after.of(name))
         event = {
-            **_event("replaced" if name in self.joined else "joined", name),
+            **make_event("replaced" if name in self.joined else "joined", name),
             "key": key,
             **record,
             "pool_before": digest(before),
@@ -112,7 +115,9 @@ class JoinedClients:
         }
         (self.path / "joined").mkdir(exist_ok=True)
         # All before the pool: none of it counts until the pool has these prototypes.
-        write_atomically(self.path / "joined" / f"{key}.json", _to_json_line(event))
+        write_atomically(
+            self.path / "joined" / f"{key}.json", json.dumps(event, allow_nan=False).encode()
+        )
         if model is not None:
             file = self.path / "joined" / f"{key}.safetensors"
             write_atomically(file, pack_tensors(model))
@@ -134,46 +139,40 @@ class JoinedClients:
         self._reconcile_log()
         after = self.pool.without(name)
         content = pack_pool(after)
-        self._commit(after, content, {**_event("left", name), "pool_after": digest(content)})
+        self._commit(after, content, {**make_event("left", name), "pool_after": digest(content)})
 
     def note_rejection(self, name: str, reason: str, record: Json) -> None:
         """Write down who was not taken in, and why."""
         self._reconcile_log()
-        self._log({**_event("rejected", name), "reason": reason, **record})
+        write_events(self.path, {**make_event("rejected", name), "reason": reason, **record})
 
     def _commit(self, after: PrototypePool, content: bytes, event: Json) -> None:
         write_atomically(self.path / "pool.safetensors", content)
         self.pool = after
-        self._log(event)
+        write_events(self.path, event)
         self._remove_unused_files()
 
     def _reconcile_log(self) -> None:
         """Log what a crash or a resume has kept from the log."""
         said: dict[str, str] = {}
-        file = self.path / LOG
-        for line in file.read_bytes().splitlines() if file.exists() else []:
-            event: Any = None
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-            if not isinstance(event, dict):
-                continue
+        for event in read_events(self.path):
             if event.get("event") in ("joined", "replaced"):
                 said[str(event.get("client"))] = str(event.get("key"))
             elif event.get("event") in ("left", "dropped"):
                 said.pop(str(event.get("client")), None)
         true = {name: prototypes_key(name, self.pool.of(name)) for name in self.joined}
         missed = [
-            {**_event("joined", name), "key": true[name], **self.describe(name)}
+            {**make_event("joined", name), "key": true[name], **self.describe(name)}
             for name in true
             if said.get(name) != true[name]
         ]
         gone = [
-            {**_event("dropped", name), "reason": "its prototypes are no longer in the pool"}
+            {**make_event("dropped", name), "reason": "its prototypes are no longer in the pool"}
             for name in said
             if name not in true
         ]
         if missed or gone:
-            self._log(*gone, *missed)
+            write_events(self.path, *gone, *missed)
 
     def _remove_unused_files(self) -> None:
         """Remove what belongs to nobody in the pool any more."""
@@ -188,17 +187,3 @@ class JoinedClients:
         # Somebody may have put something of their own there.
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-    def _log(self, *events: Json) -> None:
-        file = self.path / LOG
-        before = file.read_bytes() if file.exists() else b""
-        write_atomically(file, before + b"".join(_to_json_line(event) for event in events))
-
-
-def _event(kind: str, name: str) -> Json:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"format": FORMAT, "event": kind, "client": name, "time": now}
-
-
-def _to_json_line(event: Json) -> bytes:
-    return json.dumps(event, allow_nan=False).encode() + b"\n"

@@ -49,7 +49,13 @@ class NewClient:
     """A new client of a finished run; the run's own files are only read."""
 
     def __init__(
-        self, trained: TrainedRun, source: Path, name: str, *, test_fraction: float | None = None
+        self,
+        trained: TrainedRun,
+        source: Path,
+        name: str,
+        *,
+        test_fraction: float | None = None,
+        new_classes: bool = False,
     ) -> None:
         self.name = name
         self._trained = trained
@@ -62,7 +68,9 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_own_samples(source, trained.class_names, trained.columns)
+        sample_index = open_own_samples(
+            source, trained.class_names, trained.columns, new_classes=new_classes
+        )
         if sample_index.vector_width != trained.input_format.vector_width:
             raise InvalidInput(
                 f"data is {str(source)!r}, which holds {sample_index}; the run takes "
@@ -102,6 +110,28 @@ class NewClient:
         collector = UpdateCollector(method, Guard(assembly, sizes), server, broadcast, sizes)
         collector.add(update)
         return TrainingOutcome(model, update, collector.rejected.get(self.name))
+
+    def collect(self) -> tuple[Update, str | None]:
+        """Return the sums that it would send, and why a server would not take them, or None."""
+        assembly = assemble(
+            self._experiment,
+            self._trained.model,
+            num_classes=self.data.num_classes,
+            input_size=self.data.input_size,
+            method_class=type(self._trained.method),
+        )
+        method, sizes = assembly.method, {self.name: len(self.client.labels)}
+        server = method.init_server(assembly.initial)
+        like = assembly.initial["weight"]
+        nobody = PrototypePool.empty(self.data.num_classes, like.shape[-1], 1, dtype=like.dtype)
+        broadcast = Broadcast(1, server.params, server.extra, nobody)
+        (sent,) = InProcessEngine(assembly, self.data).train(broadcast, [self.name], keep=[])
+        update = sent.written_out()
+        # As closely as a message from a network: it stays in everybody's model.
+        guard = Guard(assembly, sizes, from_network=True)
+        collector = UpdateCollector(method, guard, server, broadcast, sizes)
+        collector.add(update)
+        return update, collector.rejected.get(self.name)
 
     def evaluate(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Accuracies:
         """Return the accuracy on the test images, by classifier and by nearest prototype.

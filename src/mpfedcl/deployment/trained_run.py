@@ -133,14 +133,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     cap_threads()
     path = Path(path)
     directory = RunDirectory(path)
-    if not directory.holds_run():
-        raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
-    experiment = directory.read_experiment().replace(device="cpu")
-    if directory.read_summary() is None:
-        raise InvalidInput(
-            f"RUN is {str(path)!r}, a run that has not ended; resume it by "
-            f"mpfedcl run --resume {path}."
-        )
+    experiment = directory.read_finished().replace(device="cpu")
     partition = directory.read_json("partition.json") or {}
     classes = partition.get("classes")
     if not isinstance(classes, list) or not classes:

@@ -65,6 +65,11 @@ class DistributedEngine(Engine):
     def merge(self, collector: UpdateCollector) -> None:
         """Make one collector of those of all processes."""
         collector.merge(self._group)
+        if collector.client_sums is not None:
+            parts = (_pack(name, sums) for name, sums in collector.client_sums.items())
+            # The leader alone writes them down; one at a time passes from process to process.
+            gathered = self._group.gather_to_leader(parts)
+            collector.client_sums = dict(_unpack(part) for part in gathered)
         own = {
             "losses": collector.losses,
             "weights": collector.weights,

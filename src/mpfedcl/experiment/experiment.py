@@ -35,6 +35,7 @@ from mpfedcl.experiment.settings import (
     PartitionSettings,
     PrototypeSettings,
     Settings,
+    StatisticsSettings,
     TrainSettings,
 )
 
@@ -120,6 +121,7 @@ class Experiment(Settings):
     guard: GuardSettings = GuardSettings()
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
+    statistics: StatisticsSettings = StatisticsSettings()
     network: NetworkSettings = NetworkSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""

@@ -243,6 +243,15 @@ class GuardSettings(Settings):
     """Largest length of a client's change to the model, and of a prototype."""
 
 
+class StatisticsSettings(Settings):
+    """What methods of one exchange keep of the clients' sums."""
+
+    section: ClassVar[str] = "statistics"
+    keep: Literal["auto", "clients", "pooled"] = "auto"
+    """clients: the sums of each, so that every one may leave again; pooled: those of all together,
+    from which nobody can be taken out; auto: clients, while they take up to 1 GB in all."""
+
+
 class NetworkSettings(Settings):
     """A federation over a network: how long to wait, and for whom. Not used in a simulation."""
 

@@ -8,11 +8,24 @@ from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_sums
 from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
+from mpfedcl.gaussian.statistics import (
+    PoolTotals,
+    add_statistics,
+    complete_pool,
+    own_statistics,
+    pool_of_one,
+    scatter_rows,
+    sums_to_fit,
+    take_from_pool,
+    widen_classes,
+)
 from mpfedcl.gaussian.sums import (
     centre_by_class,
+    moment_from_within,
     pack_symmetric,
     packed_size,
     unpack_symmetric,
+    within_from_moment,
 )
 
 __all__ = [
@@ -24,18 +37,29 @@ __all__ = [
     "MemberSums",
     "Metric",
     "OwnCovariance",
+    "PoolTotals",
     "SecondMoment",
     "Shrinkage",
     "StackedSums",
+    "add_statistics",
     "centre_by_class",
     "choose_shrinkage",
+    "complete_pool",
     "estimate_effects",
     "find_impossible_sums",
     "make_components",
+    "moment_from_within",
+    "own_statistics",
     "own_strength",
     "pack_symmetric",
     "packed_size",
+    "pool_of_one",
+    "scatter_rows",
     "score",
+    "sums_to_fit",
+    "take_from_pool",
     "unit_features",
     "unpack_symmetric",
+    "widen_classes",
+    "within_from_moment",
 ]

@@ -11,6 +11,22 @@ def centre_by_class(features: Tensor, labels: Tensor, counts: Tensor, sums: Tens
     return features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
 
 
+def moment_from_within(within: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+    """Return Σ phi phi' [d, d] of one client, which adds up and can be subtracted, from its W_i."""
+    return within + _between(counts, sums)
+
+
+def within_from_moment(moment: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+    """Return W_i [d, d] of one client from its Σ phi phi'."""
+    return moment - _between(counts, sums)
+
+
+def _between(counts: Tensor, sums: Tensor) -> Tensor:
+    """Return Σ_c s_c s_c' / n_c."""
+    scaled = sums / counts.clamp(min=1).sqrt().unsqueeze(1)
+    return scaled.T @ scaled
+
+
 def packed_size(dimension: int) -> int:
     """Return the numbers that a symmetric matrix takes once packed."""
     return dimension * (dimension + 1) // 2

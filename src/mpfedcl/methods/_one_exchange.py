@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,10 @@ from mpfedcl.gaussian import (
     choose_shrinkage,
     find_impossible_sums,
     make_components,
+    own_statistics,
     pack_symmetric,
+    pool_of_one,
+    sums_to_fit,
     unit_features,
 )
 from mpfedcl.messages import Update
@@ -69,6 +72,7 @@ class OneExchange(ClosedForm, ABC):
 
     reading: ClassVar[Reading] = "averaged_classifier"
     shares_prototypes = True
+    keeps_sums = True
     second_moment: ClassVar[SecondMoment | None] = None
     """What clients send beside counts and sums by class, if anything."""
     sends_fit: ClassVar[bool] = False
@@ -123,7 +127,26 @@ class OneExchange(ClosedForm, ABC):
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
-        components, found = self.fit(tally.sums, ClientMeans.of_pool(pool))
+        return self._serve(server, tally.sums, pool)
+
+    def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
+        """Return counts, sums and second moments, which add up over samples."""
+        return own_statistics(summed)
+
+    def pool_of_one(self, own: Tensors) -> Tensors:
+        """Return the same, and what adds up over clients."""
+        return pool_of_one(own, self.second_moment)
+
+    def refit(self, server: Server, pooled: Tensors, pool: PrototypePool) -> Server:
+        """Fit the classifier to kept statistics and the class means of the clients behind them."""
+        return self._serve(server, sums_to_fit(pooled, self.second_moment), pool)
+
+    def personalize_from(self, received: Any, own: Tensors) -> Tensors | None:
+        """Return what `personalize` does, of a client's statistics in place of its samples."""
+        return None
+
+    def _serve(self, server: Server, sums: Tensors, pool: PrototypePool) -> Server:
+        components, found = self.fit(sums, ClientMeans.of_pool(pool))
         like = server.params["weight"]
         params = {name: value.to(like) for name, value in components._asdict().items()}
         if self.sends_fit:

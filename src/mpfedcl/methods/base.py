@@ -156,6 +156,8 @@ class Method:
 
     trains: ClassVar[bool] = True
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
+    keeps_sums: ClassVar[bool] = False
+    """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True
     shares_prototypes: bool = False
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
@@ -290,6 +292,14 @@ class Method:
         `in_full`: they come over a network, and may be looked at closely.
         """
         return None
+
+    def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
+        """Return a client's sums in the form in which they are kept, in float64."""
+        return {}
+
+    def pool_of_one(self, own: Tensors) -> Tensors:
+        """Return what a client with these statistics adds to those of all clients."""
+        return {}
 
     def prototypes_of(self, update: Update) -> Prototypes:
         """Return what an accepted update adds to the pool; a method may find it in the sums."""

@@ -19,6 +19,7 @@ from mpfedcl.gaussian import (
     estimate_effects,
     make_components,
     own_strength,
+    scatter_rows,
     unit_features,
     unpack_symmetric,
 )
@@ -119,11 +120,25 @@ class FedGauss(OneExchange):
         features = unit_features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
+        centred = centre_by_class(features, labels, counts, sums)
+        return self._own_classifier(received, counts.to(sums), sums, centred)
+
+    def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
+        """Return the same of the sums of a client's samples, or of `scatter_rows` of them."""
+        if received is None:
+            return None
+        rows = own["rows"] if "rows" in own else scatter_rows(own)
+        parts = (part.to(received.means) for part in (own["counts"], own["sums"], rows))
+        return self._own_classifier(received, *parts)
+
+    def _own_classifier(
+        self, received: GaussianPool, counts: Tensor, sums: Tensor, centred: Tensor
+    ) -> Tensors:
         held = counts.nonzero().squeeze(1)
         own = ClientMeans(
             sums[held] / counts[held].unsqueeze(1),
             held,
-            counts[held].to(features.dtype),
+            counts[held],
             torch.zeros_like(held),
             1,
             self.num_classes,
@@ -135,7 +150,6 @@ class FedGauss(OneExchange):
         prototypes = means + shifts
         prototypes[held] = received.effects.group_means(own, means, shifts)
         answered = (known | (counts > 0)).nonzero().squeeze(1)
-        centred = centre_by_class(features, labels, counts, sums)
         covariance = OwnCovariance(
             received.covariance, centred, float(own.degrees.sum()), received.strength
         )

@@ -105,7 +105,7 @@ def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None
 def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
     """Draw a partition into axes."""
     names = list(partition["clients"])
-    classes = [_escape_math(name) for name in partition["classes"]]
+    classes = [escape_math(name) for name in partition["classes"]]
     counts = numpy.array([partition["clients"][name]["train"] for name in names])
     client, label = numpy.nonzero(counts)
     size = counts[client, label] / max(1, counts.max())
@@ -130,7 +130,7 @@ def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) ->
     axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
     step = max(1, len(names) // 30)
     totals = [
-        f"{_escape_math(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
+        f"{escape_math(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
     ]
     axes.set_yticks(range(0, len(names), step), totals[::step])
     axes.set_xlim(-0.7, len(classes) - 0.3)
@@ -155,12 +155,12 @@ def draw_contact_sheet(
                 axis.spines[:].set_visible(False)
                 if image is not None:
                     axis.imshow(image)
-            row[0].set_ylabel(_escape_math(domain), rotation=0, ha="right", va="center")
+            row[0].set_ylabel(escape_math(domain), rotation=0, ha="right", va="center")
         for axis, name in zip(axes[0], classes, strict=True):
-            axis.set_title(_escape_math(name).replace("_", "\n"), fontsize=8)
+            axis.set_title(escape_math(name).replace("_", "\n"), fontsize=8)
         figure.suptitle(title)
 
 
-def _escape_math(name: str) -> str:
+def escape_math(name: str) -> str:
     """Return a name that matplotlib does not take for mathematics, nor choke on."""
     return name.replace("$", r"\$").encode("utf-8", "replace").decode()

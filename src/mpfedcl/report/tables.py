@@ -31,7 +31,7 @@ MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
-_NUMBER = re.compile(r"[-·]\*?|[▲≈]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
+_NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
 @dataclass

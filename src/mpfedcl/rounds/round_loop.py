@@ -19,6 +19,9 @@ from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
 
+_MOST_KEPT = 10**9
+"""Bytes that the sums of all clients may take on disk, where nobody says whether to keep them."""
+
 
 @dataclass(frozen=True)
 class RoundState:
@@ -59,6 +62,10 @@ class RoundLoop:
         self.state = RoundState(0, self._method.init_server(assembly.initial), {})
         self.confusion: dict[str, ConfusionCounts] = {}
         """What the last round counted, by client, if it was asked to."""
+        self.statistics: Tensors = {}
+        """What the last round's sums came to, where a method keeps only the total."""
+        self.client_sums: dict[str, Tensors] | None = None
+        """What each client has sent, where that is kept."""
         self.engine = engine
         self._clock = assembly.clock
         like = next(iter(assembly.initial.values()))
@@ -107,7 +114,14 @@ class RoundLoop:
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
         server = self.state.server
-        collector = UpdateCollector(self._method, self._guard, server, broadcast, chosen)
+        collector = UpdateCollector(
+            self._method,
+            self._guard,
+            server,
+            broadcast,
+            chosen,
+            keep_sums=self._keeps_client_sums(),
+        )
         read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
         keep = chosen if keep_models else read
         updates = self.engine.train(broadcast, chosen, keep=keep)
@@ -118,6 +132,8 @@ class RoundLoop:
             self.engine.merge(collector)
         with self._clock.phase("aggregate"):
             self._aggregate(broadcast.round, collector)
+        self.statistics = collector.pooled_statistics()
+        self.client_sums = collector.client_sums
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
@@ -155,6 +171,15 @@ class RoundLoop:
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
+
+    def _keeps_client_sums(self) -> bool:
+        """Tell whether each client's sums are kept beside the total."""
+        keep = self._experiment.statistics.keep
+        if not self._method.keeps_sums or keep == "pooled":
+            return False
+        own = self._method.own_statistics(self._guard.sums)
+        size = 8 * sum(each.numel() for each in own.values())
+        return keep == "clients" or size * len(self.engine.sizes) <= _MOST_KEPT
 
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
         names = sorted(name for name in self.engine.sizes if name not in absent)

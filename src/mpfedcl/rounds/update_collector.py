@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from mpfedcl.gaussian import MemberSums, StackedSums
+from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
@@ -29,6 +29,8 @@ class UpdateCollector:
         server: Server,
         broadcast: Broadcast,
         chosen: Collection[str],
+        *,
+        keep_sums: bool = False,
     ) -> None:
         self.prototypes: dict[str, Prototypes] = {}
         self.losses: dict[str, float | None] = {}
@@ -39,6 +41,11 @@ class UpdateCollector:
         """Whose updates each processor has changed."""
         self.sums: Tensors = {}
         """Complete after `merge` and `tally`."""
+        self.client_sums: dict[str, Tensors] | None = {} if keep_sums else None
+        """What each client has sent to be added up, where that is to be kept."""
+        self._totals = PoolTotals() if method.keeps_sums and not keep_sums else None
+        self._parts: Tensors | None = None
+        """What the totals of all processes come to."""
         self._stack: StackedSums | None = None
         self._members: list[int] = []
         self.bytes_up = 0
@@ -85,6 +92,9 @@ class UpdateCollector:
         for name, zero in self._guard.sums.items():
             self._add_up(name, zero)
         self.sums = peers.sum(self.sums)
+        if self._totals is not None:
+            self._totals.add(self._guard.sums)
+            self._parts = peers.sum(self._totals.parts())
 
     def means(self) -> Tensors:
         """Return what the tensors to be averaged came to."""
@@ -104,6 +114,13 @@ class UpdateCollector:
             self.prototypes,
             self.sums,
         )
+
+    def pooled_statistics(self) -> Tensors:
+        """Return what a method keeps where only the total is kept; after `tally`."""
+        if self._totals is None or not self.prototypes:
+            return {}
+        parts = self._totals.parts() if self._parts is None else self._parts
+        return complete_pool(parts, self.sums)
 
     def _process(self, update: Update) -> tuple[Update, str | None]:
         """Return an update as the guard judges it, or as it came and what went wrong."""
@@ -142,6 +159,10 @@ class UpdateCollector:
         else:
             self._aggregator.add(update, weight)
         self._add_sums(update.summed)
+        if self.client_sums is not None:
+            self.client_sums[update.client] = dict(update.summed)
+        if self._totals is not None:
+            self._totals.add(update.summed)
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
         self.prototypes[update.client] = self._method.prototypes_of(update)

@@ -16,6 +16,7 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.runs.change import finish_change, is_changing
 from mpfedcl.runs.run_files import Confusion, Partition
 from mpfedcl.tensors import Tensors, pack_tensors
 
@@ -56,7 +57,17 @@ class RunDirectory:
         if not directory.holds_run():
             raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
         directory._acquire(named)
+        try:
+            finish_change(path)
+        except BaseException:
+            directory.close()
+            raise
         return directory
+
+    def settle(self, named: str = "RUN") -> None:
+        """Complete what a crash has left half done, before files are read that belong together."""
+        if is_changing(self.path):
+            type(self).resume(self.path, named).close()
 
     def holds_run(self) -> bool:
         """Tell whether a run was started here."""
@@ -84,6 +95,18 @@ class RunDirectory:
     def read_experiment(self) -> Experiment:
         """Return the experiment of this run."""
         return Experiment.from_toml(self.path / "experiment.toml", complete=True)
+
+    def read_finished(self) -> Experiment:
+        """Return the experiment of a run that has ended, before its other files are read."""
+        if not self.holds_run():
+            raise InvalidInput(f"RUN is {str(self.path)!r}; it must be a folder that holds a run.")
+        self.settle()
+        if self.read_summary() is None:
+            raise InvalidInput(
+                f"RUN is {str(self.path)!r}, a run that has not ended; resume it by "
+                f"mpfedcl run --resume {self.path}."
+            )
+        return self.read_experiment()
 
     def write_experiment(self, experiment: Experiment) -> None:
         """Write the complete experiment."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.gaussian import add_statistics
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -22,6 +23,11 @@ from mpfedcl.runs.checkpoint import (
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.runs.prototype_history import drop_later_rounds, save_prototypes
+from mpfedcl.runs.statistics_files import (
+    remove_statistics,
+    write_client_statistics,
+    write_pooled_statistics,
+)
 from mpfedcl.runs.summary import summarize_run
 from mpfedcl.tensors import Tensors
 
@@ -113,6 +119,7 @@ class RunLoop:
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round, observer)
+                self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
             save_checkpoint(
@@ -136,6 +143,22 @@ class RunLoop:
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models and the pool that the last round has left."""
         directory.write_models(self._round_loop.averaged_model, self._pool, ())
+
+    def _write_statistics(self, directory: RunDirectory) -> None:
+        """Write the sums that a method of one exchange keeps, if anybody has sent some."""
+        if not self._method.keeps_sums:
+            return
+        path, pooled = directory.path, self._round_loop.statistics
+        remove_statistics(path)
+        encoder = (directory.read_json("partition.json") or {}).get("encoder")
+        for name, sums in (self._round_loop.client_sums or {}).items():
+            own = self._method.own_statistics(sums)
+            if bool(own["counts"].any()):
+                # Of the very numbers that are kept: whoever leaves is subtracted exactly.
+                pooled = add_statistics(pooled, self._method.pool_of_one(own))
+                write_client_statistics(path, name, own, encoder)
+        if pooled:
+            write_pooled_statistics(path, pooled, encoder)
 
     def _write_confusion(
         self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]

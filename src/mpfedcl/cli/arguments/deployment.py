@@ -11,6 +11,7 @@ from mpfedcl.cli.arguments.experiments import Flag
 _TrainedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Client = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+_Samples = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 
@@ -99,15 +100,17 @@ class Join:
 
     Part of its images is held out and tested before and after a little training. The run stays
     as it is unless --add puts the client's prototypes into its pool; --leave takes them out again.
-    Without --data it lists who has joined. Examples:
-    `mpfedcl join runs/mine --data pictures --name clinic-7`,
+    A run of one exchange (fedgauss and its family) trains nothing: --add adds the client's sums,
+    and everybody's classifier is made anew in closed form. Without --data it lists who has joined.
+    Examples: `mpfedcl join runs/mine --data pictures --name clinic-7`,
     `mpfedcl join runs/mine --data pictures --name clinic-7 --epochs 5 --add`,
+    `mpfedcl join runs/sums --data new-pictures --name clinic-7 --add --more`,
     `mpfedcl join runs/mine --leave clinic-7`.
     """
 
     run: _TrainedRun
     """Folder of a finished run, of a method with prototypes and an averaged model."""
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
+    data: _Samples = None
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
     or FILE.npz (images or vectors, as the run has), for a run on a table a CSV or Parquet file;
     classes are the run's, some may be missing."""
@@ -123,9 +126,68 @@ class Join:
     add: Flag = False
     """Put the client's prototypes into the run's pool, if the guard lets them pass."""
     replace: Flag = False
-    """For a client that has joined already: leave its old prototypes out; --add replaces them."""
+    """For a client that has joined already: leave its old prototypes or sums out; --add replaces
+    them."""
+    more: Flag = False
+    """One exchange: the images of a client that is in already come on top of those it had."""
+    new_classes: Flag = False
+    """One exchange: take in classes that the run does not know, after those that it knows."""
     leave: _Client = None
-    """Take a client that has joined out of the pool again; goes with nothing else."""
+    """Take a client out again, as `mpfedcl leave` does; goes with nothing else."""
+    weights: _File = None
+    """The encoder's weights, where they have moved since the run."""
+    json: Flag = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Take a client out of a finished run.
+
+    Of a run of one exchange (fedgauss and its family) any client can leave: its sums are
+    subtracted, and the classifier is exactly that of a run without it. Of other runs a client that
+    has joined since can, with its prototypes. Example: `mpfedcl leave runs/mine --name clinic-7`.
+    """
+
+    run: _TrainedRun
+    """Folder of a finished run."""
+    name: _Client = None
+    """The client."""
+    json: Flag = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Show what each client of a run of one exchange is worth to the others.
+
+    For each client in turn: the accuracy of the others without it, exactly, because its sums can be
+    subtracted; nothing is trained. Needs each client's sums (statistics.keep) and the run's data.
+    Writes worth.json and worth.png into the run's folder. Example: `mpfedcl worth runs/mine`.
+    """
+
+    run: _TrainedRun
+    """Folder of a finished run."""
+    json: Flag = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class Advise:
+    """Tell a client whether joining a run of one exchange would help it; nothing is sent.
+
+    On its held-out images it compares what it can do alone, in closed form, with what the
+    federation's sums give it, with the interval of the difference. Example:
+    `mpfedcl advise runs/mine --data pictures`.
+    """
+
+    run: _TrainedRun
+    """Folder of a finished run."""
+    data: _Samples = None
+    """The client's images, as for `mpfedcl join`."""
+    test_fraction: _Number = None
+    """Share of the images of each class to hold out [default: as the run split its images, and
+    where that leaves fewer than 200, each image once in five parts]."""
     weights: _File = None
     """The encoder's weights, where they have moved since the run."""
     json: Flag = False

@@ -3,9 +3,12 @@
 import json
 from dataclasses import replace
 
-from mpfedcl.cli.arguments.deployment import Join
+from mpfedcl.cli.arguments.deployment import Join, Leave
+from mpfedcl.cli.commands.leave import leave_command
 from mpfedcl.cli.progress import stderr_console, stdout_console
-from mpfedcl.deployment.join import JoinResult, join, leave, list_joined
+from mpfedcl.deployment.exchange import is_exchange
+from mpfedcl.deployment.exchange_join import ExchangeJoin, join_exchange
+from mpfedcl.deployment.join import JoinResult, join, list_joined
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.tables import TextTable, percent
 
@@ -16,6 +19,8 @@ _READINGS = {
     "both": "pool + own",
 }
 
+_EVENTS = {"joined": "joins", "replaced": "begins anew in", "extended": "brings more to"}
+
 
 def join_command(arguments: Join) -> int:
     """Let a client join or leave, or list who has joined."""
@@ -25,6 +30,14 @@ def join_command(arguments: Join) -> int:
         return _list(arguments)
     if arguments.name is None:
         raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
+    if is_exchange(arguments.run):
+        return _join_exchange(arguments, arguments.name)
+    if arguments.more or arguments.new_classes:
+        flag = "more" if arguments.more else "new_classes"
+        raise InvalidInput(
+            f"{flag} is given; it must be left out, because only a run of one exchange can be "
+            "extended so."
+        )
     console = stderr_console()
     joined = join(
         arguments.run,
@@ -79,17 +92,75 @@ def _show(arguments: Join, joined: JoinResult) -> None:
         console.print("The run is as it was; --add puts the prototypes into its pool.")
 
 
+def _join_exchange(arguments: Join, name: str) -> int:
+    assert arguments.data is not None
+    if arguments.lr is not None or arguments.epochs != Join(arguments.run).epochs:
+        field = "epochs" if arguments.lr is None else "lr"
+        raise InvalidInput(
+            f"{field} is given; it must be left out, because a run of one exchange trains nothing."
+        )
+    console = stderr_console()
+    joined = join_exchange(
+        arguments.run,
+        arguments.data,
+        name,
+        test_fraction=arguments.test_fraction,
+        weights=arguments.weights,
+        add=arguments.add,
+        replace=arguments.replace,
+        more=arguments.more,
+        new_classes=arguments.new_classes,
+        on_progress=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
+    )
+    if arguments.json:
+        told = {**joined.to_json(), "added": joined.was_added, "rejected": joined.rejected}
+        print(json.dumps(told, indent=2))
+    else:
+        _show_exchange(arguments, joined)
+    if arguments.add and joined.rejected is not None:
+        raise InvalidInput(
+            f"{joined.client} was not added, for its sums cannot be true: {joined.rejected}."
+        )
+    return 0
+
+
+def _show_exchange(arguments: Join, joined: ExchangeJoin) -> None:
+    console = stdout_console()
+    before, after = joined.before, joined.after
+    rows = {
+        "the federation's": (before, "classifier"),
+        f"the federation's with {joined.client}": (after, "classifier"),
+        f"{joined.client}'s own": (after, "own"),
+    }
+    TextTable(
+        f"{joined.client} {_EVENTS[joined.event]} {arguments.run}: accuracy % on its own "
+        f"{joined.test_images:,} test {joined.noun}s",
+        ["classifier", "as it is", "with its label shares"],
+        [
+            [title, *(percent(found.get(key)) for key in (each, f"{each}_prior"))]
+            for title, (found, each) in rows.items()
+        ],
+    ).show(console)
+    if not joined.test_images:
+        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
+    if joined.new_classes:
+        console.print(f"new to the federation: {', '.join(joined.new_classes)}")
+    console.print(
+        f"sums of {joined.train_images:,} {joined.noun}s; it has {joined.classes_held} classes now"
+    )
+    if joined.was_added:
+        console.print(
+            f"{joined.event}; take it out with: mpfedcl leave {arguments.run} "
+            f"--name {joined.client}"
+        )
+    elif joined.rejected is None:
+        console.print("The federation is as it was; --add adds the sums to those of all.")
+
+
 def _leave(arguments: Join, name: str) -> int:
     if replace(arguments, leave=None, json=False) != Join(arguments.run):
         raise InvalidInput(f"leave is {name!r}; it must be given alone, with --json at most.")
-    pool = leave(arguments.run, name)
-    if arguments.json:
-        print(json.dumps({"left": name, "pool": list(pool.names), "prototypes": len(pool)}))
-    else:
-        stdout_console().print(
-            f"{name} has left; the pool holds {len(pool)} prototypes of {pool.num_clients} clients"
-        )
-    return 0
+    return leave_command(Leave(arguments.run, name, arguments.json))
 
 
 def _list(arguments: Join) -> int:

@@ -1,0 +1,24 @@
+"""`mpfedcl leave`."""
+
+import json
+
+from mpfedcl.cli.arguments.deployment import Leave
+from mpfedcl.cli.progress import stdout_console
+from mpfedcl.deployment.join import leave
+from mpfedcl.errors import InvalidInput
+
+
+def leave_command(arguments: Leave) -> int:
+    """Take a client out of a run."""
+    if arguments.name is None:
+        raise InvalidInput("name is missing; it must say who leaves: --name clinic-7.")
+    pool = leave(arguments.run, arguments.name)
+    if arguments.json:
+        told = {"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)}
+        print(json.dumps(told))
+    else:
+        stdout_console().print(
+            f"{arguments.name} has left; the pool holds {len(pool)} prototypes of "
+            f"{pool.num_clients} clients"
+        )
+    return 0

@@ -1,0 +1,51 @@
+"""`mpfedcl worth`."""
+
+import json
+
+from mpfedcl.cli.arguments.deployment import Worth
+from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.deployment.worth import OthersAccuracy, find_worth
+from mpfedcl.report.tables import READING_TITLES, TextTable, percent
+from mpfedcl.report.worth_figure import draw_worth
+from mpfedcl.runs.directory import RunDirectory
+
+
+def worth_command(arguments: Worth) -> int:
+    """Show what clients are worth, and write it down."""
+    console = stderr_console()
+
+    def tell(done: int, count: int) -> None:
+        if console.is_terminal:
+            console.print(f"without {done} of {count} clients", end="\r")
+
+    found = find_worth(arguments.run, on_progress=tell)
+    with RunDirectory.resume(arguments.run, "RUN") as directory:
+        directory.write_json("worth.json", found.to_json())
+        title = f"What each client is worth to the others: {arguments.run.resolve().name}"
+        draw_worth(found.clients, title, arguments.run / "worth.png")
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+        return 0
+    readings = [READING_TITLES[each] for each in (found.reading_union, found.reading_own)]
+    note = (
+        f"All tests: those of the others together, by: {readings[0]}.\n"
+        f"Own test: each of the others on its own, averaged, by: {readings[1]}.\n"
+        "Points: what the others have because of the client; below 0 they do better without it."
+    )
+    if found.untested:
+        note += f"\nTheir own test samples are not here: {', '.join(found.untested)}."
+    TextTable(
+        f"what each client of {arguments.run} is worth: accuracy % of the others",
+        ["client", "train", "all tests", "without", "points", "own test", "without", "points"],
+        [
+            [each.client, f"{each.images:,}", *_cells(each.union), *_cells(each.own)]
+            for each in found.clients
+        ],
+        note,
+    ).show(stdout_console())
+    stdout_console().print(f"figure: {arguments.run / 'worth.png'}")
+    return 0
+
+
+def _cells(found: OthersAccuracy) -> list[str]:
+    return [percent(found.whole), percent(found.without), f"{found.difference:+.1f}"]
