@@ -192,7 +192,8 @@ def test_priors_of_several_clients_are_each_clients_own() -> None:
     assert list(found) == ["a", "b", "c"]
     for name, prior in found.items():
         alone = estimate_prior(averaged.scores[tests[name]])
-        torch.testing.assert_close(prior, alone, atol=1e-4, rtol=0)
+        # Steps end when all clients' are small.
+        torch.testing.assert_close(prior.exp(), alone.exp(), atol=1e-3, rtol=0)
     everybody = {name: torch.arange(16) for name in "ab"}
     for prior in estimate_own_priors(averaged, everybody).values():
         torch.testing.assert_close(prior, estimate_prior(averaged.scores))
