@@ -11,8 +11,7 @@ from typing import Any
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS
-from mpfedcl.report.tables import READING_TITLES, TextTable, mean_and_deviation
+from mpfedcl.report.tables import READING_GROUPS, READING_TITLES, TextTable, mean_and_deviation
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 
@@ -33,6 +32,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "plain Dirichlet": {"partition__balanced": False},
 }
 SEEDS = (0, 1, 2)
+_READINGS = READING_GROUPS["without a label prior"]
 
 
 def main(out: Path) -> None:
@@ -44,10 +44,10 @@ def main(out: Path) -> None:
         comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
         comparison.run(JobOptions(RUNNER, count_cores()))
         readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
-        rows.append([name, *(mean_and_deviation(readings[reading]) for reading in READINGS)])
+        rows.append([name, *(mean_and_deviation(readings[reading]) for reading in _READINGS)])
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(
-        TextTable("", ["changed", *(READING_TITLES[r] for r in READINGS)], rows).markdown(), end=""
+        TextTable("", ["changed", *(READING_TITLES[r] for r in _READINGS)], rows).markdown(), end=""
     )
 
 

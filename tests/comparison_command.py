@@ -7,12 +7,22 @@ from small_experiments import flags
 
 METHODS = ("mp-fedcl", "fedavg", "local")
 SEEDS = (0, 1)
+MATCHED = {"partition__test": "matched"}
+"""Every client has a test of its own, so that own and union test differ."""
 RUNS = [f"{method}-seed{seed}" for method in METHODS for seed in SEEDS]
 
 
 def words(images: Path, out: Path, **changes: Any) -> list[str]:
     chosen = ["--methods", *METHODS, "--seeds", *(str(seed) for seed in SEEDS)]
-    return ["compare", *chosen, *flags(images, **changes), "--jobs", "1", "--out", str(out)]
+    return [
+        "compare",
+        *chosen,
+        *flags(images, **MATCHED | changes),
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
 
 
 def modified(path: Path) -> dict[str, int]:

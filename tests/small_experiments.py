@@ -101,6 +101,13 @@ def save_shifted_vectors(root: Path, *, num_domains: int = 3, width: int = 8) ->
     return root
 
 
+def save_domains_of_vectors(root: Path) -> Path:
+    """Write two domains of vectors, which differ in their sizes."""
+    save_vectors(root / "one.npz")
+    save_vectors(root / "two.npz", num_train=30, num_test=15)
+    return root
+
+
 def save_pictures(root: Path, classes: Sequence[str], domains: Sequence[str] = ("one",)) -> Path:
     """Write 12 pictures of 6x6 pixels of each class in each domain; return the root."""
     random = numpy.random.default_rng(7)

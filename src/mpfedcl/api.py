@@ -91,7 +91,7 @@ def resume(
 def attach(experiment: Experiment) -> Attach:
     """Return what accompanies a run of this experiment; trackers that are missing are refused."""
     trackers = make_trackers(experiment.track)
-    about = find_method(experiment.method).summary
+    method = find_method(experiment.method)
 
     def accompany(path: Path, observer: Observer) -> Observer:
         def on_start(started: Experiment, rounds_done: int) -> None:
@@ -104,7 +104,7 @@ def attach(experiment: Experiment) -> Attach:
                 if experiment.diagnostics:
                     found = summarize_convergence(result.experiment, result.history)
                     RunDirectory(path).write_json(CONVERGENCE_FILE, found)
-                write_card(RunDirectory(path), about, result.pool, observer.on_warning)
+                write_card(RunDirectory(path), method, result.pool, observer.on_warning)
             observer.on_finish(result)
 
         watched = replace(

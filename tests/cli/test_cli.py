@@ -11,7 +11,17 @@ import pytest
 from command_processes import call, environment
 from command_results import Cli, Said, assert_fits, assert_one_sentence
 from mpfedcl import run
-from small_experiments import Say, flags, read_summary, save_images, small
+from mpfedcl.methods import READINGS
+from mpfedcl.report.tables import READING_TITLES
+from small_experiments import (
+    METHODS,
+    Say,
+    flags,
+    read_summary,
+    save_domains_of_vectors,
+    save_images,
+    small,
+)
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere", "small_models")]
 
@@ -97,14 +107,37 @@ def test_a_run_and_its_end_table(images: Path, tmp_path: Path, cli: Cli) -> None
 
 
 def test_all_readings_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None:
-    said = cli("run", *flags(images), "--out", tmp_path / "run", "--readings", "all")
-    readings = read_summary(tmp_path / "run")["readings"]
+    settings = flags(images, partition__test="matched")
+    said = cli("run", *settings, "--out", tmp_path / "run", "--readings", "all")
+    summary = read_summary(tmp_path / "run")
     assert_fits(said.out)
-    for title in ("personal", "averaged"):
-        for rule in ("classifier", "prototype"):
-            own, union = (readings[test][f"{title}_{rule}"] for test in ("own", "union"))
-            words = [f"{title},", rule, f"{own:.1f}", f"{union:.1f}"]
-            assert any(line.split() == words for line in said.out.splitlines()), said.out
+    judged = {"own": "personal_prototype", "union": "averaged_prototype"}
+    for reading in READINGS:
+        words = READING_TITLES[reading].split()
+        for test, by_this in judged.items():
+            value = summary["readings"][test][reading]
+            star = "*" if reading == by_this else ""
+            words.append(("-" if value is None else f"{value:.1f}") + star)
+        assert any(line.split() == words for line in said.out.splitlines()), said.out
+    union = summary["readings"]["union"]["averaged_prototype"]
+    assert f"everybody's test: {union:.1f} % (averaged, prototype)" in said.out
+    assert "sent per client and round: " in said.out
+
+
+def test_a_run_of_one_exchange(tmp_path: Path, cli: Cli) -> None:
+    root = save_domains_of_vectors(tmp_path / "vectors")
+    settings = ["--method", "fedgauss", "--dataset.name", "folder", "--dataset.root", root]
+    said = cli("run", *settings, "--partition.kind", "feature", "--out", tmp_path / "run")
+    assert said.code == 0
+    assert_fits(said.out)
+    # Counts of 3 classes, their sums of 5 numbers, half of a symmetric 5 by 5, and one number.
+    assert f"sent once per client: {3 + 15 + 15 + 1} numbers of sums" in said.out
+    union = read_summary(tmp_path / "run")["readings"]["union"]["averaged_classifier"]
+    assert f"everybody's test: {union:.1f} % (averaged, classifier)" in said.out
+    card = (tmp_path / "run" / "CARD.md").read_text()
+    assert "Each client sent sums over its vectors once, at most 34 numbers." in card
+    assert "One exchange, 2 clients" in card
+    assert "Sums travelled" in card
 
 
 def test_a_run_as_json(images: Path, tmp_path: Path, cli: Cli) -> None:
@@ -191,15 +224,12 @@ def test_methods(cli: Cli) -> None:
     assert (said.code, said.err) == (0, "")
     assert_fits(said.out)
     found = json.loads(cli("methods", "--json").out)
-    assert list(found) == [
-        "dp-fedcl",
-        "fedavg",
-        "fedproto",
-        "fedprox",
-        "local",
-        "mp-fedcl",
-        "sp-fedcl",
-    ]
+    assert list(found) == sorted(found)
+    assert {*METHODS, "fedgauss", "fedlda", "fedncm", "fedridge", "fedcof"} <= {*found}
+    text = " ".join(said.out.split())
+    # On the own test; on the union test.
+    assert "personal, prototype; averaged, prototype" in text
+    assert "prior: the client's own shares of labels" in text
     for name, summary in found.items():
         assert name in said.out
         assert summary

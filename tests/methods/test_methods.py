@@ -237,18 +237,22 @@ def test_methods_that_have_nothing_but_the_model_to_share(method: str) -> None:
 
 def test_the_built_in_methods() -> None:
     methods = built_in_methods()
-    assert sorted(METHODS) == list(methods)
+    assert {*METHODS} <= {*methods}
+    assert list(methods) == sorted(methods)
     for name, method in methods.items():
         assert method.name == name
         assert method.summary
-        assert method.reading in READINGS
-    headlines = {name: method.reading for name, method in methods.items()}
-    assert headlines == {
-        "local": "personal_classifier",
-        "fedavg": "averaged_classifier",
-        "fedprox": "averaged_classifier",
-        "fedproto": "personal_prototype",
-        "sp-fedcl": "personal_prototype",
-        "dp-fedcl": "personal_prototype",
-        "mp-fedcl": "personal_prototype",
+        assert {method.reading, method.union_reading or method.reading} <= {*READINGS}
+    prototype = ("personal_prototype", "averaged_prototype")
+    headlines = {name: (each.reading, each.union_reading) for name, each in methods.items()}
+    assert {name: headlines[name] for name in (*METHODS, "fedgauss", "local-gauss")} == {
+        "local": ("personal_classifier", None),
+        "fedavg": ("averaged_classifier", None),
+        "fedprox": ("averaged_classifier", None),
+        "fedproto": ("personal_prototype", None),
+        "sp-fedcl": prototype,
+        "dp-fedcl": prototype,
+        "mp-fedcl": prototype,
+        "fedgauss": ("personal_classifier_prior", "averaged_classifier"),
+        "local-gauss": ("personal_classifier_prior", "personal_classifier"),
     }

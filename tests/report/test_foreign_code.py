@@ -98,5 +98,5 @@ def test_an_unread_run_of_a_foreign_method_has_the_usual_reading(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     unread = [line | {"accuracy": None, "accuracy_per_client": None} for line in lines]
     file.write_text("".join(json.dumps(line) + "\n" for line in unread))
-    assert RunRecords.read(path).reading == "averaged_classifier"
+    assert RunRecords.read(path).readings["own"] == "averaged_classifier"
     assert not trace.exists()

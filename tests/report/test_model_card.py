@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli.main import parse
-from mpfedcl.methods import find_method
+from mpfedcl.methods import READINGS, find_method
 from mpfedcl.report.markdown import printable_name
-from mpfedcl.report.tables import percent
+from mpfedcl.report.tables import READING_TITLES, percent
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
 
@@ -89,17 +89,21 @@ def test_the_card_of_a_run_on_the_embedded_digits(
 ) -> None:
     monkeypatch.setattr("mpfedcl.models.mlp.HIDDEN_ON_PIXELS", (512, 512, 256))
     path = tmp_path / "run"
-    run(Experiment(rounds=2), path)
+    run(Experiment(rounds=2, partition={"test": "matched"}), path)
     card, summary = Card(path), read_summary(path)
     assert card.headings == ["mp-fedcl on mnist-sample", *SECTIONS]
-    # Readings, all four on both tests.
+    # All readings on both tests, and by which of them the method is judged on each.
+    judged = {"own": "personal_prototype", "union": "averaged_prototype"}
     titles, *rows = card.table(1)
     assert titles == ["accuracy %, last round", "own test", "union test"]
-    for name, own, union in rows:
-        reading = name.removesuffix(" (headline)").replace(", ", "_")
-        assert own == percent(summary["readings"]["own"][reading])
-        assert union == percent(summary["readings"]["union"][reading])
-    assert [name for name, *_ in rows if "headline" in name] == ["personal, prototype (headline)"]
+    assert [name for name, *_ in rows] == [READING_TITLES[reading] for reading in READINGS]
+    for reading, (_, *cells) in zip(READINGS, rows, strict=True):
+        for test, cell in zip(judged, cells, strict=True):
+            star = "*" if reading == judged[test] else ""
+            assert cell == percent(summary["readings"][test][reading]) + star
+    for accuracy, test in (("accuracy", "own"), ("accuracy_union", "union")):
+        assert summary[accuracy] == summary["readings"][test][judged[test]]
+        assert f"**{percent(summary[accuracy])} %**" in card.text
     # Clients.
     accuracies = summary["accuracy_per_client"]
     assert {row[0]: row[4] for row in card.table(0)[1:]} == {
@@ -174,7 +178,7 @@ def test_it_says_what_a_method_shares(
     card = Card(tmp_path / "run")
     assert [words for words in said if words not in card.text] == []
     assert [words for words in unsaid if words in card.text] == []
-    assert len(card.table(1)) == 5
+    assert len(card.table(1)) == 1 + len(READINGS)
 
 
 def test_sampled_clients_and_clients_that_were_not_read(images: Path, tmp_path: Path) -> None:

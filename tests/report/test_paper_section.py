@@ -85,7 +85,11 @@ def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
     section = paper_cells(tmp_path, figures=[], notes=["A note."])
     assert section["tables"] == []
     assert section["notes"] == ["It is a picture: partitions.png in this folder.", "A note."]
-    assert paper_cells(tmp_path, {"values": [1.0]}, notes=[])["notes"] == []
+    by_classifier = {"values": [1.0], "reading": "averaged_classifier"}
+    assert paper_cells(tmp_path, by_classifier, notes=[])["notes"] == []
+    by_prototype = {"values": [1.0], "reading": "personal_prototype"}
+    (note,) = paper_cells(tmp_path, by_prototype, notes=[])["notes"]
+    assert note.startswith("Read as in the paper, on every test")
 
 
 def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:

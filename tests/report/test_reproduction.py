@@ -20,6 +20,9 @@ from mpfedcl.report.reproduction import compare_command, file_command, run_comma
 
 PARTITIONS = ("label", "feature", "iid", "classes", "quantity")
 ODD_TEXTS = ("", "-", "--rounds", "-1", "None", "a\nb", "\0", "\x1b[1m", "\udcff")
+ONNX_ALONE = ("output", "tokens", "mean", "deviation", "image_size")
+UNUSUAL = ("prototypes__per_class", *(f"encoder__{name}" for name in ONNX_ALONE))
+"""Settings whose values depend on others, or are of two kinds."""
 quick = settings(max_examples=25, deadline=None)
 
 
@@ -53,7 +56,7 @@ def all_settings(kind: type[Settings], texts: st.SearchStrategy[str], prefix: st
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
             found |= all_settings(field.annotation, texts, f"{name}__")
-        else:
+        elif prefix + name not in UNUSUAL:
             limits = [each for each in field.metadata if "annotated_types" in type(each).__module__]
             found[prefix + name] = values_of(field.annotation, limits, texts)
     return found
@@ -64,6 +67,7 @@ def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
     values = all_settings(Experiment, texts)
     for section, kind in built_in_sections().items():
         values |= all_settings(kind, texts, f"{section}__")
+    values["prototypes__per_class"] = st.integers(1, 100) | st.just("auto")
     first = {
         "method": st.sampled_from(list(built_in_methods())),
         "dataset__name": st.sampled_from(list(SPECIFICATIONS)),

@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 
-from comparison_command import METHODS, SEEDS, modified, words
+from comparison_command import MATCHED, METHODS, SEEDS, modified, words
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import READINGS
+from mpfedcl.report.figures import draw_curves
+from mpfedcl.report.tables import READING_TITLES
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_experiments import (
@@ -21,10 +24,17 @@ from small_experiments import (
     assert_same_run,
     flags,
     read_summary,
+    save_domains_of_vectors,
     small,
 )
 
 pytestmark = pytest.mark.whole
+
+JUDGED_BY = {
+    "mp-fedcl": {"own": "personal_prototype", "union": "averaged_prototype"},
+    "fedavg": {"own": "averaged_classifier", "union": "averaged_classifier"},
+    "local": {"own": "personal_classifier", "union": "personal_classifier"},
+}
 
 
 def summaries(path: Path, method: str) -> list[Json]:
@@ -45,16 +55,35 @@ def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
     assert (code, err) == (0, "")
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
     assert "2 seeds" in out
+    table = (compared / "table.md").read_text()
     for method in METHODS:
         found = summaries(compared, method)
-        reading = found[0]["reading"]
+        judged = JUDGED_BY[method]
         own, union = (
-            by_hand([each["readings"][test][reading] for each in found])
-            for test in ("own", "union")
+            by_hand([each["readings"][test][judged[test]] for each in found]) for test in judged
         )
         assert own == by_hand([each["accuracy"] for each in found])
+        assert union == by_hand([each["accuracy_union"] for each in found])
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
-        assert [own, union] == [each.lstrip("▲≈") for each in line.split()[3:5]]
+        assert [own, union] == [each.lstrip("▲≈") for each in line.split()[1:3]]
+        named = [READING_TITLES[reading] for reading in dict.fromkeys(judged.values())]
+        (row,) = [each for each in table.splitlines() if each.startswith(f"| {method} |")]
+        assert row.split(" | ")[-1] == "; ".join(named) + " |"
+
+
+def test_a_test_that_all_clients_share_is_one_column(
+    images: Path, tmp_path: Path, said: Say
+) -> None:
+    chosen = ["--methods", "mp-fedcl", "--seeds", "0", *flags(images, rounds=1), "--jobs", "1"]
+    _, out, _ = said("compare", *chosen, "--out", tmp_path / "shared")
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["mp-fedcl"]]
+    # Where one is asked about everybody's classes, the averaged model answers.
+    summary = read_summary(tmp_path / "shared" / "mp-fedcl-seed0")
+    assert summary["accuracy"] == summary["readings"]["own"]["averaged_prototype"]
+    assert line.split()[1] == f"{summary['accuracy']:.1f}"
+    assert line.rstrip().endswith("averaged, prototype")
+    assert "All clients have the same test." in out
+    assert "union test" not in out
 
 
 def test_all_readings(images: Path, compared: Path, said: Say) -> None:
@@ -62,9 +91,15 @@ def test_all_readings(images: Path, compared: Path, said: Say) -> None:
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
     for method in METHODS:
         found = summaries(compared, method)
-        wanted = [by_hand([each["readings"]["own"][name] for each in found]) for name in READINGS]
-        rows = [line.replace("*", "").split()[1:] for line in out.splitlines() if method in line]
-        assert wanted in rows
+        rows = [line.split()[1:] for line in out.splitlines() if line.split()[:1] == [method]]
+        for test, judged in JUDGED_BY[method].items():
+            wanted = [
+                by_hand([each["readings"][test][name] for each in found])
+                + ("*" if name == judged else "")
+                for name in READINGS
+            ]
+            assert wanted[:4] in rows
+            assert wanted[4:] in rows
 
 
 def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
@@ -78,7 +113,10 @@ def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
     assert list(content["methods"]) == [*METHODS]
     for method, entry in content["methods"].items():
         found = summaries(compared, method)
-        assert entry["accuracy"] == [each["accuracy"] for each in found]
+        for name in ("accuracy", "accuracy_union"):
+            assert entry[name] == [each[name] for each in found]
+        for name, test in (("reading", "own"), ("reading_union", "union")):
+            assert entry[name] == JUDGED_BY[method][test]
         for test in ("own", "union"):
             for reading in READINGS:
                 wanted = [each["readings"][test][reading] for each in found]
@@ -95,7 +133,7 @@ def test_differences_by_seed(compared: Path) -> None:
         numbers = {}
         for method in METHODS:
             found = summaries(compared, method)
-            numbers[method] = [each["readings"][test][found[0]["reading"]] for each in found]
+            numbers[method] = [each["readings"][test][JUDGED_BY[method][test]] for each in found]
         best = max(numbers, key=lambda method: fmean(numbers[method]))
         assert (content[test]["best"], content[test]["first"]) == (best, METHODS[0])
         assert content[test]["marks"] == mark_best(numbers)
@@ -120,7 +158,7 @@ def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> 
     signs = {"best": "▲", "within": "≈", None: ""}
     for method in METHODS:
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
-        for test, cell in zip(("own", "union"), line.split()[3:5], strict=True):
+        for test, cell in zip(("own", "union"), line.split()[1:3], strict=True):
             assert re.match("[▲≈]?", cell)[0] == signs[marks[test]["marks"][method]]  # type: ignore[index]
     legend = " ".join(out.split())
     assert "▲ best mean; ≈ not clearly behind: 0 is in the 95 % interval" in legend
@@ -140,14 +178,15 @@ def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said:
 
 
 def test_the_runs_are_those_of_run(images: Path, compared: Path, tmp_path: Path) -> None:
-    run(small(images, "fedavg", seed=1), tmp_path / "run")
+    run(small(images, "fedavg", seed=1, **MATCHED), tmp_path / "run")
     assert_same_run(compared / "fedavg-seed1", tmp_path / "run")
 
 
 def test_numbers_are_in_the_order_of_the_seeds_given(
     images: Path, tmp_path: Path, compared: Path, said: Say
 ) -> None:
-    chosen = ["--methods", "fedavg", "--seeds", "1", "0", *flags(images), "--jobs", "1"]
+    settings = flags(images, **MATCHED)
+    chosen = ["--methods", "fedavg", "--seeds", "1", "0", *settings, "--jobs", "1"]
     _, out, _ = said("compare", *chosen, "--out", tmp_path / "other", "--json")
     content = json.loads(out)
     wanted = [read_summary(compared / f"fedavg-seed{seed}")["accuracy"] for seed in (1, 0)]
@@ -242,3 +281,51 @@ def test_the_example_beside_a_built_in_method(
     # Its controls start at zero: after one round the model is FedAvg's.
     (path,) = (tmp_path / "out").glob("*Scaffold*")
     assert_same_results(path, tmp_path / "out" / "fedavg-seed0")
+
+
+def test_runs_of_an_older_version(compared: Path, tmp_path: Path, images: Path) -> None:
+    """They have four readings, and one of them for both tests."""
+    shutil.copytree(compared, tmp_path / "old")
+    for path in (tmp_path / "old").glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        del summary["reading_union"], summary["accuracy_union"]
+        for table in summary["readings"].values():
+            for reading in READINGS[4:]:
+                del table[reading]
+        path.write_text(json.dumps(summary))
+    base = small(images, **MATCHED)
+    entry = Comparison.prepare(base, ["mp-fedcl"], SEEDS, tmp_path / "old").collect()["methods"]
+    found = summaries(compared, "mp-fedcl")
+    assert entry["mp-fedcl"]["reading_union"] == "personal_prototype"
+    union = [each["readings"]["union"]["personal_prototype"] for each in found]
+    assert entry["mp-fedcl"]["accuracy_union"] == union
+    unknown = entry["mp-fedcl"]["readings"]["own"]["averaged_classifier_prior"]
+    assert unknown == [None] * len(SEEDS)
+
+
+def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
+    root = save_domains_of_vectors(tmp_path / "vectors")
+    settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
+    chosen = ["--methods", "fedgauss", "local", "--seeds", 0, "--rounds", 3, "--jobs", 1]
+    out = tmp_path / "both"
+    code, text, _ = said("compare", *chosen, *settings, "--out", out, "--readings", "all")
+    assert code == 0
+    assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
+    assert "round 3" in text.splitlines()[0]
+    assert "One exchange, no training: fedgauss." in text
+    assert "prior: the client's own shares of labels are added to the scores" in text
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["rounds"] == 3
+    assert [read_summary(out / f"{m}-seed0")["rounds"] for m in ("fedgauss", "local")] == [1, 3]
+    entry = content["methods"]["fedgauss"]
+    judged = (entry["reading"], entry["reading_union"])
+    assert judged == ("personal_classifier_prior", "averaged_classifier")
+
+
+def test_a_curve_of_one_point_is_a_line_across(tmp_path: Path) -> None:
+    curves = {"rounds": [[(2, 30.0), (4, 50.0)]], "once": [[(1, 80.0)], [(1, 90.0)]]}
+    draw_curves(curves, "both", tmp_path / "both.svg")
+    draw_curves({"once": curves["once"]}, "one", tmp_path / "one.svg")
+    dashed = [(tmp_path / f"{name}.svg").read_text().count("dasharray") for name in ("both", "one")]
+    assert dashed[0] > 0
+    assert dashed[1] == 0

@@ -17,6 +17,8 @@ from mpfedcl.studies.tuning.result import load_tuning
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 METHODS = ("fedavg", "mp-fedcl")
+READINGS = {"fedavg": "averaged_classifier", "mp-fedcl": "personal_prototype"}
+"""The paper's, though all clients share a test here."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,7 @@ def test_settings_are_chosen_on_validation_images_of_other_draws(runs: PaperRuns
         found = load_tuning(folder)
         assert found is not None
         assert found.seeds == [TUNING_SEEDS[0]]
+        assert found.reading == READINGS[base.method]
         for name in found.trials[0].runs:
             tried = RunDirectory(folder / name).read_experiment()
             assert (tried.seed, tried.partition.validation) == (TUNING_SEEDS[0], 0.2)
@@ -67,6 +70,7 @@ def test_chosen_settings_are_what_is_run_and_what_is_told(runs: PaperRuns) -> No
         ("tuned", "own test"),
         ("tuned", "union test"),
     }
+    assert {cell["row"]: cell["reading"] for cell in result["cells"]} == READINGS
     # The time of the searches counts.
     assert result["seconds"] > searched
 

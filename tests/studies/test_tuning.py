@@ -9,10 +9,17 @@ import pytest
 from mpfedcl import Experiment, InvalidInput, run
 from mpfedcl.api import tune
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.tuning import load_tuning
+from mpfedcl.studies.tuning import Search, load_tuning
 from mpfedcl.studies.tuning.halving import Rung, choose_settings, keep_best
 from parsed_html import document_in
-from small_experiments import Say, flags, read_records, save_images, small
+from small_experiments import (
+    Say,
+    flags,
+    read_records,
+    save_domains_of_vectors,
+    save_images,
+    small,
+)
 from tuning_command import BUDGET, METHODS, ROUNDS, content, load, words
 
 pytestmark = pytest.mark.whole
@@ -267,3 +274,32 @@ def test_a_damaged_result(tmp_path: Path) -> None:
         (tmp_path / "tuning.json").write_text(text)
         with pytest.raises(InvalidInput, match="cannot be read"):
             load_tuning(tmp_path)
+
+
+def test_a_method_without_knobs_runs_its_one_setting(tmp_path: Path, said: Say) -> None:
+    root = save_domains_of_vectors(tmp_path / "vectors")
+    settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
+    chosen = ["--methods", "fedgauss", "--rounds", 4, "--budget", 3, "--jobs", 1]
+    code, out, _ = said("tune", *chosen, *settings, "--out", tmp_path / "search")
+    assert code == 0
+    assert "nothing to choose" in out
+    assert "fedgauss has nothing to tune." in out
+    found = load(tmp_path / "search" / "fedgauss")
+    assert (len(found.trials), found.rounds_run, found.rungs) == (1, 1, [Rung(1, 1)])
+    assert (found.reading, found.changes) == ("personal_classifier_prior", {})
+    assert found.score is not None
+    # What was asked for stays in the file: other methods of a comparison have rounds.
+    assert found.best.rounds == 4
+    said("report", tmp_path / "search")
+    (section,) = document_in((tmp_path / "search" / "report.html").read_text())["sections"]
+    (search,) = section["searches"]
+    assert search["table"]["notes"] == ["fedgauss has nothing to tune; its one setting was run."]
+
+
+def test_settings_are_judged_as_the_method_is(images: Path, tmp_path: Path) -> None:
+    for test, reading in (("shared", "averaged_prototype"), ("matched", "personal_prototype")):
+        base = small(images, rounds=1, partition__test=test)
+        assert Search.prepare(base, "mp-fedcl", tmp_path / test).reading == reading
+    # The paper's tables have the paper's reading.
+    asked = Search.prepare(base, "mp-fedcl", tmp_path / "paper", reading="averaged_classifier")
+    assert asked.reading == "averaged_classifier"

@@ -69,7 +69,8 @@ def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
     base = Experiment(method=method.name).resolved(method.defaults)
     grid, defaults = build_grid(method.knobs, base, budget)
     found = draw(grid, defaults, budget, 0)
-    assert len(found) == budget
+    # Methods of one exchange have nothing to choose.
+    assert len(found) == (budget if method.knobs else 1)
     assert base.replace(**found[0]) == base
     for each in found:
         base.replace(**each)

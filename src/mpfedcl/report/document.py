@@ -199,8 +199,7 @@ class _DocumentBuilder:
         words = [
             f"{first.dataset.name}, {describe_partition(first, with_seed=False)}",
             f"{len(content['clients'])} clients",
-            f"{first.rounds} rounds",
-            f"learning rate {first.train.lr:g}",
+            *_describe_effort(records),
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         ]
         about = ["; ".join(words) + "."]
@@ -216,6 +215,15 @@ class _DocumentBuilder:
         if damaged:
             about.append(f"{damaged} damaged lines of the records are left out.")
         return about
+
+
+def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
+    """Return rounds and learning rate of what is trained; of one exchange there are none."""
+    trained = [each.experiment for each in records if not each.is_one_exchange]
+    if not trained:
+        return ["one exchange"]
+    rounds = max(each.rounds for each in trained)
+    return [f"{rounds} rounds", f"learning rate {trained[0].train.lr:g}"]
 
 
 def _without_seed(experiment: Experiment) -> str:

@@ -47,9 +47,9 @@ def figure_file(path: Path, *shape: int, lines: bool = True, **layout: Any) -> I
 
 
 def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw the four readings of one run per round, on the clients' own tests."""
+    """Draw all readings of one run per round, on the clients' own tests."""
     curves = {
-        label: [[(r["round"], r["accuracy"]["own"][reading]) for r in records if r["accuracy"]]]
+        label: [[(r["round"], r["accuracy"]["own"].get(reading)) for r in records if r["accuracy"]]]
         for reading, label in READING_TITLES.items()
     }
     known = {
@@ -61,18 +61,32 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
 
 
 def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
-    """Draw accuracy per round; several curves of one label become their mean with a band."""
+    """Draw accuracy per round; several curves of one label become their mean with a band.
+
+    A curve of one point beside longer ones is of one exchange: a dashed line across.
+    """
+    longest = max((curve for several in curves.values() for curve in several), key=len, default=())
     with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
         for index, (label, several) in enumerate(curves.items()):
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
+            style = {"color": COLOURS[index % 7], "marker": MARKERS[index % 7], "ms": 4}
+            # There are more readings than colours.
+            style["linestyle"] = "-" if index < len(COLOURS) else ":"
+            if len(rounds) == 1 < len(longest):
+                rounds = [longest[0][0], longest[-1][0]]
+                values = values.repeat(2, axis=1)
+                style |= {"linestyle": "--"}
             mean, deviation = values.mean(axis=0), values.std(axis=0)
-            colour, marker = COLOURS[index % 7], MARKERS[index % 7]
-            every = max(1, len(rounds) // 10)
-            axes.plot(rounds, mean, label=label, color=colour, marker=marker, markevery=every, ms=4)
+            axes.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 10), **style)
             if len(several) > 1:
                 axes.fill_between(
-                    rounds, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0
+                    rounds,
+                    mean - deviation,
+                    mean + deviation,
+                    color=style["color"],
+                    alpha=0.15,
+                    lw=0,
                 )
         axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

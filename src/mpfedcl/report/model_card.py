@@ -1,15 +1,14 @@
 """The model card: what a finished run is, in a page that people and model hubs can read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.wording import describe_data, describe_partition
+from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import READINGS, TESTS
+from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.report.card_subject import CardSubject
 from mpfedcl.report.markdown import (
     code_block,
     enumerate_names,
@@ -19,7 +18,13 @@ from mpfedcl.report.markdown import (
 )
 from mpfedcl.report.number_formatting import describe_calibration, deviation, mean
 from mpfedcl.report.reproduction import compare_command, run_command, without_local_paths
-from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
+from mpfedcl.report.tables import (
+    READING_TITLES,
+    TextTable,
+    judged_by,
+    percent,
+    readings_table,
+)
 from mpfedcl.runs.directory import RunDirectory
 
 _KINDS = {
@@ -32,44 +37,11 @@ _MOST_CLASSES = 4
 _SEEDS = (0, 1, 2)
 
 
-@dataclass(frozen=True)
-class CardSubject:
-    """The run that a card describes."""
-
-    experiment: Experiment
-    about: str
-    """The method in one line."""
-    summary: dict[str, Any]
-    partition: dict[str, Any]
-    pool: PrototypePool | None
-    files: list[str]
-    """Files of tensors that the run has left."""
-
-    @property
-    def data(self) -> str:
-        """What the data are called."""
-        return describe_data(self.experiment, self.partition)[0]
-
-    @property
-    def title(self) -> str:
-        """What the models are called."""
-        return f"{self.experiment.method} on {self.data}"
-
-    @property
-    def noun(self) -> str:
-        """What a sample is; those of a frozen encoder's features were images."""
-        is_flat = len(self.partition.get("input_shape") or ()) == 1
-        return "vector" if is_flat and "encoder" not in self.partition else "image"
-
-    @property
-    def accuracies(self) -> dict[str, float]:
-        """The clients that were read, and how well each does on its own test."""
-        readings = self.summary["accuracy_per_client"] or {}
-        return {name: value for name, value in readings.items() if value is not None}
-
-
 def write_card(
-    directory: RunDirectory, about: str, pool: PrototypePool | None, warn: Callable[[str], None]
+    directory: RunDirectory,
+    method: type[Method],
+    pool: PrototypePool | None,
+    warn: Callable[[str], None],
 ) -> None:
     """Write CARD.md into the folder of a finished run; warn where that cannot be done."""
     path = directory.path
@@ -78,11 +50,12 @@ def write_card(
         files = [path / "model.safetensors", path / "pool.safetensors", *personal]
         subject = CardSubject(
             directory.read_experiment(),
-            about,
+            method.summary,
             directory.read_summary() or {},
             directory.read_json("partition.json") or {},
             pool,
             [str(each.relative_to(path)) for each in files if each.is_file()],
+            method.trains,
         )
         # A name that is no Unicode, as file systems allow, has been made readable by now.
         write_atomically(path / "CARD.md", format_card(subject).encode())
@@ -127,7 +100,7 @@ def _front_matter(subject: CardSubject) -> str:
         "metrics:",
         "- accuracy",
     ]
-    values = {test: summary["readings"][test][summary["reading"]] for test in TESTS}
+    values = {test: summary["readings"][test][r] for test, r in judged_by(summary).items()}
     if any(value is not None for value in values.values()):
         lines += [
             "model-index:",
@@ -154,16 +127,26 @@ def _introduction(subject: CardSubject) -> str:
     experiment, summary = subject.experiment, subject.summary
     kinds = {_tensor_kind(name): None for name in subject.files}
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
+    effort = f"{summary['rounds']:,} rounds" if subject.trains else "One exchange"
+    union = ""
+    if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
+        union = (
+            f"On all clients' test {subject.noun}s together: "
+            f"**{percent(summary['accuracy_union'])} %** "
+            f"({READING_TITLES[summary['reading_union']]}).\n"
+        )
     return (
         f"# {escape_markdown(subject.title)}\n\n"
-        f"{subject.noun.capitalize()} classifiers trained by federated learning with mpfedcl "
-        f"{escape_markdown(summary['versions']['mpfedcl'])}: {what}. "
+        f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'made'} by "
+        f"federated learning with mpfedcl {escape_markdown(summary['versions']['mpfedcl'])}: "
+        f"{what}. "
         f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
-        f"{summary['rounds']:,} rounds, "
+        f"{effort}, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
         f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test "
         f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}).\n"
+        f"{union}"
     )
 
 
@@ -228,14 +211,11 @@ def _list_classes(counts: list[int], classes: list[str]) -> str:
 
 
 def _readings_section(subject: CardSubject) -> str:
-    """Return the four readings on both tests, their deviation over clients, the worst case."""
-    summary, values = subject.summary, list(subject.accuracies.values())
-    grid, nouns = readings_table("", summary["readings"]), f"{subject.noun}s"
-    for row, reading in zip(grid.rows, READINGS, strict=True):
-        row[0] += " (headline)" if reading == summary["reading"] else ""
+    """Return all readings on both tests, their deviation over clients, the worst case."""
+    values, nouns = list(subject.accuracies.values()), f"{subject.noun}s"
     lines = [
         "## Readings\n",
-        grid.markdown(),
+        readings_table("", subject.summary).markdown(),
         f"*own*: each client on its own test {nouns}; *union*: on all clients' test {nouns} "
         "together. *personal*: a client's own model after its training; *averaged*: the server's. "
         "A dash: this method has no such thing.\n",
@@ -246,7 +226,7 @@ def _readings_section(subject: CardSubject) -> str:
             f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
             f"{_describe_worst_client(subject)}\n"
         )
-    if told := describe_calibration(summary):
+    if told := describe_calibration(subject.summary):
         lines.append(f"{told.capitalize()}.\n")
     public = without_local_paths(subject.experiment)
     command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
@@ -272,12 +252,18 @@ def _shared_section(subject: CardSubject) -> str:
     summary = subject.summary
     sent = (summary["parameters_sent"], summary["prototype_floats_sent"])
     up, down = (f"{summary['bytes'][way] / 1e6:,.1f} MB {way}" for way in ("up", "down"))
+    most = (
+        f"In the last round a client sent at most {sent[0]:,} parameters and {sent[1]:,} numbers "
+    )
+    most += "of prototypes. All rounds together took"
+    if not subject.trains:
+        most = f"Each client sent sums over its {subject.noun}s once, at most {sent[0]:,} numbers. "
+        most += "All together took"
     lines = [
         "## What was shared\n",
-        f"In the last round a client sent at most {sent[0]:,} parameters and {sent[1]:,} numbers "
-        f"of prototypes. All rounds together took {up} to the server and {down} to the clients."
+        f"{most} {up} to the server and {down} to the clients."
         if any(sent)
-        else "Nothing: each client trained alone.",
+        else f"Nothing: each client {'trained' if subject.trains else 'was'} alone.",
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
     return "\n".join(lines)
@@ -297,8 +283,10 @@ def _privacy_section(subject: CardSubject) -> str:
                 f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
                 "`--prototypes.min-cluster-size` forbids them."
             )
-    if summary["parameters_sent"]:
+    if summary["parameters_sent"] and subject.trains:
         notes.append("Weights travelled too, and weights can give away what they were trained on.")
+    elif summary["parameters_sent"]:
+        notes.append(f"Sums travelled, and sums over few {noun}s can give away these {noun}s.")
     if any(name.startswith("models/") for name in subject.files):
         notes.append(
             "The folder `models` holds each client's own model: leave it out before you publish."

@@ -12,6 +12,7 @@ from mpfedcl.report.number_formatting import (
     round_significant,
     rounded,
 )
+from mpfedcl.report.paper_tables import READ_AS_IN_PAPER
 from mpfedcl.report.tables import READING_TITLES, mean_and_deviation, percent
 from mpfedcl.report.tuning_section import format_settings
 
@@ -40,9 +41,18 @@ def describe_paper(path: Path) -> Json:
             | {"lines": [_describe_line(line) for line in figure.lines]}
             for figure in result.figures
         ],
-        "notes": [*_name_pictures(path, result), *result.notes, *result.verdicts],
+        "notes": [
+            *_name_pictures(path, result),
+            *([READ_AS_IN_PAPER] if any(map(_is_read_by_prototype, result.cells)) else []),
+            *result.notes,
+            *result.verdicts,
+        ],
         "command": result.command,
     }
+
+
+def _is_read_by_prototype(cell: PaperCell) -> bool:
+    return cell.unit == "%" and cell.reading == "personal_prototype"
 
 
 def _name_pictures(path: Path, result: PaperResultFile) -> list[str]:

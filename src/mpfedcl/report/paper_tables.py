@@ -9,6 +9,10 @@ from mpfedcl.studies.paper.results import group_cells
 from mpfedcl.studies.tuning.result import describe_changes
 
 _QUICK = "Quick: a few rounds and one seed show that everything runs; the numbers mean nothing."
+READ_AS_IN_PAPER = (
+    "Read as in the paper, on every test: the FedCL family and FedProto by each client's own\n"
+    "model and the nearest prototype."
+)
 _TRACK_TITLES = {
     "paper": "the paper's settings",
     "tuned": "each method tuned on validation data",
@@ -99,8 +103,10 @@ def _format_published(cell: dict[str, Any] | None) -> str:
 def table_notes(result: dict[str, Any]) -> list[str]:
     """Return what is to be said below an item's tables."""
     is_marked = any(cell["mark"] for cell in result["cells"])
+    read = {(cell["unit"], cell["reading"]) for cell in result["cells"]}
     return [
         *([_QUICK] if result.get("quick") else []),
         *([explain_marks(len(result["seeds"]))] if is_marked else []),
+        *([READ_AS_IN_PAPER] if ("%", "personal_prototype") in read else []),
         *result["notes"],
     ]

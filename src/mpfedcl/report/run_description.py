@@ -10,7 +10,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.json_files import Json, read_json_file, validate_content
-from mpfedcl.methods import READINGS, Method, Reading, find_method, is_built_in
+from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method, is_built_in
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import file_command, run_command
@@ -60,13 +60,24 @@ class RunRecords:
         )
 
     @cached_property
-    def reading(self) -> Reading:
-        """The reading by which the method is judged."""
+    def readings(self) -> dict[Test, Reading]:
+        """The reading by which the method is judged on each test."""
         if self.summary:
-            return self.summary.reading
+            own = self.summary.reading
+            return {"own": own, "union": self.summary.reading_union or own}
         if is_built_in(self.experiment.method):
-            return find_method(self.experiment.method).reading
-        return self._recognize_reading()
+            num_classes = len(self.partition.classes) if self.partition else 1
+            method = find_method(self.experiment.method)(self.experiment, num_classes)
+            return {test: method.reading_on(test) for test in TESTS}
+        return dict.fromkeys(TESTS, self._recognize_reading())
+
+    @property
+    def is_one_exchange(self) -> bool:
+        """Whether clients send sums once and nobody trains."""
+        if is_built_in(self.experiment.method):
+            return not find_method(self.experiment.method).trains
+        # Somebody else's method is not asked; what does not train has no loss.
+        return self.experiment.rounds == 1 and all(line.loss is None for line in self.rounds)
 
     @cached_property
     def last_evaluated(self) -> RoundRecord | None:
@@ -117,7 +128,7 @@ def describe_run(records: RunRecords) -> Json:
         "planned": experiment.rounds,
         "finished": records.summary is not None,
         "damaged": records.damaged,
-        "reading": records.reading,
+        "reading": records.readings["own"],
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
         "confusion": confusion,

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json
-from mpfedcl.methods import READINGS, TESTS
+from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -14,11 +15,18 @@ from mpfedcl.report.number_formatting import (
     rounded,
 )
 from mpfedcl.report.run_description import RunRecords, find_worst_client_and_class
-from mpfedcl.report.tables import READING_TITLES, mean_and_deviation
+from mpfedcl.report.tables import (
+    READING_GROUPS,
+    READING_TITLES,
+    explain_prior,
+    mean_and_deviation,
+    name_encoders,
+    name_readings,
+)
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.studies.statistics import mark_best
 
-_TEST_TITLES = {"own": "own test", "union": "union test"}
+_TEST_TITLES: dict[Test, str] = {"own": "own test", "union": "union test"}
 _LEGEND = (
     "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
     "difference, paired by seed, contains 0. With few seeds such intervals are wide."
@@ -33,7 +41,8 @@ def describe_seed_group(
     """Return the curves and costs of runs of one name; `places` says where they stand."""
     return {
         "name": name,
-        "reading": runs[0].reading,
+        "judged_by": runs[0].readings,
+        "one_exchange": runs[0].is_one_exchange,
         "runs": list(places),
         "seeds": [run.experiment.seed for run in runs],
         "curves": {
@@ -59,15 +68,18 @@ def describe_seed_group(
 
 
 def run_readings_table(run: RunRecords) -> Json:
-    """Return the four readings of one run on both tests."""
+    """Return all readings of one run on both tests."""
     number = run.last_evaluated.round if run.last_evaluated else None
-    rows = []
-    for reading in READINGS:
-        values = [run.value(test, reading) for test in TESTS]
-        cells = [_cell("-" if value is None else f"{value:.2f}") for value in values]
-        is_own = reading == run.reading
-        title = _cell(READING_TITLES[reading], note="judged by this" if is_own else None)
-        rows.append([{**cell, "strong": is_own} for cell in (title, *cells)])
+
+    def cell(test: Test, reading: Reading) -> Json:
+        value, is_judged = run.value(test, reading), reading == run.readings[test]
+        note = "judged by this" if is_judged else None
+        return {**_cell("-" if value is None else f"{value:.2f}", note=note), "strong": is_judged}
+
+    rows = [
+        [_cell(READING_TITLES[reading]), *(cell(test, reading) for test in TESTS)]
+        for reading in READINGS
+    ]
     return {
         "caption": "Accuracy in %"
         + (f" in round {number}, the last one evaluated" if number else ""),
@@ -76,7 +88,8 @@ def run_readings_table(run: RunRecords) -> Json:
         "notes": [
             "personal: each client's own model after its training, averaged over clients; "
             "averaged: the server's model. classifier: the network's last layer; prototype: the "
-            "nearest prototype. own: each client on its own test images; union: on everybody's."
+            "nearest prototype. own: each client on its own test images; union: on everybody's.",
+            explain_prior(READINGS),
         ],
     }
 
@@ -86,20 +99,35 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
     found = []
     all_runs = [runs[place] for group in groups for place in group["runs"]]
     tasks = set()
+    encoders = set()
     for experiment in (run.experiment for run in all_runs):
-        data = (experiment.dataset, experiment.partition, experiment.encoder)
+        data = (experiment.dataset, experiment.partition)
         tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
+        if not _has_own_encoder(experiment):
+            encoders.add(experiment.encoder.model_dump_json())
     if len(tasks) > 1:
         found.append("data, clients or split differ")
+    if len(encoders) > 1:
+        found.append("encoders differ")
     if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
         found.append("seeds differ")
-    if len({_last_evaluated_round(run) for run in all_runs}) > 1:
+    # What does not train is complete after one round.
+    trained = [group for group in groups if not group["one_exchange"]]
+    if len({_last_evaluated_round(runs[place]) for e in trained for place in e["runs"]}) > 1:
         ends = [
             f"{group['name']} {_round_range(runs[place] for place in group['runs'])}"
-            for group in groups
+            for group in trained
         ]
         found.append(f"the last rounds that were evaluated differ ({', '.join(ends)})")
     return found
+
+
+def _has_own_encoder(experiment: Experiment) -> bool:
+    """Tell whether a method sees samples as it does by itself: that is a part of the method."""
+    if not is_built_in(experiment.method):
+        return False
+    own = find_method(experiment.method).defaults.get("encoder__name")
+    return own is not None and own == experiment.encoder.name
 
 
 def _last_evaluated_round(run: RunRecords) -> int:
@@ -117,7 +145,7 @@ def comparison_tables(
     content: Sequence[Json],
     obstacles: Sequence[str] = (),
 ) -> list[Json]:
-    """Return the headline of several groups, then all four readings on each test.
+    """Return the headline of several groups, then all readings on each test.
 
     Nobody is marked as best where there are obstacles to a ranking; they are named.
     """
@@ -139,7 +167,7 @@ def _headline_table(
         for place, group in enumerate(groups):
             here = [runs[number] for number in group["runs"]]
             by_seed[str(place)] = {
-                run.experiment.seed: run.value(test, group["reading"]) for run in here
+                run.experiment.seed: run.value(test, group["judged_by"][test]) for run in here
             }
         aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
         found: dict[str, str | None] = dict(mark_best(aligned)) if is_ranked else {}
@@ -153,9 +181,14 @@ def _headline_table(
         notes.append(_ONE_SEED)
     if obstacles:
         notes.append(f"Nothing is marked as best: {'; '.join(obstacles)}.")
+    if closed := [group["name"] for group in groups if group["one_exchange"]]:
+        notes.append(f"One exchange, no training: {', '.join(closed)}.")
+    judged = [reading for group in groups for reading in group["judged_by"].values()]
+    encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
+    notes += [each for each in (explain_prior(judged), name_encoders(encoders)) if each]
     rows = [
         [
-            _cell(group["name"], note=READING_TITLES[group["reading"]]),
+            _cell(group["name"], note=name_readings(group["judged_by"].values())),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
             _cell(f"{training_seconds(group['seconds']):,.1f}"),
@@ -167,7 +200,7 @@ def _headline_table(
     over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
     return {
         "caption": f"Accuracy in % of the last round, never the best one: {over}, each method by "
-        "the reading it is judged by",
+        "the reading it is judged by on each test",
         "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
         "rows": rows,
         "notes": [*notes, _COSTS],
@@ -199,35 +232,44 @@ def _worst_cases_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
 
 
 def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
-    """Return a table per test, or one where both tests are the same."""
-    tables: dict[str, list[list[str]]] = {}
-    for test in TESTS:
-        tables[test] = [
-            [mean_and_deviation([runs[place].value(test, reading) for place in group["runs"]])
-             for reading in READINGS]
-            for group in groups
-        ]  # fmt: skip
+    """Return all readings: for each test those without a label prior, then those with one."""
+
+    def values(group: Json, test: Test) -> dict[str, list[float | None]]:
+        return {r: [runs[place].value(test, r) for place in group["runs"]] for r in READINGS}
+
     titles = {test: f"the {title}" for test, title in _TEST_TITLES.items()}
-    if tables["own"] == tables["union"]:
+    if not any(_differ(values(group, "own"), values(group, "union")) for group in groups):
         titles = {"own": "the own test, which is the union test here"}
     return [
         {
-            "caption": f"All four readings on {title}, accuracy in % of the last round",
-            "columns": ["method", *READING_TITLES.values()],
+            "caption": f"Readings {name} on {title}, accuracy in % of the last round",
+            "columns": ["method", *(READING_TITLES[reading] for reading in readings)],
             "rows": [
                 [
                     _cell(group["name"]),
                     *(
-                        {**_cell(text), "strong": reading == group["reading"]}
-                        for reading, text in zip(READINGS, row, strict=True)
+                        {
+                            **_cell(mean_and_deviation(values(group, test)[reading])),
+                            "strong": reading == group["judged_by"][test],
+                        }
+                        for reading in readings
                     ),
                 ]
-                for group, row in zip(groups, tables[test], strict=True)
+                for group in groups
             ],
-            "notes": ["Bold: the reading by which the method is judged."],
+            "notes": [
+                "Bold: the reading by which the method is judged on this test.",
+                *([note] if (note := explain_prior(readings)) else []),
+            ],
         }
         for test, title in titles.items()
+        for name, readings in READING_GROUPS.items()
     ]
+
+
+def _differ(own: Mapping[str, Any], union: Mapping[str, Any]) -> bool:
+    """Tell whether tests differ, by what was read of both: not all readings are of everybody's."""
+    return any(None not in values and values != own[name] for name, values in union.items())
 
 
 def _cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:

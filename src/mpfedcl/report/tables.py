@@ -1,8 +1,10 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,11 +25,13 @@ READING_TITLES = {
     "averaged_prototype_prior": "averaged, prototype + prior",
     "averaged_classifier_estimated": "averaged, classifier + estimated prior",
 }
+READING_GROUPS = {"without a label prior": READINGS[:4], "with a label prior": READINGS[4:]}
+"""All readings, in two tables: side by side they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
-_NUMBER = re.compile(r"[-·]|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
+_NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
 @dataclass
@@ -56,7 +60,8 @@ class TextTable:
                 table.add_row(*(Text(row[place]) for place in part))
             console.print(table)
         if self.note:
-            console.print(self.note + "\n")
+            lines = [fill(line, console.width) for line in self.note.splitlines()]
+            console.print("\n".join(lines) + "\n")
 
     def markdown(self) -> str:
         """Return the table in Markdown, its note below it."""
@@ -114,10 +119,48 @@ def explain_marks(num_seeds: int) -> str:
     )
 
 
-def readings_table(title: str, readings: Mapping[str, Mapping[str, float | None]]) -> TextTable:
-    """Return one run's readings on both tests."""
-    rows = [
-        [READING_TITLES[reading], *(percent(readings[test].get(reading)) for test in TESTS)]
-        for reading in READINGS
-    ]
-    return TextTable(title, ["accuracy %, last round", *(f"{test} test" for test in TESTS)], rows)
+def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reading for each test; older files name one for both."""
+    return {"own": entry["reading"], "union": entry.get("reading_union") or entry["reading"]}
+
+
+def name_readings(readings: Iterable[str]) -> str:
+    """Return readings in words, each once."""
+    return "; ".join(READING_TITLES[each] for each in dict.fromkeys(readings))
+
+
+def name_encoders(encoders: Mapping[str, str | None]) -> str:
+    """Say which methods see samples through which encoder, where that differs."""
+    methods: dict[str, list[str]] = {}
+    for method, encoder in encoders.items():
+        methods.setdefault(encoder or "none", []).append(method)
+    if len(methods) < 2:
+        return ""
+    seen = "; ".join(f"{encoder} ({', '.join(names)})" for encoder, names in methods.items())
+    return f"Encoders differ, and with them what methods see: {seen}."
+
+
+def explain_prior(readings: Iterable[str]) -> str:
+    """Return what a prior is, where one of the readings has one."""
+    if not {*readings} & {*READING_GROUPS["with a label prior"]}:
+        return ""
+    return (
+        "prior: the client's own shares of labels are added to the scores;\n"
+        "estimated: they are found from its unlabelled test images."
+    )
+
+
+def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
+    """Return the readings on both tests of a run, of which its summary tells."""
+    readings, judged = summary["readings"], judged_by(summary)
+
+    def cell(test: str, reading: str) -> str:
+        star = "*" if reading == judged[test] else ""
+        return percent(readings[test].get(reading)) + star
+
+    return TextTable(
+        title,
+        ["accuracy %, last round", *(f"{test} test" for test in TESTS)],
+        [[READING_TITLES[each], *(cell(test, each) for test in TESTS)] for each in READINGS],
+        f"* the reading that the method is judged by on this test.\n{explain_prior(READINGS)}",
+    )

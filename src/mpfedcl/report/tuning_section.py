@@ -39,7 +39,9 @@ def describe_tuning(files: Sequence[Path]) -> Json:
     """Return the section of searches: one line each, then each in full."""
     found = [each for file in files for each in _read(file)]
     settings = list(dict.fromkeys(_describe_setting(each) for each in found))
-    rules = list(dict.fromkeys(_describe_rule(each.record) for each in found))
+    # Where there is nothing to choose, there is no rule to choose by.
+    tried = [each.record for each in found if each.record.knobs_searched]
+    rules = list(dict.fromkeys(map(_describe_rule, tried)))
     methods = list(dict.fromkeys(each.record.method for each in found))
     of_what = f"{len(methods)} methods" if len(methods) > 1 else "".join(methods)
     return {
@@ -106,7 +108,11 @@ def _overview_table(found: Sequence[_ReadSearch], *, with_setting: bool) -> Json
         rows.append(
             [
                 {"text": record.method, "note": place},
-                {"text": format_settings(record.trials[record.chosen].changes)},
+                {
+                    "text": format_settings(record.trials[record.chosen].changes)
+                    if record.knobs_searched
+                    else "nothing to choose"
+                },
                 {"text": percent(each.score(record.chosen)), "strong": True},
                 {"text": percent(record.standard_error)},
                 {"text": percent(each.score(0))},
@@ -136,9 +142,11 @@ def _trials_table(found: _ReadSearch, *, rule: str | None) -> Json:
         "columns": ["tried", "settings", *(f"round {each}" for each in rounds), "outcome"],
         "rows": [_trial_row(trial, record, rounds) for trial in _rank_trials(record)],
         "notes": [
-            f"Searched: {grid}. The defaults: {defaults}.",
+            f"Searched: {grid}. The defaults: {defaults}."
+            if grid
+            else f"{record.method} has nothing to tune; its one setting was run.",
             *([_NO_SCORE] if has_gaps else []),
-            *([rule] if rule else []),
+            *([rule] if rule and grid else []),
         ],
     }
 

@@ -73,7 +73,10 @@ class Comparison:
                 planned.experiment.method,
                 {
                     "reading": summary["reading"],
+                    # Runs of older versions have one reading for both tests.
+                    "reading_union": summary.get("reading_union") or summary["reading"],
                     "accuracy": [],
+                    "accuracy_union": [],
                     "readings": {test: {r: [] for r in READINGS} for test in TESTS},
                     "accuracy_per_client": {name: [] for name in summary["accuracy_per_client"]},
                     "bytes": [],
@@ -81,7 +84,8 @@ class Comparison:
                     "runs": [],
                 },
             )
-            entry["accuracy"].append(summary["accuracy"])
+            entry["accuracy"].append(summary["readings"]["own"].get(entry["reading"]))
+            entry["accuracy_union"].append(summary["readings"]["union"].get(entry["reading_union"]))
             for client, accuracy in summary["accuracy_per_client"].items():
                 entry["accuracy_per_client"][client].append(accuracy)
             for test in TESTS:
@@ -93,10 +97,15 @@ class Comparison:
         # In the order given, which is also the order of the numbers above.
         seeds = list(dict.fromkeys(planned.experiment.seed for planned in self.planned_runs))
         return {
-            "rounds": self.planned_runs[0].experiment.rounds,
+            # Methods of one exchange have one, whatever the others have.
+            "rounds": max(planned.experiment.rounds for planned in self.planned_runs),
             "seeds": seeds,
             "methods": methods,
-            "differences": {"level": LEVEL, **{test: _compare(methods, test) for test in TESTS}},
+            "differences": {
+                "level": LEVEL,
+                "own": _compare({name: each["accuracy"] for name, each in methods.items()}),
+                "union": _compare({name: each["accuracy_union"] for name, each in methods.items()}),
+            },
         }
 
     def write(self, content: dict[str, Any]) -> None:
@@ -104,9 +113,8 @@ class Comparison:
         RunDirectory(self.path).write_json("comparison.json", content)
 
 
-def _compare(methods: dict[str, Any], test: str) -> dict[str, Any]:
-    """Compare the methods' own readings on a test, each with the best and with the first."""
-    values = {name: entry["readings"][test][entry["reading"]] for name, entry in methods.items()}
+def _compare(values: dict[str, Any]) -> dict[str, Any]:
+    """Compare the methods on a test, by the reading of each, with the best and with the first."""
     best, first = find_best(values), next(iter(values))
     return {
         "marks": mark_best(values),

@@ -74,7 +74,7 @@ class Compare:
     jobs: _Jobs = 0
     """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
     readings: Literal["headline", "all"] = "headline"
-    """all: every method by all four readings on both tests."""
+    """all: every method by all readings on both tests."""
     json: Flag = False
     """Print the comparison as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)

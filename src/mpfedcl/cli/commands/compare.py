@@ -1,6 +1,7 @@
 """`mpfedcl compare`."""
 
 import json
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import unused_folder, write_atomically
-from mpfedcl.methods import READINGS, TESTS
+from mpfedcl.methods import TESTS, Test, find_method
 from mpfedcl.report.tables import (
     MARKS,
+    READING_GROUPS,
     READING_TITLES,
     TextTable,
     explain_marks,
+    explain_prior,
+    judged_by,
     mean_and_deviation,
+    name_encoders,
+    name_readings,
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
@@ -25,6 +31,7 @@ from mpfedcl.tracking import make_trackers, read_failures
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
+_ORDER = " (own test; union test)"
 
 
 def compare_command(arguments: Compare) -> int:
@@ -51,7 +58,7 @@ def compare_command(arguments: Compare) -> int:
             console.print(f"{each.path.name}: {sentence}")
     content = comparison.collect()
     comparison.write(content)
-    _draw(comparison)
+    _draw(comparison, content)
     tables = _build_tables(comparison, content, all_readings=arguments.readings == "all")
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(path / "table.md", text.encode())
@@ -71,43 +78,57 @@ def _build_tables(
     experiment = comparison.planned_runs[0].experiment
     num_seeds = len(content["seeds"])
     over = f"as mean(std) over {num_seeds} seeds" if num_seeds > 1 else "of one seed"
+    methods: dict[str, Any] = content["methods"]
+    trained = [name for name in methods if find_method(name).trains]
+    effort = f"lr {experiment.train.lr:g}, round {content['rounds']}, " if trained else ""
     setting = (
         f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
-        f"lr {experiment.train.lr:g}, round {content['rounds']}, "
-        f"accuracy % {over}"
+        f"{effort}accuracy % {over}"
     )
-    methods: dict[str, Any] = content["methods"]
-    # Of one method there is nothing to compare.
-    several_methods = len(methods) > 1
-    marks = {
-        test: {
-            name: MARKS[mark] if mark and several_methods else ""
-            for name, mark in content["differences"][test]["marks"].items()
-        }
-        for test in TESTS
-    }
+    two_tests = experiment.partition.test != "shared"
+    tests = {test: f"{test} test" for test in (TESTS if two_tests else TESTS[:1])}
     headline = TextTable(
         setting,
-        ["method", "read by", "own test", "union test", "MB sent", "seconds"],
+        ["method", *tests.values(), "MB sent", "seconds", f"read by{_ORDER if two_tests else ''}"],
         [
             [
                 name,
-                READING_TITLES[entry["reading"]],
-                *(
-                    marks[test][name]
-                    + mean_and_deviation(entry["readings"][test][entry["reading"]])
-                    for test in TESTS
-                ),
+                *(_judged_cell(content, name, test) for test in tests),
                 f"{sum(entry['bytes']) / len(entry['bytes']) / 1e6:.1f}",
                 f"{sum(entry['seconds']) / len(entry['seconds']):.1f}",
+                name_readings(judged_by(entry)[test] for test in tests),
             ]
             for name, entry in methods.items()
         ],
-        explain_marks(num_seeds) if several_methods else "",
+        "\n".join(_headline_notes(comparison, content, trained)),
     )
     if not all_readings:
         return [headline]
-    return [headline, *_client_tables(methods), *_reading_tables(methods)]
+    return [headline, *_client_tables(methods), *_reading_tables(methods, tests)]
+
+
+def _judged_cell(content: dict[str, Any], name: str, test: str) -> str:
+    entry, marks = content["methods"][name], content["differences"][test]["marks"]
+    # Of one method there is nothing to compare.
+    mark = MARKS[marks[name]] if marks[name] and len(marks) > 1 else ""
+    return mark + mean_and_deviation(entry["readings"][test][judged_by(entry)[test]])
+
+
+def _headline_notes(
+    comparison: Comparison, content: dict[str, Any], trained: Collection[str]
+) -> Iterator[str]:
+    methods = content["methods"]
+    experiments = {each.experiment.method: each.experiment for each in comparison.planned_runs}
+    if comparison.planned_runs[0].experiment.partition.test == "shared":
+        yield "All clients have the same test."
+    if len(methods) > 1:
+        yield explain_marks(len(content["seeds"]))
+    if note := explain_prior(r for entry in methods.values() for r in judged_by(entry).values()):
+        yield note
+    if closed := [name for name in methods if name not in trained]:
+        yield f"One exchange, no training: {', '.join(closed)}."
+    if note := name_encoders({name: each.encoder.name for name, each in experiments.items()}):
+        yield note
 
 
 def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
@@ -124,48 +145,45 @@ def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
     ]
 
 
-def _reading_tables(methods: dict[str, Any]) -> list[TextTable]:
-    """Return a table per test with all four readings, or one where both tests are the same."""
-    same = all(entry["readings"]["own"] == entry["readings"]["union"] for entry in methods.values())
-    titles = {"own": "own test", "union": "union test"}
-    if same:
-        titles = {"own": "own test, which is the union test here"}
+def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[TextTable]:
+    """Return all readings: for each test those without a label prior, then those with one."""
     return [
         TextTable(
-            f"all four readings on the {title} (* the one a method is judged by)",
-            ["method", *(READING_TITLES[reading] for reading in READINGS)],
+            f"readings {group} on the {title} (* the one a method is judged by)",
+            ["method", *(READING_TITLES[reading] for reading in readings)],
             [
                 [
                     name,
                     *(
                         mean_and_deviation(entry["readings"][test][reading])
-                        + ("*" if reading == entry["reading"] else "")
-                        for reading in READINGS
+                        + ("*" if reading == judged_by(entry)[test] else "")
+                        for reading in readings
                     ),
                 ]
                 for name, entry in methods.items()
             ],
+            explain_prior(readings),
         )
-        for test, title in titles.items()
+        for test, title in tests.items()
+        for group, readings in READING_GROUPS.items()
     ]
 
 
-def _draw(comparison: Comparison) -> None:
+def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
     """Draw each method's headline reading per round, and the partition of the first seed."""
     from mpfedcl.report.figures import Curve, draw_curves, draw_partition
 
     curves: dict[str, list[Curve]] = {}
     for each in comparison.planned_runs:
-        directory = RunDirectory(each.path)
-        summary = directory.read_summary()
-        assert summary is not None
-        reading = summary["reading"]
+        reading = content["methods"][each.experiment.method]["reading"]
         curve = [
-            (record["round"], record["accuracy"]["own"][reading])
-            for record in directory.read_records()
+            (record["round"], record["accuracy"]["own"].get(reading))
+            for record in RunDirectory(each.path).read_records()
             if record["accuracy"]
         ]
-        curves.setdefault(f"{each.experiment.method} ({READING_TITLES[reading]})", []).append(curve)
+        method = each.experiment.method
+        once = "" if find_method(method).trains else "; one exchange"
+        curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
     draw_curves(
@@ -173,10 +191,10 @@ def _draw(comparison: Comparison) -> None:
         f"{first.experiment.dataset.name}, {setting}: clients' own tests",
         comparison.path / "accuracy.png",
     )
-    content = RunDirectory(first.path).read_json("partition.json")
-    assert content is not None
+    partition = RunDirectory(first.path).read_json("partition.json")
+    assert partition is not None
     draw_partition(
-        content,
+        partition,
         f"training images, {describe_partition(first.experiment)}",
         comparison.path / "partition.png",
     )

@@ -15,8 +15,8 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.images import Images
-from mpfedcl.methods import built_in_methods
-from mpfedcl.report.tables import READING_TITLES, TextTable
+from mpfedcl.methods import READINGS, built_in_methods
+from mpfedcl.report.tables import TextTable, explain_prior, name_readings
 
 _MOST_CLASSES_SHOWN = 12
 _PICTURE = ImageFormat(96, 96, is_colour=True)
@@ -30,8 +30,13 @@ def methods_command(arguments: Methods) -> int:
     if arguments.json:
         print(json.dumps({name: cls.summary for name, cls in methods.items()}, indent=2))
         return 0
-    rows = [[name, cls.summary, READING_TITLES[cls.reading]] for name, cls in methods.items()]
-    TextTable("methods", ["name", "what it does", "read by"], rows).show(stdout_console())
+    rows = []
+    for name, cls in methods.items():
+        readings = (cls.reading, cls.union_reading or cls.reading)
+        rows.append([name, cls.summary, name_readings(readings)])
+    note = f"Read by: on a client's own test; on a test of all clients.\n{explain_prior(READINGS)}"
+    columns = ["name", "what it does", "read by (own; union)"]
+    TextTable("methods", columns, rows, note).show(stdout_console())
     return 0
 
 

@@ -14,6 +14,7 @@ from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
+from mpfedcl.methods import find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
@@ -105,6 +106,14 @@ def describe_round(record: Any) -> str:
     return accuracy + loss + rejected
 
 
+def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
+    """Say what a client sent: each round, or once."""
+    parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
+    if find_method(experiment.method).trains:
+        return f"sent per client and round: {parameters:,} parameters, {floats:,} prototype floats"
+    return f"sent once per client: {parameters:,} numbers of sums"
+
+
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.number_formatting import describe_calibration
     from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
@@ -115,17 +124,17 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     content = RunDirectory(result.path).read_json("partition.json") or {}
     title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
-        readings_table(title, summary["readings"]).show(console)
+        readings_table(title, summary).show(console)
     TextTable(
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
         ["client", "accuracy %"],
         [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()],
     ).show(console)
-    console.print(
-        f"mean over clients: {percent(summary['accuracy'])} %\n"
-        f"sent per client and round: {summary['parameters_sent']:,} parameters, "
-        f"{summary['prototype_floats_sent']:,} prototype floats"
-    )
+    console.print(f"mean over clients: {percent(summary['accuracy'])} %")
+    if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
+        read_by = READING_TITLES[summary["reading_union"]]
+        console.print(f"everybody's test: {percent(summary['accuracy_union'])} % ({read_by})")
+    console.print(_describe_sent(experiment, summary))
     if told := describe_calibration(summary):
         console.print(told)
     if (found := RunDirectory(result.path).read_json("convergence.json")) is not None:

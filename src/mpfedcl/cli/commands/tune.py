@@ -92,7 +92,7 @@ def _read_earlier(path: Path) -> dict[str, Any]:
 
 
 def _build_table(found: Sequence[TuningResult]) -> TextTable:
-    first = found[0]
+    first = next((each for each in found if not each.is_fixed), found[0])
     rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
     partition = describe_partition(
         first.base.replace(partition__validation=first.validation), with_seed=False
@@ -103,7 +103,7 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         [
             [
                 each.method,
-                _format_changes(each.changes),
+                "nothing to choose" if each.is_fixed else _format_changes(each.changes),
                 percent(each.score),
                 percent(each.standard_error),
                 percent(each.default_score),
@@ -114,7 +114,8 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         ],
         "Chosen: the fewest changes among settings within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
-        "No test image was opened; scores of chosen settings are flattered by the choice.",
+        "No test image was opened; scores of chosen settings are flattered by the choice."
+        + "".join(f"\n{each.method} has nothing to tune." for each in found if each.is_fixed),
     )
 
 

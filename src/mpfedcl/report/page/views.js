@@ -10,6 +10,10 @@ const Views = {};
     personal_prototype: "personal, prototype",
     averaged_classifier: "averaged, classifier",
     averaged_prototype: "averaged, prototype",
+    personal_classifier_prior: "personal, classifier + prior",
+    averaged_classifier_prior: "averaged, classifier + prior",
+    averaged_prototype_prior: "averaged, prototype + prior",
+    averaged_classifier_estimated: "averaged, classifier + estimated prior",
   };
   const percent = (value) => `${Charts.fixed(value)}\u00a0%`;
   const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
@@ -20,7 +24,7 @@ const Views = {};
     const state = { measure: "accuracy", test: "own", reading: "judged" };
     const chart = html("div");
     const alone = groups.length === 1;
-    const every = alone ? "all four" : "the one each is judged by";
+    const every = alone ? "all of them" : "the one each is judged by";
     const tests = choice("Test", Object.entries(TESTS), (value) => set("test", value));
     const readings = choice("Reading", [["judged", every], ...Object.entries(READINGS)], (value) => set("reading", value));
     const set = (name, value) => { state[name] = value; draw(); };
@@ -48,12 +52,12 @@ const Views = {};
   function accuracyLines(groups, { test, reading }, alone) {
     if (alone && reading === "judged") {
       return Object.entries(groups[0].curves.accuracy[test]).map(([name, curve]) => ({
-        name: READINGS[name] + (name === groups[0].reading ? " (judged by this)" : ""), ...curve,
+        name: READINGS[name] + (name === groups[0].judged_by[test] ? " (judged by this)" : ""), level: groups[0].one_exchange, ...curve,
       }));
     }
     return groups.flatMap((group) => {
-      const curve = group.curves.accuracy[test][reading === "judged" ? group.reading : reading];
-      return curve ? [{ name: group.name, ...curve }] : [];
+      const curve = group.curves.accuracy[test][reading === "judged" ? group.judged_by[test] : reading];
+      return curve ? [{ name: group.one_exchange ? `${group.name} (one exchange)` : group.name, level: group.one_exchange, ...curve }] : [];
     });
   }
 

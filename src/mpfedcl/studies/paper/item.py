@@ -26,7 +26,7 @@ class FinishedRun:
 
     records: Sequence[Mapping[str, Any]]
     reading: Reading
-    """The one that the method is judged by."""
+    """The one that the method is judged by in the paper, on every test."""
 
     @property
     def evaluated_records(self) -> list[Mapping[str, Any]]:

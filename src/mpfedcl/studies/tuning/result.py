@@ -66,6 +66,11 @@ class TuningResult:
         return self.trials[self.chosen].changes
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether the method has no knobs: its one setting was run, and nothing chosen."""
+        return not self.knobs_searched
+
+    @property
     def best(self) -> Experiment:
         """The experiment with the chosen settings, tested on its test images."""
         return self.base.replace(**self.knobs)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT, Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Reading, find_method
 from mpfedcl.rng import numpy_generator
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
@@ -62,6 +62,8 @@ class Search:
     seeds: Sequence[int]
     validation: float
     tolerance: float
+    reading: Reading
+    """By which settings are judged."""
 
     @classmethod
     def prepare(
@@ -74,15 +76,23 @@ class Search:
         *,
         validation: float = VALIDATION,
         tolerance: float = TOLERANCE,
+        reading: Reading | None = None,
     ) -> Self:
-        """Draw the settings to try, and find out whether the folder can be used."""
+        """Draw the settings to try, and find out whether the folder can be used.
+
+        `reading`: by which settings are judged; None: as the method is on the clients' own tests.
+        """
         _check(budget, seeds, validation, tolerance)
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
-        grid, defaults = build_grid(found.knobs, base.resolved(found.defaults), budget)
+        complete = base.resolved(found.defaults)
+        grid, defaults = build_grid(found.knobs, complete, budget)
         generator = numpy_generator(seeds[0], "tuning", method)
         settings = draw_settings(grid, defaults, budget, generator)
-        search = cls(base, path, grid, settings, budget, tuple(seeds), validation, tolerance)
+        # How many classes there are plays no part in how a method is judged.
+        judged = reading or found(complete, num_classes=1).reading_on("own")
+        asked = (budget, tuple(seeds), validation, tolerance, judged)
+        search = cls(base, path, grid, settings, *asked)
         for number in range(len(settings)):
             search.planned_run(number, search.seeds[0], base.rounds)
         search._refuse_another_search()
@@ -91,7 +101,9 @@ class Search:
     @cached_property
     def rungs(self) -> tuple[Rung, ...]:
         """How many settings are run how far."""
-        return plan_rungs(self.base.rounds, len(self.settings))
+        # Of one exchange there is one round, whatever is asked for.
+        rounds = self.base.resolved(find_method(self.base.method).defaults).rounds
+        return plan_rungs(rounds, len(self.settings))
 
     @property
     def most_rounds(self) -> int:
@@ -150,7 +162,7 @@ class Search:
         ]
         return TuningResult(
             method=self.base.method,
-            reading=find_method(self.base.method).reading,
+            reading=self.reading,
             base=self.base,
             knobs_searched=self.grid,
             budget=self.budget,
@@ -219,10 +231,9 @@ class Search:
         return scores, stopped, []
 
     def _score(self, number: int, round_number: int) -> float | None:
-        """Return the mean over seeds of the method's own reading after a round."""
-        reading = find_method(self.base.method).reading
+        """Return the mean over seeds of the accuracy after a round."""
         found = [
-            record["accuracy"]["own"][reading]
+            record["accuracy"]["own"][self.reading]
             for seed in self.seeds
             for record in self._records(number, seed)
             if record["round"] == round_number

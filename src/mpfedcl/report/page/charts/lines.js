@@ -1,7 +1,8 @@
 "use strict";
 /*
  * Charts.lines(element, { title, description, x, y, low?, high?, digits?, lines })
- * lines: [{ name, x: [...], mean: [...], std?: [...] }]; x and y are the titles of the axes.
+ * lines: [{ name, x: [...], mean: [...], std?: [...], level? }]; x and y are the titles of the axes.
+ * A line that is level has one point, and is drawn across: it holds for every x.
  * Lines can be switched off and on in the legend.
  */
 (() => {
@@ -21,8 +22,10 @@
 
   function draw(data, width, hidden, redraw) {
     const area = { left: 46, right: width - 14, top: 28, bottom: HEIGHT - 44 };
-    const shown = data.lines.map((line, index) => ({ ...line, index })).filter((line) => !hidden.has(line.name));
-    const ends = shown.flatMap((line) =>
+    const [first, last] = ends(data.lines);
+    const edge = last === first ? first + 1 : last;
+    const shown = data.lines.map((line, index) => ({ ...stretch(line, first, edge), index })).filter((line) => !hidden.has(line.name));
+    const reached = shown.flatMap((line) =>
       line.mean.flatMap((value, place) => {
         if (value === null) return [];
         const spread = line.std?.[place] || 0;
@@ -30,10 +33,8 @@
       }),
     );
     const bounds = { low: data.low ?? -Infinity, high: data.high ?? Infinity };
-    const [low, high] = Charts.range(ends.map((each) => clamp(each, bounds.low, bounds.high)), bounds);
-    const places = data.lines.flatMap((line) => line.x.filter((_, place) => line.mean[place] !== null));
-    const [first, last] = [minimum(places), maximum(places)];
-    const x = Charts.scale([first, last === first ? first + 1 : last], [area.left + 6, area.right - 6]);
+    const [low, high] = Charts.range(reached.map((each) => clamp(each, bounds.low, bounds.high)), bounds);
+    const x = Charts.scale([first, edge], [area.left + 6, area.right - 6]);
     const y = Charts.scale([low, high], [area.bottom, area.top]);
     const svg = Charts.canvas(width, HEIGHT);
     Charts.axes(svg, area, {
@@ -50,6 +51,20 @@
       spots.push(...spotsOf(line, x, limit, data));
     }
     return { svg, spots, legend: data.lines.length > 1 ? legend(data.lines, hidden, redraw) : [] };
+  }
+
+  /** Return the first and the last x of all lines; what is level has none of its own. */
+  function ends(lines) {
+    const longer = lines.filter((line) => !line.level);
+    const places = (longer.length ? longer : lines).flatMap((line) => line.x.filter((_, place) => line.mean[place] !== null));
+    return [minimum(places), maximum(places)];
+  }
+
+  /** Return a line that is level from one end to the other. */
+  function stretch(line, first, edge) {
+    if (!line.level) return line;
+    const twice = ([value]) => [value, value];
+    return { ...line, x: [first, edge], mean: twice(line.mean), ...(line.std ? { std: twice(line.std) } : {}) };
   }
 
   function band(line, x, y) {
@@ -102,7 +117,8 @@
       const value = line.mean[place];
       if (value === null) return [];
       const spread = line.std ? ` ± ${Charts.fixed(line.std[place], data.digits ?? 1)}` : "";
-      const text = [line.name, `${data.x} ${Charts.show(at, 3)}: ${Charts.fixed(value, data.digits ?? 1)}${spread}`];
+      const where = line.level ? "" : `${data.x} ${Charts.show(at, 3)}: `;
+      const text = [line.name, `${where}${Charts.fixed(value, data.digits ?? 1)}${spread}`];
       return [{ x: x(at), y: y(value), row: line.index, text }];
     });
   }
