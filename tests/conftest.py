@@ -18,6 +18,7 @@ from command_processes import FORKS, CommandProcess
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
+from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors

@@ -19,7 +19,7 @@ from mpfedcl.deployment.worth import find_worth
 from mpfedcl.rounds.evaluation import percent_correct
 from small_experiments import small
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "elsewhere")]
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def explain_prior(readings: Iterable[str]) -> str:
         return ""
     return (
         "prior: the client's own shares of labels are added to the scores;\n"
-        "estimated: they are found from its unlabelled test images."
+        "estimated: they are found from its unlabelled test samples."
     )
 
 

@@ -1,5 +1,6 @@
 """Small federations of one exchange on vectors, one client per file."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment
+from mpfedcl.deployment.ledger import read_events
 
 WIDTH = 7
 
@@ -74,3 +76,19 @@ def assert_same_federation(left: Path, right: Path, tolerance: float = 1e-10) ->
             other = theirs[file][name]
             assert value.dtype == other.dtype, (file, name)
             torch.testing.assert_close(value, other, rtol=0, atol=reach, msg=f"{file} {name}")
+
+
+def story_of(path: Path) -> list[tuple[str, str]]:
+    """Return who did what, as the ledger tells it."""
+    return [(each["event"], each["client"]) for each in read_events(path)]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return what all files of a federation hold, and who did what."""
+    found = {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and file.name not in (".lock", "joins.jsonl")
+    }
+    # Times differ.
+    return found | {"events": json.dumps(story_of(path)).encode()}
