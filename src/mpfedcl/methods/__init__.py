@@ -18,17 +18,9 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods.base import (
-    READINGS,
-    TESTS,
-    Batch,
-    Context,
-    Method,
-    Reading,
-    Server,
-    Tally,
-    Test,
-)
+from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
+from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods.base import Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class

@@ -30,7 +30,9 @@ from mpfedcl.gaussian import (
     unit_features,
 )
 from mpfedcl.messages import Update
-from mpfedcl.methods.base import Method, Reading, Server, Tally
+from mpfedcl.methods._readings import Reading
+from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.base import Method
 from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors

@@ -10,20 +10,21 @@ instead. The other hooks are ordinary code.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
-import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax, normalize
+from torch.nn.functional import normalize
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods._readings import Reading, Test
+from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
     MOST_PROTOTYPES,
@@ -33,85 +34,6 @@ from mpfedcl.prototypes import (
     mean_prototypes,
 )
 from mpfedcl.tensors import Tensors
-
-Reading = Literal[
-    "personal_classifier",
-    "personal_prototype",
-    "averaged_classifier",
-    "averaged_prototype",
-    "personal_classifier_prior",
-    "averaged_classifier_prior",
-    "averaged_prototype_prior",
-    "averaged_classifier_estimated",
-]
-READINGS: tuple[Reading, ...] = get_args(Reading)
-"""Which model answers, and by what. `prior`: the client's shares of labels are added to the scores;
-`estimated`: they are found from unlabelled test samples instead."""
-Test = Literal["own", "union"]
-TESTS: tuple[Test, ...] = get_args(Test)
-"""own: each client on its own test samples; union: on all clients' test samples together."""
-
-
-class Batch(NamedTuple):
-    """Inputs [B, ...], labels [B], and which of them are real (batched engines pad)."""
-
-    inputs: Tensor
-    labels: Tensor
-    mask: Tensor
-
-    def mean(self, per_sample: Tensor) -> Tensor:
-        """Average one number per sample over the real samples."""
-        # Filled, not multiplied: whatever a padding row gives, NaN even, it counts for nothing.
-        return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
-
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the real samples."""
-        if not torch._C._functorch.is_functorch_wrapped_tensor(logits):
-            return self.mean(cross_entropy(logits, self.labels, reduction="none"))
-        # The same bits: torch's own is slow under vmap, and loads a compiler at the first step.
-        likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
-        return self.mean(-likelihoods.squeeze(-1))
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a client knows while it trains, apart from the parameters and the batch."""
-
-    apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
-    """The model: `embeddings, logits = context.apply(params, inputs)`."""
-    start: Tensors
-    """The parameters that this client began the round with."""
-    received: Any
-    """What `prepare` made of the broadcast: the same for every client."""
-    state: Tensors
-    """This client's own state, kept between rounds."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """What the server keeps between rounds, apart from the prototype pool."""
-
-    params: Tensors
-    extra: Tensors = field(default_factory=dict)
-    """Sent to the clients with each broadcast, beside the parameters that are shared."""
-    private: Tensors = field(default_factory=dict)
-    """Kept, and never sent."""
-
-
-class Tally(NamedTuple):
-    """Whose updates a round has brought, in order of client name; all were accepted."""
-
-    names: Sequence[str]
-    sizes: Sequence[int]
-    """Training samples."""
-    weights: Sequence[float]
-    """In the mean; 0 for a client that has withheld its update."""
-    losses: Sequence[float | None]
-    share: float
-    """Σ n_i of these clients / Σ n_i of all clients."""
-    prototypes: Mapping[str, Prototypes]
-    sums: Tensors
-    """Σ_i of what `collect` returned."""
 
 
 class Method:

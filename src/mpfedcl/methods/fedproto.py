@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods.base import Batch, Context, Method
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.base import Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.methods.base import Batch, Context
+from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.tensors import Tensors
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods.base import Batch, Context, Method, Reading, Test
+from mpfedcl.methods._readings import Reading, Test
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.base import Method
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
