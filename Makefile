@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/mpfedcl compare --methods mp-fedcl sp-fedcl fedavg fedproto local --seeds 0 1 2 \
+	$(BIN)/mpfedcl compare --methods fedgauss mp-fedcl fedavg fedproto local --seeds 0 1 2 \
 		--partition.alpha 0.05 --evaluate-every 5 --readings all --out demo
 
 test: lint
