@@ -143,6 +143,8 @@ def test_curves_follow_their_controls(opened: Any) -> None:
     assert "everybody" in title.inner_text()
     rounds.get_by_label("Reading", exact=True).select_option("averaged_prototype")
     assert lines.count() == 2  # Local has no averaged model.
+    rounds.get_by_label("Reading", exact=True).select_option("personal_classifier")
+    assert lines.count() == 3
     assert lines.nth(0).locator("polyline").get_attribute("points") != before
     rounds.get_by_label("Show", exact=True).select_option("loss")
     assert title.inner_text() == "Training loss per round"
