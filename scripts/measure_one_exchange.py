@@ -36,6 +36,8 @@ UNION_RIVALS = {
     "FedAvg": ("fedavg", "averaged_classifier"),
     "FedLDA": ("fedlda", "averaged_classifier"),
 }
+OWN = {"FedGauss": ("fedgauss", "personal_classifier_prior")}
+UNION = {"FedGauss": ("fedgauss", "averaged_classifier")}
 METHODS = ("local", "fedavg", "local-gauss", "fedlda", "fedgauss")
 TUNED = ("local", "fedavg")
 
@@ -103,34 +105,27 @@ def measure(situation: Situation, out: Path, seeds: Sequence[int], jobs: int) ->
 
 
 def tabulate(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the table in Markdown, with the verdict on the best rival of each test."""
-    columns = ["", *(f"own: {name}" for name in OWN_RIVALS), "fedgauss", "against the best rival"]
-    columns += [*(f"union: {name}" for name in UNION_RIVALS), "fedgauss", "against FedAvg"]
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
+    """Return a table per test in Markdown, each with the verdict on the best rival."""
+    own = ["own test", *OWN_RIVALS, "FedGauss", "against the best rival"]
+    union = ["everybody's test", *UNION_RIVALS, "FedGauss", "against FedAvg"]
+    tables = ([own, ["---", *["---:"] * (len(own) - 1)]], [union, ["---"] + ["---:"] * 4])
     for title, found in rows.items():
-        own = {
-            name: found[method]["readings"]["own"][r] for name, (method, r) in OWN_RIVALS.items()
-        }
-        union = {
-            name: found[method]["readings"]["union"][r]
-            for name, (method, r) in UNION_RIVALS.items()
-        }
-        ours = found["fedgauss"]["readings"]
-        ours_own = ours["own"]["personal_classifier_prior"]
-        ours_union = ours["union"]["averaged_classifier"]
-        best = max(own, key=lambda name: fmean(own[name]))
-        lines.append(
-            [
-                title,
-                *map(show, own.values()),
-                f"**{show(ours_own)}**",
-                f"{describe(ours_own, own[best])} ({best})",
-                *map(show, union.values()),
-                f"**{show(ours_union)}**",
-                describe(ours_union, union["FedAvg"]),
-            ]
-        )
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rivals = _readings(found, "own", OWN_RIVALS)
+        (ours,) = _readings(found, "own", OWN).values()
+        best = max(rivals, key=lambda name: fmean(rivals[name]))
+        verdict = f"{describe(ours, rivals[best])} ({best})"
+        tables[0].append([title, *map(show, rivals.values()), show(ours), verdict])
+        rivals = _readings(found, "union", UNION_RIVALS)
+        (ours,) = _readings(found, "union", UNION).values()
+        verdict = describe(ours, rivals["FedAvg"])
+        tables[1].append([title, *map(show, rivals.values()), show(ours), verdict])
+    return "\n".join("".join(f"| {' | '.join(line)} |\n" for line in table) for table in tables)
+
+
+def _readings(
+    found: dict[str, Any], test: str, wanted: dict[str, tuple[str, str]]
+) -> dict[str, list[float]]:
+    return {name: found[method]["readings"][test][r] for name, (method, r) in wanted.items()}
 
 
 def show(values: Sequence[float]) -> str:
