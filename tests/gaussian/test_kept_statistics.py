@@ -96,7 +96,8 @@ def test_who_leaves_leaves_no_rounding_where_nobody_else_has_two_samples_of_a_cl
     pooled = pool_of([*single, *CLIENTS])
     for client in CLIENTS:
         pooled = take_from_pool(pooled, statistics_of(client), "within")
-    assert not pooled["within"].any() and not pooled["scatter"]
+    assert not pooled["within"].any()
+    assert not pooled["scatter"]
 
 
 def test_room_for_new_classes_and_what_a_method_fits() -> None:
