@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from exchange_runs import choose, federation, save_client
 
 from command_results import Cli, Refused, assert_fits
+from exchange_runs import choose, federation, save_client
 from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.deployment.advice import advise, samples_needed

@@ -37,6 +37,11 @@ def pooled(sizes: list[list[int]] = SIZES) -> tuple[Array, float]:
     return numpy.sum([within_by_loop(c, 3) for c in clients], axis=0) / degrees, degrees
 
 
+def test_a_scatter_of_rounding_is_none() -> None:
+    rounding = 1e-15 * torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert Covariance.decompose(rounding).precision(0.4).tolist() == [3, 3, 3]
+
+
 def test_a_metric_is_the_inverse_of_the_shrunk_covariance() -> None:
     matrix, _ = pooled()
     covariance = Covariance.decompose(torch.from_numpy(matrix))

@@ -91,6 +91,15 @@ def test_nothing_is_left_of_who_leaves(second_moment: SecondMoment | None) -> No
     assert float(left["squares"][1]) == 0
 
 
+def test_who_leaves_leaves_no_rounding_where_nobody_else_has_two_samples_of_a_class() -> None:
+    single = draw_clients(5, [[1, 1, 0], [0, 1, 1]], shift=0.5)
+    pooled = pool_of([*single, *CLIENTS])
+    for client in CLIENTS:
+        pooled = take_from_pool(pooled, statistics_of(client), "within")
+    assert not pooled["within"].any()
+    assert not pooled["scatter"]
+
+
 def test_room_for_new_classes_and_what_a_method_fits() -> None:
     pooled = pool_of(CLIENTS)
     wide = widen_classes(pooled, 5)

@@ -47,6 +47,12 @@ def test_features_by_hand() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_features_as_large_as_numbers_get_have_length_1() -> None:
+    largest = torch.finfo(torch.float32).max
+    expected = torch.tensor([[0.5, -0.5, 0.5, 0.5]])
+    torch.testing.assert_close(unit_features(largest * expected.sign()), expected)
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_half_of_a_symmetric_matrix_is_all_of_it(size: int) -> None:
     root = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

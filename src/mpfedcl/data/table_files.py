@@ -27,6 +27,9 @@ _MISSING_NUMBERS = ("na", "n/a", "nan", "null", "?")
 """Beside the empty cell; in a column of text these are words like others."""
 _LARGEST = float(numpy.finfo(numpy.float32).max)
 _MOST_NAMES_LISTED = 12
+_MOST_TIMES_UNPACKED = 100
+_BYTES_NEVER_REFUSED = 2**28
+"""Few enough for any memory; a sorted or even column is packed better than 100 times."""
 
 
 def is_table_file(path: Path) -> bool:
@@ -43,6 +46,7 @@ def read_table(path: Path) -> "polars.DataFrame":
         _check_csv(path)
         frame = _explain_faults(path, lambda: polars.read_csv(path, infer_schema=False))
     else:
+        _refuse_bomb(path)
         frame = _explain_faults(path, lambda: polars.read_parquet(path))
     names = [name.strip() for name in frame.columns]
     _check_names(names, path)
@@ -176,6 +180,22 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         raise InvalidInput(
             f"{path} has {len(names)} columns; a table must have at least two, and those of a CSV "
             "file must be separated by commas."
+        )
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Refuse a Parquet file that would fill the memory: a number repeated takes it no place."""
+    import polars
+
+    scanned = polars.scan_parquet(path)
+    rows = _explain_faults(path, lambda: scanned.select(polars.len()).collect()).item()
+    columns = _explain_faults(path, lambda: scanned.head(0).collect()).width
+    num_bytes = path.stat().st_size
+    if rows * columns * 8 > max(_BYTES_NEVER_REFUSED, _MOST_TIMES_UNPACKED * num_bytes):
+        raise InvalidInput(
+            f"{path} has {num_bytes:,} bytes for {rows:,} rows of {columns:,} columns; above "
+            f"{_BYTES_NEVER_REFUSED:,} bytes a table must unpack to at most "
+            f"{_MOST_TIMES_UNPACKED} times its size."
         )
 
 

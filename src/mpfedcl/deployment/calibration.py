@@ -87,7 +87,9 @@ def _choose(rows: Tensor, most: int) -> Tensor:
     """Return some test images, evenly, and so about as many of each client and class."""
     if len(rows) <= most:
         return rows
-    return rows[torch.linspace(0, len(rows) - 1, most).round().long().to(rows.device)]
+    return rows[
+        torch.linspace(0, len(rows) - 1, most, dtype=torch.float64).round().long().to(rows.device)
+    ]
 
 
 @torch.no_grad()

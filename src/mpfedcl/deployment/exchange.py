@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mpfedcl.deployment.reading_rule import counts_of
 from mpfedcl.deployment.trained_run import read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.gaussian import ClientMeans, add_statistics, take_from_pool, widen_classes
+from mpfedcl.gaussian import (
+    ClientMeans,
+    add_statistics,
+    find_impossible_statistics,
+    take_from_pool,
+    widen_classes,
+)
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Server, find_method, is_built_in
 from mpfedcl.methods._one_exchange import OneExchange
@@ -93,6 +100,15 @@ class Exchange:
                 f"{file} has other counts than pool.safetensors; it must be the file of {name} in "
                 "this federation."
             )
+        groups = ClientMeans.of_pool(self.pool)
+        mine = groups.owners == self.pool.names.index(name)
+        own_groups = groups._replace(
+            vectors=groups.vectors[mine],
+            labels=groups.labels[mine],
+            counts=groups.counts[mine],
+            owners=groups.owners[mine],
+        )
+        _refuse_impossible(file, own, own_groups)
         return widen_classes(own, self.pool.num_classes)
 
     def told_by_pool(self, name: str) -> Tensors:
@@ -175,6 +191,8 @@ def open_exchange(path: Path) -> Exchange:
     classes = partition.get("classes")
     if not isinstance(classes, list) or not isinstance(partition.get("clients"), dict):
         raise InvalidInput(f"{path / 'partition.json'} must name the run's classes and clients.")
+    for name in partition["clients"]:
+        counts_of(partition, name, len(classes))
     method = find_method(experiment.method)(experiment, len(classes))
     if not isinstance(method, OneExchange):
         raise InvalidInput(
@@ -203,7 +221,18 @@ def open_exchange(path: Path) -> Exchange:
             f"{path / statistics_files.POOLED} has other counts than pool.safetensors; both must "
             "be of one federation."
         )
+    _refuse_impossible(path / statistics_files.POOLED, pooled, ClientMeans.of_pool(pool))
     return Exchange(path, method, partition, pool, pooled)
+
+
+def _refuse_impossible(file: Path, statistics: Tensors, groups: ClientMeans) -> None:
+    """Refuse a file that was changed since: what is wrong in it could not be taken out again."""
+    wrong = find_impossible_statistics(statistics, groups, len(statistics["counts"]))
+    if wrong is not None:
+        raise InvalidInput(
+            f"{file} has {wrong} that no samples with the means of pool.safetensors have; it must "
+            "be the file that was written."
+        )
 
 
 def name_clients(exchange: Exchange) -> str:

@@ -73,10 +73,15 @@ def write_left(
     _write(before, written, removed, partition, "left", client, {"counts": counts})
 
 
+def has_changed(path: Path) -> bool:
+    """Tell whether clients have joined or left a run of one exchange since it ended."""
+    is_kept = (path / POOLED).is_file()
+    return is_kept and any(event.get("event") in CHANGES for event in read_events(path))
+
+
 def refuse_changed(path: Path) -> None:
     """Refuse to resume a run whose federation is another one by now: it has no round left."""
-    changed = any(event.get("event") in CHANGES for event in read_events(path))
-    if changed and (path / POOLED).is_file():
+    if has_changed(path):
         raise InvalidInput(
             f"resume is {str(path)!r}, where clients have joined or left since; it must be a run "
             "with rounds left, and one of a single exchange has none."

@@ -13,6 +13,7 @@ from mpfedcl.data.image_files import convert_image, read_image_file
 from mpfedcl.data.sample_format import Samples, VectorFormat
 from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.deployment.drift import Drift, judge_drift
+from mpfedcl.deployment.exchange_changes import has_changed
 from mpfedcl.deployment.held_out import HeldOutMeasurements
 from mpfedcl.deployment.prediction import ClassifierReading, NearestPrototype, Prediction
 from mpfedcl.deployment.reading_rule import (
@@ -96,6 +97,12 @@ class Predictor:
                 trained.partition, trained.pool, client, len(self.class_names)
             )
         self.threshold, remark = held_out.threshold(false_alarms)
+        self._is_as_measured = not has_changed(trained.path)
+        if self.threshold is not None and not self._is_as_measured:
+            remark = (
+                "Clients have joined or left since held-out samples were measured: what is unknown "
+                "is judged by the federation as it was, and drift is not."
+            )
         if self._space is None:
             remark = "This run has no prototypes: labels are the classifier's, none is unknown."
         self.sharpness = held_out.sharpness
@@ -166,9 +173,12 @@ class Predictor:
                 f"there are {count} samples to estimate label shares from; there must be at least "
                 f"{FEWEST_TO_ESTIMATE}."
             )
-        self.log_prior = estimate_prior(torch.cat([part.scores for part in measured]))
+        scores = torch.cat([part.scores for part in measured])
+        # Scores that are too shy, or too bold, would take some classes for all or for none.
+        found = estimate_prior(self.sharpness * scores)
+        self.log_prior = found / self.sharpness
         self._rule = ReadingRule(by_prototype=False, with_prior=True)
-        return dict(zip(self.class_names, self.log_prior.exp().tolist(), strict=True))
+        return dict(zip(self.class_names, found.exp().tolist(), strict=True))
 
     def refuse_to_estimate(self) -> None:
         """Refuse where label shares are known, or sets of classes were measured without them."""
@@ -185,7 +195,9 @@ class Predictor:
 
     def judge_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
         """Say whether more samples are far from the pool than chance would have; None: unknown."""
-        return None if self.threshold is None else judge_drift(predictions, self.threshold)
+        if self.threshold is None or not self._is_as_measured:
+            return None
+        return judge_drift(predictions, self.threshold)
 
     def measure(self, samples: Samples | Sequence[Any]) -> list[Measured]:
         """Apply the model to samples, some at a time; `say` makes predictions of it."""

@@ -1,12 +1,13 @@
 """By what a run's models answer: the rule of its reading, and what is far from its prototypes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.label_prior import log_prior
@@ -52,12 +53,26 @@ def find_comparison_space(
     return ComparisonSpace(reference, lambda z: z, has_metric=False) if len(reference) else None
 
 
+def counts_of(partition: Mapping[str, Any], client: str, num_classes: int) -> list[int] | None:
+    """Return how many training samples of each class partition.json says that a client has."""
+    clients = partition.get("clients", {})
+    if not isinstance(clients, dict) or client not in clients:
+        return None
+    told = clients[client].get("train") if isinstance(clients[client], dict) else None
+    counts = [each for each in told if type(each) is int] if isinstance(told, list) else []
+    if len(counts) != num_classes or told != counts or min(counts) < 0:
+        raise InvalidInput(
+            f"partition.json must say of {client} how many samples of each of {num_classes} "
+            "classes it has trained with."
+        )
+    return counts
+
+
 def find_label_prior(
     partition: Mapping[str, Any], pool: PrototypePool | None, client: str, num_classes: int
 ) -> Tensor | None:
     """Return the log of a client's label shares [C]: from partition.json, else from the pool."""
-    counts: Sequence[int] | None = partition.get("clients", {}).get(client, {}).get("train")
-    if counts is not None:
+    if (counts := counts_of(partition, client, num_classes)) is not None:
         return log_prior(torch.tensor(counts))
     # A client that has joined since.
     if pool is None or client not in pool.names:

@@ -6,7 +6,7 @@ from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effect
 from mpfedcl.gaussian.features import unit_features
 from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
-from mpfedcl.gaussian.plausibility import find_impossible_sums
+from mpfedcl.gaussian.plausibility import find_impossible_statistics, find_impossible_sums
 from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
 from mpfedcl.gaussian.statistics import (
     PoolTotals,
@@ -46,6 +46,7 @@ __all__ = [
     "choose_shrinkage",
     "complete_pool",
     "estimate_effects",
+    "find_impossible_statistics",
     "find_impossible_sums",
     "make_components",
     "moment_from_within",

@@ -12,6 +12,8 @@ _CAUTION = 2.0
 """The one constant of the method: how much wider than estimated scores are taken to spread."""
 _LEAST_SEPARATION = 0.1
 """Of what the training samples show: what is left of it on new samples is at least this share."""
+NO_SCATTER = 1e-12
+"""A trace no larger is rounding: features have length 1, and equal ones scatter nowhere."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Covariance:
     def decompose(cls, matrix: Tensor) -> Self:
         """Find the eigenbasis, in float64."""
         spectrum, basis = torch.linalg.eigh(matrix.double())
-        return cls(basis, spectrum.clamp(min=0))
+        spectrum = spectrum.clamp(min=0)
+        return cls(basis, spectrum if float(spectrum.sum()) > NO_SCATTER else spectrum * 0)
 
     @classmethod
     def spherical(cls, trace: float, like: Tensor) -> Self:

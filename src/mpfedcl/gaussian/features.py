@@ -17,8 +17,8 @@ def unit_features(inputs: Tensor) -> Tensor:
                 [ 0.7071,  0.7071]])
     """
     roots = inputs.abs().sqrt() * inputs.sign()
-    # |phi|² is the sum of |x|, and a product of roots would overflow later than their squares.
-    lengths = inputs.abs().sum(dim=-1, keepdim=True).sqrt()
+    # |phi|² is the sum of |x|, which single precision may not hold; its root it does.
+    lengths = inputs.abs().sum(dim=-1, keepdim=True, dtype=torch.float64).sqrt().to(inputs.dtype)
     even = torch.full_like(roots, inputs.shape[-1] ** -0.5)
     # Asked so that NaN stays NaN.
     return torch.where(lengths == 0, even, roots / lengths)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian.covariance import NO_SCATTER
 from mpfedcl.gaussian.sums import unpack_symmetric
 from mpfedcl.prototypes import PrototypePool
 
@@ -25,7 +26,7 @@ class Metric:
         matrix = unpack_symmetric(covariance.double(), size)
         trace = float(matrix.trace())
         # Without any scatter, where nobody has two samples of a class, A is d I.
-        even = shrinkage * trace / size if trace > 0 else 1 / size
+        even = shrinkage * trace / size if trace > NO_SCATTER else 1 / size
         matrix = (1 - shrinkage) * matrix
         matrix.diagonal().add_(even)
         self._root = torch.linalg.cholesky(matrix)

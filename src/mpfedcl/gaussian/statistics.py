@@ -73,6 +73,9 @@ def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment | 
     empty = left["counts"] == 0
     for name in BY_CLASS:
         left[name][empty] = 0
+    if second_moment == "within" and not bool((left["counts"] - left["groups"]).any()):
+        # No client has two samples of a class: a scatter of rounding alone would be a metric.
+        left |= {name: torch.zeros_like(left[name]) for name in ("within", "scatter")}
     return left
 
 

@@ -37,6 +37,9 @@ from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 
+_MOST_FEATURES = 8192
+"""Its matrix takes half a gigabyte."""
+
 
 class ClosedForm(Method):
     """A method that trains nothing: classifiers are linear in frozen features of length 1."""
@@ -55,6 +58,12 @@ class ClosedForm(Method):
 
     def own_model(self, input_size: int) -> Model:
         """Scores that are linear in the features."""
+        if input_size > _MOST_FEATURES:
+            raise InvalidInput(
+                f"samples have {input_size:,} numbers; with method {self.name}, which holds a "
+                f"matrix of as many rows and columns, at most {_MOST_FEATURES:,}: give an encoder, "
+                "or leave some out."
+            )
         return GaussianClassifier(input_size, self.num_classes)
 
     def project(self, embeddings: Tensor) -> Tensor:

@@ -91,7 +91,10 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
         axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if curves:
-            figure.legend(loc="outside lower center", ncols=2)
+            # As large as two columns of the longest label fit the page.
+            fitting = 6.9 / (0.16 + 0.0144 * max(map(len, curves)))
+            size = min(10.0, max(5.0, fitting))
+            figure.legend(loc="outside lower center", ncols=2, fontsize=size)
 
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:

@@ -1,6 +1,7 @@
 """`mpfedcl join`."""
 
 import json
+import shlex
 from dataclasses import replace
 
 from mpfedcl.cli.arguments.deployment import Join, Leave
@@ -149,10 +150,8 @@ def _show_exchange(arguments: Join, joined: ExchangeJoin) -> None:
         f"sums of {joined.train_images:,} {joined.noun}s; it has {joined.classes_held} classes now"
     )
     if joined.was_added:
-        console.print(
-            f"{joined.event}; take it out with: mpfedcl leave {arguments.run} "
-            f"--name {joined.client}"
-        )
+        words = ["mpfedcl", "leave", str(arguments.run), f"--name={joined.client}"]
+        console.print(f"{joined.event}; take it out with: {shlex.join(words)}")
     elif joined.rejected is None:
         console.print("The federation is as it was; --add adds the sums to those of all.")
 
