@@ -239,6 +239,13 @@ def test_few_clients_are_too_few_for_fedcof() -> None:
     assert "degrees of freedom" in record.remarks["warnings"][0]
 
 
+@pytest.mark.parametrize("method", FAMILY)
+def test_if_nobody_sends_anything_it_is_said(method: str) -> None:
+    loop, _, record = federate(split(), method, prototypes__min_cluster_size=1000)
+    assert "No client has sent a class" in record.remarks["warnings"][0]
+    assert not len(loop.pool)
+
+
 def test_an_encoder_cannot_be_trained() -> None:
     with pytest.raises(InvalidInput, match=r"encoder.train is True; fedgauss trains nothing"):
         federate(split(), "fedgauss", encoder__name="resnet18", encoder__train=True)

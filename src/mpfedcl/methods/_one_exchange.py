@@ -29,7 +29,7 @@ from mpfedcl.gaussian import (
     sums_to_fit,
     unit_features,
 )
-from mpfedcl.messages import Update
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import Reading
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.base import Method
@@ -86,6 +86,7 @@ class OneExchange(ClosedForm, ABC):
     keeps_sums = True
     second_moment: ClassVar[SecondMoment | None] = None
     """What clients send beside counts and sums by class, if anything."""
+    _nothing_sent: bool = False
     sends_fit: ClassVar[bool] = False
     """Whether clients need what `fit` has found beside the classifier; else the server keeps it."""
 
@@ -136,12 +137,25 @@ class OneExchange(ClosedForm, ABC):
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Fit the classifier; where nobody has sent a class there is none."""
-        if not any(len(each) for each in tally.prototypes.values()):
+        self._nothing_sent = not any(len(each) for each in tally.prototypes.values())
+        if self._nothing_sent:
             return server
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
         return self._serve(server, tally.sums, pool)
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Warn where all have kept everything at home."""
+        if not self._nothing_sent:
+            return {}
+        least = self.experiment.prototypes.min_cluster_size
+        return {
+            "warnings": [
+                f"No client has sent a class, so the classifier knows none: each has fewer than "
+                f"{least} samples of every class (prototypes.min_cluster_size)."
+            ]
+        }
 
     def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
         """Return counts, sums and second moments, which add up over samples."""

@@ -43,4 +43,4 @@ class FedCOF(OneExchange):
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Warn where clients are too few."""
-        return {"warnings": [self._shortage]} if self._shortage else {}
+        return {"warnings": [self._shortage]} if self._shortage else super().remarks(broadcast)

@@ -178,7 +178,7 @@ class FedGauss(OneExchange):
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Say what was estimated from the sums."""
         if self._pool is None:
-            return {}
+            return super().remarks(broadcast)
         pool = self._pool[1]
         found = {
             "shrinkage": pool.shrinkage.weight,
