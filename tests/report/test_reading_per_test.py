@@ -25,7 +25,7 @@ def test_one_exchange_beside_sixty_rounds_is_ranked(tmp_path: Path) -> None:
     section, *_ = document_of(tmp_path / "fedavg", tmp_path / "fedgauss")["sections"]
     headline = section["tables"][0]
     assert not any("Nothing is marked" in note for note in headline["notes"])
-    assert "One exchange, no training: fedgauss." in headline["notes"]
+    assert "Without rounds and training: fedgauss." in headline["notes"]
     assert any("none (fedavg); random-filters (fedgauss)" in note for note in headline["notes"])
     assert headline["rows"][1][0]["note"] == "personal, classifier + prior; averaged, classifier"
     first = fmean(accuracy_of(1, client) for client in range(3))

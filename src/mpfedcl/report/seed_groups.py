@@ -182,7 +182,7 @@ def _headline_table(
     if obstacles:
         notes.append(f"Nothing is marked as best: {'; '.join(obstacles)}.")
     if closed := [group["name"] for group in groups if group["one_exchange"]]:
-        notes.append(f"One exchange, no training: {', '.join(closed)}.")
+        notes.append(f"Without rounds and training: {', '.join(closed)}.")
     judged = [reading for group in groups for reading in group["judged_by"].values()]
     encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
     notes += [each for each in (explain_prior(judged), name_encoders(encoders)) if each]

@@ -126,7 +126,7 @@ def _headline_notes(
     if note := explain_prior(r for entry in methods.values() for r in judged_by(entry).values()):
         yield note
     if closed := [name for name in methods if name not in trained]:
-        yield f"One exchange, no training: {', '.join(closed)}."
+        yield f"Without rounds and training: {', '.join(closed)}."
     if note := name_encoders({name: each.encoder.name for name, each in experiments.items()}):
         yield note
 
@@ -182,7 +182,7 @@ def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
             if record["accuracy"]
         ]
         method = each.experiment.method
-        once = "" if find_method(method).trains else "; one exchange"
+        once = "" if find_method(method).trains else "; no rounds"
         curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)

@@ -57,7 +57,7 @@ const Views = {};
     }
     return groups.flatMap((group) => {
       const curve = group.curves.accuracy[test][reading === "judged" ? group.judged_by[test] : reading];
-      return curve ? [{ name: group.one_exchange ? `${group.name} (one exchange)` : group.name, level: group.one_exchange, ...curve }] : [];
+      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, level: group.one_exchange, ...curve }] : [];
     });
   }
 
