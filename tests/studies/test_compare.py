@@ -312,7 +312,7 @@ def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
     assert code == 0
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
     assert "round 3" in text.splitlines()[0]
-    assert "One exchange, no training: fedgauss." in text
+    assert "Without rounds and training: fedgauss." in text
     assert "prior: the client's own shares of labels are added to the scores" in text
     content = json.loads((out / "comparison.json").read_text())
     assert content["rounds"] == 3
