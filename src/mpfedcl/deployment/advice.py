@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.deployment.exchange import Exchange, Fitted, open_exchange
+from mpfedcl.deployment.exchange import Exchange, open_exchange
 from mpfedcl.deployment.new_client import NewClient
 from mpfedcl.deployment.paired_answers import PairedAnswers, compare_answers
 from mpfedcl.deployment.trained_run import load_trained_run
@@ -34,8 +34,8 @@ _MOST_TIMES = 20
 """Beyond so many times what there is, nobody should believe a curve through three points."""
 WAYS = {
     "own": "your own closed form",
-    "pooled": "the federation's, with your label shares",
-    "personal": "the federation's, made your own",
+    "pooled": "the federation's with you in it, with your label shares",
+    "personal": "the federation's with you in it, made your own",
 }
 
 
@@ -133,7 +133,7 @@ def advise(
             f"test_fraction is {test_fraction}, which holds out no {noun}; it must be larger, or "
             "there must be more of a class."
         )
-    return _compare(exchange, exchange.fit(), samples, folds, noun)
+    return _compare(exchange, samples, folds, noun)
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,12 @@ def _draw_folds(labels: Tensor, seed: int) -> Iterator[Fold]:
         yield (fold != number).nonzero().squeeze(1), (fold == number).nonzero().squeeze(1)
 
 
-def _compare(
-    exchange: Exchange, fitted: Fitted, samples: _Samples, folds: list[Fold], noun: str
-) -> Advice:
+def _compare(exchange: Exchange, samples: _Samples, folds: list[Fold], noun: str) -> Advice:
     right: dict[str, list[Tensor]] = {}
     parts: dict[float, list[Tensor]] = {share: [] for share in _SHARES}
     sizes = dict.fromkeys(_SHARES, 0)
     for train, test in folds:
-        client = _Client(exchange, fitted, samples, test)
+        client = _Client(exchange, samples, test)
         for way, said in client.answer(train).items():
             right.setdefault(way, []).append(said)
         for share in _SHARES:
@@ -209,16 +207,19 @@ class _Client:
     """Learns from some samples, and answers for others."""
 
     exchange: Exchange
-    fitted: Fitted
     samples: _Samples
     test: Tensor
 
     def answer(self, train: Tensor) -> dict[str, Tensor]:
         """Return which test samples each way is right about."""
         inputs, labels = self.samples.inputs[train], self.samples.labels[train]
+        method = self.exchange.method
+        # As it would be with this client: how clients differ is known only with it.
+        own = method.own_statistics(method.collect(inputs, labels))
+        fitted = self.exchange.with_client(_NAME, own).fit()
         found = {"own": self.answer_alone(train)}
-        found["pooled"] = self._read(self.fitted.params, labels)
-        personal = self.exchange.method.personalize(self.fitted.received, inputs, labels)
+        found["pooled"] = self._read(fitted.params, labels)
+        personal = method.personalize(fitted.received, inputs, labels)
         if personal is not None:
             found["personal"] = self._read(personal, labels)
         return found

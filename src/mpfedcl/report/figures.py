@@ -57,7 +57,21 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
         for label, several in curves.items()
         if several[0] and all(value is not None for _, value in several[0])
     }
-    draw_curves(known, title, path)
+    if any(len(curve) > 1 for several in known.values() for curve in several):
+        draw_curves(known, title, path)
+    else:
+        _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
+
+
+def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> None:
+    """Draw accuracies of one round: there is nothing to connect."""
+    labels = list(values)[::-1]
+    numbers = [values[label] or 0.0 for label in labels]
+    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (_, axes):
+        bars = axes.barh(labels, numbers, color=COLOURS[0], height=0.6)
+        axes.bar_label(bars, fmt="%.1f", padding=4)
+        axes.set(xlabel="accuracy (%)", title=title, xlim=(0, 108))
+        axes.grid(visible=False, axis="y")
 
 
 def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:

@@ -303,10 +303,11 @@ def _usage_section(subject: CardSubject) -> str:
         f"{_tensor_kind(each)} = load_file({printable_name(each)!r})" for each in subject.files
     )
     python = code_block(f"from safetensors.torch import load_file\n\n{lines}", "python")
-    about_pool = (
-        "The pool has `vectors`, `labels`, `counts` and `owners`; "
+    about_pool = "The pool has `vectors`, `labels`, `counts` and `owners`; " + (
         f"{'an image' if subject.noun == 'image' else 'a sample'} belongs to the class of the "
         "prototype nearest to its embedding.\n"
+        if subject.trains
+        else "its vectors are the clients' class means, of which the model was made.\n"
     )
     return "\n".join(
         [

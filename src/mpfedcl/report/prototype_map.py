@@ -151,6 +151,7 @@ def embed_test_images(
         if partition is None or not is_same_partition(partition, data.partition):
             return None, "Only the pool is shown: the data here are not those of the run."
         method = method_class(experiment, data.num_classes)
+        model = method.own_model(data.input_size) or model
         samples = _embed_with_averaged_model(
             path, data, model, method
         ) or _embed_with_personal_models(path, data, model, method)

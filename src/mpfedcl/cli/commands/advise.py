@@ -46,7 +46,9 @@ def _show(arguments: Advise, found: Advice) -> None:
     ).show(console)
     console.print(_tell_how(found))
     console.print(_tell_needed(found, gains[0].name))
-    console.print(found.verdict, style="bold")
+    console.print(
+        f"{found.verdict} Compared are: {WAYS['own']}; {WAYS[found.compared]}.", style="bold"
+    )
     console.print("Nothing was sent or written.")
 
 
@@ -63,7 +65,7 @@ def _tell_needed(found: Advice, most_gained: str) -> str:
     curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
     told = f"Alone: {curve}. "
     if found.more_needed == 0:
-        return told + "Your own do as well as the federation."
+        return told + "Your own do at least as well as the federation."
     if found.more_needed is None:
         return told + (
             "How many more of your own would do as well as the federation cannot be told from this."

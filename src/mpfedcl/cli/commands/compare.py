@@ -94,7 +94,7 @@ def _build_tables(
             [
                 name,
                 *(_judged_cell(content, name, test) for test in tests),
-                f"{sum(entry['bytes']) / len(entry['bytes']) / 1e6:.1f}",
+                _megabytes(sum(entry["bytes"]) / len(entry["bytes"])),
                 f"{sum(entry['seconds']) / len(entry['seconds']):.1f}",
                 name_readings(judged_by(entry)[test] for test in tests),
             ]
@@ -129,6 +129,11 @@ def _headline_notes(
         yield f"Without rounds and training: {', '.join(closed)}."
     if note := name_encoders({name: each.encoder.name for name, each in experiments.items()}):
         yield note
+
+
+def _megabytes(count: float) -> str:
+    """Return megabytes with one decimal, and more where that would say nothing was sent."""
+    return f"{count / 1e6:.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
 
 
 def _client_tables(methods: dict[str, Any]) -> list[TextTable]:

@@ -30,7 +30,8 @@ def worth_command(arguments: Worth) -> int:
     note = (
         f"All tests: those of the others together, by: {readings[0]}.\n"
         f"Own test: each of the others on its own, averaged, by: {readings[1]}.\n"
-        "Points: what the others have because of the client; below 0 they do better without it."
+        "Points: what the others have because of the client; below 0 they do better without it.\n"
+        "A client that alone holds a class looks harmful here: the others' tests lack that class."
     )
     if found.untested:
         note += f"\nTheir own test samples are not here: {', '.join(found.untested)}."

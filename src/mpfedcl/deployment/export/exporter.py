@@ -147,7 +147,8 @@ def _pack_program(
     network = ExportedNetwork(
         trained, params, rule, from_features=from_features, sharpness=sharpness
     )
-    real = load_check_samples(trained, wanted.check_images)
+    client = None if note["model"] == "averaged" else note["model"]
+    real = load_check_samples(trained, wanted.check_images, client)
     if wanted.quantized and real.training is None:
         raise InvalidInput(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own "

@@ -55,8 +55,8 @@ class Agreement:
     accuracy_of_pytorch: float | None
 
 
-def load_check_samples(trained: TrainedRun, most: int) -> CheckSamples:
-    """Return up to so many samples in the model's input format."""
+def load_check_samples(trained: TrainedRun, most: int, client: str | None = None) -> CheckSamples:
+    """Return up to so many samples in the model's input format: a client's own, if it has some."""
     experiment, wanted = trained.experiment, trained.input_format
     try:
         sample_index = use_columns(open_data_set(experiment.dataset), trained.columns)
@@ -65,11 +65,14 @@ def load_check_samples(trained: TrainedRun, most: int) -> CheckSamples:
             raise InvalidInput("the classes are others now.")
         if sample_index.vector_width != wanted.vector_width:
             raise InvalidInput("the samples are others now.")
-        test = _draw_evenly(split.test, most)
+        own = split.own_test.get(client) if client is not None else None
+        whose = "" if own is None or not len(own) else f"{client}'s own "
+        tested = split.test.select(own) if own is not None and whose else split.test
+        test = _draw_evenly(tested, most)
         samples = sample_index.store.load(test.rows, wanted)
         seen = _draw_evenly(Subset.join(list(split.training.values())), _SAMPLES_TO_RANGE)
         training = sample_index.store.load(seen.rows, wanted)
-        origin = f"test {wanted.noun}s of {sample_index.name}"
+        origin = f"{whose}test {wanted.noun}s of {sample_index.name}"
         return CheckSamples(samples, test.labels, training, origin)
     except InvalidInput:
         pass
