@@ -4,6 +4,7 @@ Pictures of what was seen are left in screenshots/. Without a browser or playwri
 skipped; `make test-browser` installs both.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ def test_confusions_follow_their_controls(opened: Any) -> None:
     found.get_by_label("Numbers", exact=True).select_option("counts")
     assert "Numbers of test images" in found.locator("figcaption span").inner_text()
     found.locator("summary").click()
+    found.locator("td").first.wait_for()
     cells = [int(each) for each in found.locator("td").all_inner_texts()]
     assert sum(cells) == 30
 
@@ -269,7 +271,8 @@ def test_commands_can_be_copied(opened: Any) -> None:
     page = opened("run", permissions=["clipboard-read", "clipboard-write"])
     found = block(page, "Run it again")
     found.get_by_role("button", name="Copy").first.click()
-    page.wait_for_function("document.querySelector('.said').textContent !== ''")
+    # A locator waits; a function as text would be evaluated, which the page forbids.
+    page.locator(".said", has_text=re.compile(".")).first.wait_for(state="attached")
     assert found.locator("code").first.inner_text().startswith("mpfedcl run")
 
 
