@@ -1,5 +1,6 @@
 """Methods of one exchange: scikit-learn as an oracle, exact sums, and clients that are odd."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -10,6 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
+from mpfedcl import run
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.errors import InvalidInput
@@ -20,6 +22,8 @@ from mpfedcl.models import GaussianClassifier, make_mlp
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.runs.observer import Observer
+from small_experiments import save_vectors, small
 
 SIZE, NUM_CLASSES = 8, 3
 FAMILY = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof")
@@ -133,6 +137,20 @@ def test_fedlda_is_discriminant_analysis() -> None:
 def test_it_is_one_round_whatever_is_asked_for(method: str) -> None:
     experiment = Experiment(method=method, rounds=60).resolved(find_method(method).defaults)
     assert experiment.rounds == 1
+
+
+@pytest.mark.whole
+def test_rounds_that_were_asked_for_are_not_run_in_silence(tmp_path: Path) -> None:
+    save_vectors(tmp_path / "data" / "one.npz")
+    told: list[str] = []
+    observer = Observer(on_warning=told.append)
+    experiment = small(tmp_path / "data", "fedgauss")
+    run(experiment.replace(rounds=10), tmp_path / "ten", observer)
+    assert told == [
+        "rounds is 10, but fedgauss has one exchange and trains nothing: one round is run."
+    ]
+    run(experiment.replace(rounds=60), tmp_path / "sixty", observer)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("method", ["fedlda", "fedncm", "fedridge"])

@@ -32,7 +32,13 @@ def run_simulation(
 ) -> RunResult:
     """Run an experiment into a new run directory."""
     _refuse_in_worker()
+    asked = experiment.rounds
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
+        observer.on_warning(
+            f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
+            "round is run."
+        )
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
