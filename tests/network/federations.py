@@ -17,7 +17,8 @@ from mpfedcl.api import COMPANIONS
 from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.network.flower.apps import FlowerTransport, from_records
+from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Arrays
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.runs.observer import Observer, RunResult

@@ -8,7 +8,7 @@ from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid
 
-from mpfedcl.network.flower.apps import FlowerTransport
+from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Message
 from mpfedcl.network.transport import Reply
 
@@ -29,7 +29,7 @@ class StuckGrid(LoopbackGrid):
 
 
 def test_half_a_reply_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.network.flower.apps.PULL_SECONDS", 0.2)
+    monkeypatch.setattr("mpfedcl.network.flower.transport.PULL_SECONDS", 0.2)
     grid = StuckGrid()
     for node in (1, 2, 3):
         grid.join(node, name=f"client-{node}", data="none")

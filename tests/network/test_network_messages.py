@@ -12,7 +12,7 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.network.flower.apps import from_records
+from mpfedcl.network.flower.records import from_records
 from small_experiments import METHODS
 
 pytestmark = pytest.mark.usefixtures("quick_network")

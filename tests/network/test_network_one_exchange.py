@@ -22,7 +22,7 @@ from equivalent_runs import assert_close_tensors
 from mpfedcl import run
 from mpfedcl.errors import RunCutShort
 from mpfedcl.gaussian import ABSENT
-from mpfedcl.network.flower.apps import from_records
+from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Arrays
 from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_results, read_records, read_summary, save_shifted_vectors

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.network.flower.apps import from_records, to_records
+from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.message import Message, MessageError, from_json, to_json
 from mpfedcl.network.packing import (
     Introduction,
@@ -230,8 +230,8 @@ def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_too_large_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpfedcl.network.flower.apps.MOST_BYTES", 1000)
-    monkeypatch.setattr("mpfedcl.network.flower.apps.LONGEST_TEXT", 100)
+    monkeypatch.setattr("mpfedcl.network.flower.records.MOST_BYTES", 1000)
+    monkeypatch.setattr("mpfedcl.network.flower.records.LONGEST_TEXT", 100)
     from_records(to_records(Message({}, {"a": numpy.zeros(100)})))
     for message in (
         Message({}, {"a": numpy.zeros(200)}),

@@ -1,4 +1,4 @@
-"""Flower's part: a ServerApp, a ClientApp, and a transport over its grid; only `flower/` knows it.
+"""Flower's part: a ServerApp and a ClientApp; only `flower/` knows it.
 
 `flwr run . NAME -c "settings='method=fedproto rounds=20'"` runs these apps; `run_config.py` has the
 keys of the run configuration.
@@ -10,12 +10,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, RecordDict
+from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -23,25 +22,15 @@ from psutil import pid_exists
 
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.client.service import call_service
-from mpfedcl.network.message import MOST_BYTES, Kind, Message, MessageError, from_json, to_json
-from mpfedcl.network.transport import Reply
+from mpfedcl.network.flower.records import from_records, to_records
+from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.network.message import Kind, Message, MessageError
 
 if TYPE_CHECKING:
     from mpfedcl.runs.observer import Companions
 
-_MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
-_MOST_ARRAYS = 10_000
-LONGEST_TEXT = 2**26
-_LONGEST_REASON = 500
-_GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
-"""Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
 _GRACE_SECONDS = 5.0
 """Seconds that Flower has to end a process in good order."""
-_LATE_SECONDS = 5.0
-"""Seconds that a message outlives our waiting: then we report a late reply, and not Flower."""
-PULL_SECONDS = 5.0
-"""After which a pull is left to finish in the background."""
-_MOST_SLOW_PULLS = 100
 _FAILED = 400
 """Our own error code for a client that says in one sentence why it cannot do what it was asked."""
 
@@ -60,7 +49,7 @@ def make_server_app(find_companions: "Callable[[], Companions]") -> ServerApp:
 
 
 def _run(
-    transport: "FlowerTransport", run_config: Mapping[str, Any], companions: "Companions"
+    transport: FlowerTransport, run_config: Mapping[str, Any], companions: "Companions"
 ) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
@@ -167,116 +156,3 @@ def _call_client(
     from mpfedcl.network.client.client import ClientSettings, NetworkClient
 
     return NetworkClient(ClientSettings.parse(node_config)).answer(kind, message)
-
-
-def to_records(message: Message) -> RecordDict:
-    """Return a message as Flower's records."""
-    return RecordDict(
-        {
-            "values": ConfigRecord({"json": to_json(message.values)}),
-            "arrays": ArrayRecord({name: Array(array) for name, array in message.arrays.items()}),
-        }
-    )
-
-
-def from_records(content: RecordDict) -> Message:
-    """Read Flower's records; what is too large or no array is refused before it is opened."""
-    try:
-        text = content.config_records["values"]["json"]
-        arrays = content.array_records["arrays"]
-    except KeyError as error:
-        raise MessageError(f"the record {error} is missing") from None
-    if not isinstance(text, str):
-        raise MessageError("its values are no text")
-    if (
-        len(text) > LONGEST_TEXT
-        or len(arrays) > _MOST_ARRAYS
-        or sum(len(each.data) for each in arrays.values()) > MOST_BYTES
-    ):
-        raise MessageError("it is too large")
-    opened = {}
-    for name, array in arrays.items():
-        try:
-            opened[name] = array.numpy()
-        # Whatever a stranger calls an array: numpy has many ways to find that it is none.
-        except Exception as error:
-            raise MessageError(
-                f"array {name[:80]!r} cannot be read ({type(error).__name__})"
-            ) from None
-    return Message(from_json(text), opened)
-
-
-class FlowerTransport:
-    """Carries messages over Flower's grid, polling for replies as often as it is asked."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._slow_pulls: dict[str, Future[list[FlowerMessage]]] = {}
-
-    def connected_nodes(self) -> Mapping[int, str]:
-        """Return the nodes that are online, with the names they are registered under."""
-        return {node.node_id: node.name for node in self._grid.get_nodes()}
-
-    def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
-        """Push one message to each node."""
-        sent = {}
-        seconds = timeout + _LATE_SECONDS
-        for node, message in messages.items():
-            pushed = FlowerMessage(to_records(message), node, _MESSAGE_TYPES[kind], ttl=seconds)
-            identities: list[Any] = list(self._grid.push_messages([pushed]))
-            if identities and identities[0]:
-                sent[node] = str(identities[0])
-        return sent
-
-    def receive(self, request_ids: Iterable[str]) -> list[Reply]:
-        """Pull the replies that have come.
-
-        Flower waits for minutes within one pull for the rest of a reply whose client was killed
-        while sending it. So each is pulled by itself, and one that takes long in the background.
-        """
-        replies: list[Reply] = []
-        for request_id in request_ids:
-            slow = self._slow_pulls.pop(request_id, None)
-            pull = slow or self._start_pull(request_id)
-            wait([pull], 0 if slow else PULL_SECONDS)
-            if pull.done():
-                replies += map(_read, pull.result())
-            else:
-                self._slow_pulls[request_id] = pull
-        # Of rounds long over: nobody asks for them any more.
-        for oldest in list(self._slow_pulls)[:-_MOST_SLOW_PULLS]:
-            del self._slow_pulls[oldest]
-        return replies
-
-    def _start_pull(self, request_id: str) -> "Future[list[FlowerMessage]]":
-        future: Future[list[FlowerMessage]] = Future()
-
-        def pull() -> None:
-            try:
-                future.set_result(list(self._grid.pull_messages([request_id])))
-            except BaseException as error:
-                future.set_exception(error)
-
-        # An executor would be waited for when this process ends.
-        threading.Thread(target=pull, daemon=True).start()
-        return future
-
-
-def _read(reply: FlowerMessage) -> Reply:
-    request_id = reply.metadata.reply_to_message_id
-    if reply.has_error():
-        code, reason = reply.error.code, _on_one_line(reply.error.reason or "")
-        if code in _GONE:
-            return Reply(request_id, failure="gone", reason=_GONE[code])
-        return Reply(request_id, failure="failed", reason=reason or f"Flower's error {code}")
-    try:
-        return Reply(request_id, from_records(reply.content))
-    except MessageError as error:
-        reason = f"its answer cannot be read: {error}"
-        return Reply(request_id, failure="unreadable", reason=reason)
-
-
-def _on_one_line(text: str) -> str:
-    """Return a stranger's words as they may stand in a record or on a terminal."""
-    line = " ".join(text[: 4 * _LONGEST_REASON].split())
-    return "".join(sign for sign in line if sign.isprintable())[:_LONGEST_REASON]
