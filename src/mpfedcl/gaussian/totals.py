@@ -2,8 +2,8 @@
 
 Where nobody may see one client's sums, everything that is estimated from the differences between
 clients is found from further sums over clients. Beside the pooled statistics of
-`mpfedcl.gaussian.statistics` these are, with n_ic, s_ic a client's counts and sums by class, n_i and
-s_i those of all its classes and f_i = n_i - (classes that it holds):
+`mpfedcl.gaussian.statistics` these are, with n_ic and s_ic a client's counts and sums by class, n_i
+and s_i those of all its classes and f_i = n_i - (classes that it holds):
 
 - `pairs` [C, C] = Σ_i n_ic n_ic', `shared_pairs` [C, C] = Σ_i n_ic n_ic'/n_i and
   `cubes` [C] = Σ_i n_ic³/n_i;

@@ -80,9 +80,8 @@ class FedGauss(OneExchange):
         covariance = Covariance.decompose(unpack_symmetric(within, means.shape[1]))
         shrinkage = choose_shrinkage(covariance, scale, means, counts)
         if is_total(sums):
-            totals = {name: value.double() for name, value in sums.items()}
-            effects = estimate_effects_of_totals(totals, everywhere, covariance.trace)
-            degrees = _degrees_of_totals(totals)
+            effects = estimate_effects_of_totals(sums, everywhere, covariance.trace)
+            degrees = _degrees_of_totals(sums)
         else:
             effects = estimate_effects(groups, everywhere, covariance.trace)
             degrees = Degrees.of(groups.degrees)

@@ -26,8 +26,8 @@ def check_secure_sums(experiment: Experiment) -> None:
     rule = experiment.aggregation.rule
     if rule != "mean":
         raise InvalidInput(
-            f"aggregation.rule is {rule!r}; with secure_sums it must be 'mean': other rules compare "
-            "single clients, whom nobody sees."
+            f"aggregation.rule is {rule!r}; with secure_sums it must be 'mean': other rules "
+            "compare single clients, whom nobody sees."
         )
     if experiment.statistics.keep == "clients":
         raise InvalidInput(

@@ -60,18 +60,19 @@ class TotalCollector(UpdateCollector):
         """Return what a method keeps of the total."""
         if self._total is None or not self._method.keeps_sums:
             return {}
-        return self._method.statistics_of(self._total.summed)
+        return self._method.statistics_of(self.sums)
 
     def _accept_total(self, total: Total) -> None:
         self._total = total
-        self.sums = total.summed
+        # As sums of single clients are added up.
+        self.sums = {name: value.double() for name, value in total.summed.items()}
         self.bytes_up = total.num_bytes
         self.largest = {"parameters": total.num_parameters, "prototype_floats": 0}
         if self._method.trains and total.num_samples:
             self.mean_loss = total.loss / total.num_samples
         like = self._broadcast.pool.vectors
         none = Prototypes.empty(like.shape[1], like.dtype, like.device)
-        found = self._method.prototypes_of(Update(OWNER, 0, {}, none, None, total.summed))
+        found = self._method.prototypes_of(Update(OWNER, 0, {}, none, None, self.sums))
         self.prototypes = {OWNER: replace(found, vectors=found.vectors.to(like))}
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Sums whose terms nobody sees: pairwise masks, secret shares for those who vanish.
 
-The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning" (2017), for a server that is curious but follows it. In four stages, each a message to the
-clients and an answer:
+The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving
+Machine Learning" (2017), for a server that is curious but follows it. In four stages, each a
+message to the clients and an answer:
 
 1. advertise: each client makes two key pairs and a seed for this round, and shows the public keys;
 2. share: it is told the others' keys, splits its secrets and seals a share for each of the others;

@@ -1,7 +1,8 @@
 """Numbers as integers modulo 2^64, whose sums are exact and independent of order.
 
-A fraction x is sent as round(x 2^24). What n clients send must lie in ±2^38/n, so that no sum leaves
-±2^38; whole numbers are sent as they are, in ±2^62/n. A number beyond that is refused, never cut.
+A fraction x is sent as round(x 2^24). What n clients send must lie in ±2^38/n, so that no sum
+leaves ±2^38; whole numbers are sent as they are, in ±2^62/n. A number beyond that is refused,
+never cut.
 """
 
 from typing import Any

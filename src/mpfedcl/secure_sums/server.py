@@ -50,7 +50,7 @@ class SumServer:
 
     @property
     def sharers(self) -> list[str]:
-        """The clients whose shares have come, in order of name: they are asked for their numbers."""
+        """The clients whose shares have come, in order of name: they are asked for numbers."""
         self._refuse_few(len(self._sealed))
         return sorted(self._sealed)
 
