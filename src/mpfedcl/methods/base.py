@@ -36,10 +36,6 @@ from mpfedcl.prototypes import (
 from mpfedcl.tensors import Tensors
 
 
-_AVERAGED: Mapping[Reading, Reading] = {"averaged_prototype": "averaged_prototype"}
-"""The readings that may be told under a budget, beside that of the averaged classifier."""
-
-
 class Method:
     """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise.
 
@@ -110,7 +106,8 @@ class Method:
         """Return the reading that a test is judged by; one test for all clients is a union."""
         if self.experiment.privacy.has_budget:
             # What else is read looks at training samples, which no noise protects there.
-            return _AVERAGED.get(self.union_reading or self.reading, "averaged_classifier")
+            main = self.union_reading or self.reading
+            return main if main == "averaged_prototype" else "averaged_classifier"
         if test == "union" or self.experiment.partition.test == "shared":
             return self.union_reading or self.reading
         return self.reading

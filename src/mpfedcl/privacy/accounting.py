@@ -38,7 +38,9 @@ def spent_epsilon(
         _loss_distribution(multiplier, sampling, interval).self_compose(count)
         for multiplier, count in kinds
     ]
-    return float(reduce(lambda left, right: left.compose(right), losses).get_epsilon_for_delta(delta))
+    return float(
+        reduce(lambda left, right: left.compose(right), losses).get_epsilon_for_delta(delta)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -85,4 +87,3 @@ def _grow(z: float, epsilon: float, delta: float, weights: Releases, sampling: f
 
 def _scale(z: float, weights: Releases) -> dict[float, int]:
     return {z / sensitivity: count for sensitivity, count in weights.items()}
-

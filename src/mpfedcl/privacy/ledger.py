@@ -112,9 +112,7 @@ class ReleaseLog:
         if self.ledger is None:
             self._write_ledger(ledger)
 
-    def release(
-        self, round_number: int, multiplier: float, make: Callable[[], Tensors]
-    ) -> Tensors:
+    def release(self, round_number: int, multiplier: float, make: Callable[[], Tensors]) -> Tensors:
         """Return a round's release: the stored one, else a new one that is stored and charged."""
         assert self.ledger is not None
         found = self._find(round_number)
@@ -200,4 +198,3 @@ def read_ledger(run: Path) -> Ledger | None:
             f"{path} cannot be read ({error}); without it nobody knows what is spent, so the run "
             "must be started again in a new folder."
         ) from None
-

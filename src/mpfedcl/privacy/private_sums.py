@@ -115,8 +115,8 @@ class PrivateSums:
         the scatter is alike in all directions, with the trace that the class means leave.
         """
         sigma = self.sigma * math.sqrt(num_noises)
-        counts = noisy["counts"].double().round().clamp(min=0)
-        counts = counts.where(counts > 2 * sigma, torch.zeros_like(counts))
+        counts = noisy["counts"].double()
+        counts = counts.round().where(counts > 2 * sigma, torch.zeros_like(counts))
         sums = noisy["sums"].double() * (counts > 0).unsqueeze(1)
         lengths = sums.norm(dim=1, keepdim=True)
         sums = sums * (counts.unsqueeze(1) / lengths.clamp(min=1e-300)).clamp(max=1)
