@@ -84,6 +84,7 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     check_folder(folder.server)
     folder.make_secret()
     check_private(folder.secret)
+    folder.read_secret()
     if not arguments.insecure:
         check_private(folder.server / "server.key")
     is_local = is_loopback(arguments.bind)

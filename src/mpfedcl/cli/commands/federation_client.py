@@ -55,7 +55,7 @@ def federation_client_command(arguments: FederationClient) -> int:
         )
     end_by_signals()
     try:
-        with lock_folder(client.root):
+        with lock_folder(client.flower_home):
             values = {**_node_config(arguments, client), "server": server}
             write_atomically(client.settings, tomli_w.dumps(values).encode())
             _supervise(client)

@@ -73,7 +73,7 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
                 time.sleep(wait)
                 wait = min(wait * _POLL_GROWTH, _LONGEST_POLL)
     finally:
-        node.leave()
+        node.close()
         place.leave()
 
 
@@ -123,7 +123,8 @@ class _Place:
     def _read(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(self._node.read_bytes())
-            return found if isinstance(found.get("node"), int) else {}
+            if isinstance(found, dict) and isinstance(found.get("node"), int):
+                return found
         return {}
 
     def _write(self, values: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Calls to the server's control path: let keys in, start a run, stop one; each shows the secret."""
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -45,15 +46,22 @@ def register_clients(folder: ServerFolder) -> list[str]:
 
 def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
     """Hand a run to the server; return Flower's number for it."""
-    # Flower starts no run without an app. Ours names what is installed, and nobody unpacks it.
-    write_app(folder.app)
-    app = build_fab_from_disk(folder.app)
-    request = StartRunRequest(
-        fab=fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {})),
-        override_config=user_config_to_proto(dict(run_config)),
-    )
     with _connect(folder) as client:
+        request = StartRunRequest(
+            fab=fab_to_proto(_pack_app(folder)),
+            override_config=user_config_to_proto(dict(run_config)),
+        )
         return int(client.StartRun(request).run_id)
+
+
+def _pack_app(folder: ServerFolder) -> Fab:
+    """Return the app without which Flower starts no run: it names ours, and nobody unpacks it."""
+    write_app(folder.app)
+    with warnings.catch_warnings():
+        # Flower's own packer uses what another library will drop.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        packed = build_fab_from_disk(folder.app)
+    return Fab(hashlib.sha256(packed).hexdigest(), packed, {})
 
 
 def stop_run(folder: ServerFolder, number: int) -> None:

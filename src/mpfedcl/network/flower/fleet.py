@@ -121,6 +121,11 @@ class FleetNode:
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.number))
             self.number = 0
 
+    def close(self) -> None:
+        """Leave, and close the connection."""
+        self.leave()
+        self._client.close()
+
     def is_known_as(self, number: int) -> bool:
         """Tell whether the server knows this client's key by a number."""
         try:

@@ -14,12 +14,13 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superl
 from flwr.superlink.main import create_app
 
 from mpfedcl.network.flower.access import RequireSecret
+from mpfedcl.network.setup.folders import read_secret
 
 
 def main() -> None:
     """Serve until ended."""
     # Read from a file: others can read the words that a process was started with.
-    secret = Path(sys.argv.pop(1)).read_text(encoding="ascii").strip()
+    secret = read_secret(Path(sys.argv.pop(1)))
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     app.add_middleware(RequireSecret, secret=secret)
@@ -32,6 +33,7 @@ def main() -> None:
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ws="none",
         # What its state is kept in may have one process.
         workers=1,
     )

@@ -24,6 +24,7 @@ from mpfedcl.network.flower.run_config import KEYS
 
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
+_SHORTEST_SECRET = 32
 _COMMAND = "/opt/mpfedcl/bin/mpfedcl federation"
 
 
@@ -75,17 +76,7 @@ class ServerFolder:
 
     def read_secret(self) -> str:
         """Return the secret of the control path."""
-        try:
-            return self.secret.read_text(encoding="ascii").strip()
-        except FileNotFoundError:
-            raise InvalidInput(
-                f"{self.secret} does not exist; the server must be started once, which makes it."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(
-                f"{self.secret} cannot be read ({error}); whoever starts runs must be the user who "
-                "runs the server."
-            ) from None
+        return read_secret(self.secret)
 
 
 @dataclass
@@ -127,6 +118,27 @@ class ClientFolder:
         if name is not None and name != found:
             raise InvalidInput(f"name is {name!r}; this is the folder of {found!r}.")
         return cls(root, found, str(values.get("server", "")))
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file; one that could be guessed is refused."""
+    try:
+        secret = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{path} does not exist; the server must be started once, which makes it."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error}); whoever starts runs must be the user who runs the "
+            "server."
+        ) from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise InvalidInput(
+            f"{path} holds {len(secret)} characters; a secret must have {_SHORTEST_SECRET} or "
+            "more: delete it, and the server makes another."
+        )
+    return secret
 
 
 def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
