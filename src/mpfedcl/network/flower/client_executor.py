@@ -65,7 +65,6 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, say)) is not None:
-                place.begin(request)
                 _send(node, answer(request, handle))
                 place.finish()
                 wait = _SHORTEST_POLL
@@ -107,7 +106,7 @@ class _Place:
         return known["node"] if is_ours else None
 
     def begin(self, request: FlowerMessage) -> None:
-        """Note the request that is being worked on."""
+        """Note the request that has come."""
         write_atomically(self._request, write_request(request), durable=False)
 
     def finish(self) -> None:
@@ -197,7 +196,7 @@ def _receive(
     node: FleetNode, folder: ClientFolder, place: _Place, say: Say
 ) -> FlowerMessage | None:
     try:
-        return node.receive()
+        return node.receive(place.begin)
     except NotLetInError:
         # The server was set up anew.
         _enter(node, folder, place, say)

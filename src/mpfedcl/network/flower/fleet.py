@@ -137,13 +137,17 @@ class FleetNode:
             pass
         return True
 
-    def receive(self) -> FlowerMessage | None:
-        """Return the next request, or None if there is none."""
+    def receive(self, begin: Callable[[FlowerMessage], object]) -> FlowerMessage | None:
+        """Return the next request, or None if there is none.
+
+        Nobody else gets it from now on, so `begin` is called with it before its content is here.
+        """
         node = Node(node_id=self.number)
         found = self._call(self._client.PullMessages, PullMessagesRequest(node=node))
         if not found.messages_list:
             return None
-        run = found.messages_list[0].metadata.run_id
+        begin(message_from_proto(found.messages_list[0]))
+        TaskIdentity.run_id = run = found.messages_list[0].metadata.run_id
         tree = found.message_object_trees[0]
         try:
             contents = pull_objects(
@@ -159,7 +163,6 @@ class FleetNode:
             self._client.ConfirmMessageReceived,
             ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id),
         )
-        TaskIdentity.run_id = run
         return _inflate(tree.object_id, contents)
 
     def reply(self, message: FlowerMessage) -> None:
