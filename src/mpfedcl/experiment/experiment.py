@@ -203,6 +203,11 @@ class Experiment(Settings):
         """Tell whether the models are evaluated after a round."""
         return round_number == self.rounds or round_number % self.evaluate_every == 0
 
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients on other machines say how many samples they have of each class."""
+        return not self.privacy.has_budget and not self.secure_sums
+
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""
         section, _, field = name.rpartition("__")

@@ -76,6 +76,8 @@ class FederationClient:
     """Where the encoder's weights are [default: as for a run]."""
     min_cluster_size: int = 1
     """Never send a prototype that stands for fewer images, whatever the experiment says."""
+    secure_sums: Flag = False
+    """Take part with secure sums alone: the server must not see this client's updates."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()

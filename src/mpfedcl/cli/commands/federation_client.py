@@ -110,6 +110,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "memory": client.memory,
         "data": arguments.data,
         "encoder-weights": arguments.encoder_weights,
+        "key": None if arguments.insecure else client.key,
     }
     values: dict[str, str | int] = {
         "name": client.name,
@@ -118,6 +119,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "methods": " ".join(arguments.methods),
         "encoder": arguments.encoder or "",
         "insecure": arguments.insecure,
+        "secure-sums": arguments.secure_sums,
         **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
     return values if arguments.share is None else {**values, "share": arguments.share}

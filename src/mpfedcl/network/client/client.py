@@ -20,6 +20,7 @@ from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.messages import Update
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
+from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
@@ -30,6 +31,7 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
 )
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.sum_layout import SumLayout
 
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
 """How encoders begin whose names go on with something else than a file."""
@@ -54,6 +56,10 @@ class ClientSettings:
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
+    key: Path | None = None
+    """The client's key in the federation, by which it signs its part in secure sums."""
+    only_secure_sums: bool = False
+    """Whether it takes part in no run but those with secure sums."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -68,7 +74,8 @@ class ClientSettings:
         for key, number in numbers.items():
             if number is not None and not str(number).isdecimal():
                 raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
-        paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
+        names = ("memory", "data", "encoder-weights", "key")
+        paths = {key: _path(values.get(key)) for key in names}
         return cls(
             name=name,
             state=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
@@ -79,6 +86,8 @@ class ClientSettings:
             min_cluster_size=int(numbers["min-cluster-size"]),
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
+            key=paths["key"],
+            only_secure_sums=values.get("secure-sums") is True,
         )
 
 
@@ -98,7 +107,7 @@ class NetworkClient:
         """Return the answer to a request."""
         try:
             return self._answer(kind, message)
-        except ClientRefusal:
+        except (ClientRefusal, SumRefusal):
             raise
         except InvalidInput as error:
             # It may name files, and the names of files may name people.
@@ -113,6 +122,8 @@ class NetworkClient:
             raise ClientRefusal(f"the {newer} is of a newer version; the {older} must be updated.")
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
+        if kind == "secure":
+            return self._sums(experiment, message).answer()
         device = find_device(self._settings.device)
         if kind == "hello":
             # A run begins: images may have come since the one before.
@@ -121,7 +132,7 @@ class NetworkClient:
             self.loaded = (experiment, *self._load(experiment, device))
         _, data, model = self.loaded
         if kind == "hello":
-            return self._introduce(data, tells_counts=not experiment.privacy.has_budget)
+            return self._introduce(data, tells_counts=experiment.tells_counts)
         assembly = assemble(
             experiment,
             model,
@@ -152,8 +163,18 @@ class NetworkClient:
         if experiment.privacy.has_budget:
             update = self._release(update, experiment, store, broadcast.round)
         store.save(broadcast.round, kept, after=after)
-        answer = pack_update(update)
+        if experiment.secure_sums:
+            layout = SumLayout(assembly)
+            answer = self._sums(experiment, message).mask(partial(layout.encode, update))
+        else:
+            answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
+
+    def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
+        if not experiment.secure_sums:
+            raise ClientRefusal("secure_sums is False; it must be True for such a message.")
+        settings = self._settings
+        return SecureSums(settings.name, settings.state, settings.key, experiment, message)
 
     def _release(
         self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
@@ -186,6 +207,11 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
+        if settings.only_secure_sums and not experiment.secure_sums:
+            raise ClientRefusal(
+                "secure_sums is False; this client takes part with secure sums alone "
+                "(--secure-sums)."
+            )
         name = settings.encoder or experiment.encoder.name
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
             # The server cannot know, and says what is right for images.
