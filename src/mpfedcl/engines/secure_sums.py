@@ -76,7 +76,9 @@ class SecureSumsEngine(WrappedEngine):
         with self._clock.phase("mask"):
             for name in left("reveal", survivors):
                 server.take_revealed(name, clients[name].reveal(survivors))
-            yield self._layout.total(server.open(), survivors, server.bytes_up)
+            yield self._layout.total(
+                server.open(), survivors, len(server.roster.names), server.bytes_up
+            )
 
     def _take(self, server: SumServer, client: SumClient, update: Update | Failure) -> None:
         assert isinstance(update, Update)

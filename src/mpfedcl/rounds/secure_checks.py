@@ -34,10 +34,25 @@ def check_secure_sums(experiment: Experiment) -> None:
             "statistics.keep is 'clients'; with secure_sums it must be auto or pooled: nobody has "
             "the sums of single clients."
         )
+    if experiment.privacy.has_budget:
+        _check_budget(experiment)
     if experiment.workers > 1:
         raise InvalidInput(
             f"workers is {experiment.workers}; with secure_sums it must be 1: clients of one run "
             "mask their updates for each other."
+        )
+
+
+def _check_budget(experiment: Experiment) -> None:
+    if experiment.privacy.trust == "nobody":
+        raise InvalidInput(
+            "privacy.trust is 'nobody'; with secure_sums it must be server, which sees no bare sum "
+            "all the same: clients add shares of the noise."
+        )
+    if experiment.fraction < 1:
+        raise InvalidInput(
+            f"fraction is {experiment.fraction:g}; with secure_sums and a privacy budget it must "
+            "be 1: the server knows who is drawn, so drawing protects nobody from it."
         )
 
 

@@ -19,6 +19,7 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import BLINDED, check_enough_clients, check_secure_sums
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
@@ -42,7 +43,7 @@ def run_simulation(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
-    experiment = limit_rounds(experiment, observer.on_warning)
+    experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.

@@ -20,7 +20,7 @@ from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.messages import Update
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
-from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal
+from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
@@ -31,6 +31,7 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
 )
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.secure_checks import check_secure_sums
 from mpfedcl.rounds.sum_layout import SumLayout
 
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
@@ -164,8 +165,10 @@ class NetworkClient:
             update = self._release(update, experiment, store, broadcast.round)
         store.save(broadcast.round, kept, after=after)
         if experiment.secure_sums:
-            layout = SumLayout(assembly)
-            answer = self._sums(experiment, message).mask(partial(layout.encode, update))
+            encode = partial(SumLayout(assembly).encode, update)
+            if experiment.privacy.has_budget:
+                encode = partial(draw_once, store, broadcast.round, experiment, encode)
+            answer = self._sums(experiment, message).mask(encode)
         else:
             answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
@@ -173,6 +176,10 @@ class NetworkClient:
     def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
         if not experiment.secure_sums:
             raise ClientRefusal("secure_sums is False; it must be True for such a message.")
+        try:
+            check_secure_sums(experiment)
+        except InvalidInput as error:
+            raise ClientRefusal(str(error)) from None
         settings = self._settings
         return SecureSums(settings.name, settings.state, settings.key, experiment, message)
 

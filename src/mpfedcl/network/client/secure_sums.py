@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
 from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint, is_signed
+from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.message import Message, MessageError
-from mpfedcl.secure_sums import NothingOpened, ProtocolError
+from mpfedcl.secure_sums import NothingOpened, ProtocolError, least_left
 from mpfedcl.secure_sums.client import SumClient
 from mpfedcl.secure_sums.fixed_point import OutOfRange, Ring
 from mpfedcl.secure_sums.roster import Advert, Roster, Session, read_bytes
@@ -155,3 +159,22 @@ class SecureSums:
         except (OSError, ValueError):
             raise ProtocolError("its file of secure sums is damaged") from None
         return values
+
+
+def draw_once(
+    store: ClientStateStore,
+    round_number: int,
+    experiment: Experiment,
+    encode: Callable[[int], Ring],
+    num_clients: int,
+) -> Ring:
+    """Return a client's noisy numbers in a round: drawn once, and the same whenever asked again."""
+    drawn = {
+        "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
+        "clients": torch.tensor(num_clients),
+    }
+    kept = store.keep_release(round_number, drawn)
+    share = experiment.secure.threshold
+    if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
+        raise ProtocolError("its share of the noise was drawn for a sum of more clients")
+    return kept["numbers"].numpy().view(numpy.uint64)

@@ -94,7 +94,8 @@ class SecureRound:
             ),
         )
         del self.failures[before:]
-        return self._layout.total(server.open(), survivors, server.bytes_up)
+        taken_part = len(server.roster.names)
+        return self._layout.total(server.open(), survivors, taken_part, server.bytes_up)
 
     def _add_up(
         self,

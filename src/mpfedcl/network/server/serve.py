@@ -22,6 +22,7 @@ from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import BLINDED, check_secure_sums
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
@@ -42,7 +43,7 @@ def serve(
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
     warn = (observer or Observer()).on_warning
-    experiment = limit_rounds(check_experiment(experiment), warn)
+    experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
