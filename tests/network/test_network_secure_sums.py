@@ -1,9 +1,11 @@
 """Secure sums over a network: a simulation's result; clients that vanish at any stage."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from federations import LoopbackFederation, float64_experiment, rewrite, stop_after
 from flwr.app import Message as FlowerMessage
@@ -12,11 +14,20 @@ from loopback import Tamper
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint, is_signed
+from mpfedcl.network.client.secure_sums import draw_once
+from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.setup.keys import make_node_key
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
+from mpfedcl.secure_sums import ProtocolError
+from mpfedcl.secure_sums.client import SumClient
 from mpfedcl.secure_sums.fixed_point import decode
+from mpfedcl.secure_sums.roster import Session
 from small_experiments import assert_same_results, read_records, read_summary
+
+pytestmark = pytest.mark.usefixtures("quick_network")
 
 STAGES = ("advertise", "share", "round", "reveal")
 
@@ -172,7 +183,7 @@ def change(
         (change("round", "client-1", lambda v: v, lambda _: {}), "masked numbers are missing"),
         (
             change("round", "client-1", lambda v: v, lambda a: {"masked": a["masked"][:5]}),
-            r"its masked numbers are \[5\]",
+            "its masked numbers are [5]",
         ),
     ],
 )
@@ -183,8 +194,7 @@ def test_bad_answer_costs_its_client_alone(
     federation.serve()
     first, second = read_records(federation.path)
     assert list(first["clients"]["rejected"]) == ["client-1"]
-    pytest.importorskip("re")
-    assert words.replace("\\", "") in first["clients"]["rejected"]["client-1"]
+    assert words in first["clients"]["rejected"]["client-1"]
     assert len(first["clients"]["answered"]) == 3
     assert len(second["clients"]["answered"]) == 4
 
@@ -230,3 +240,112 @@ def test_refused_before_anybody_is_asked(
     with pytest.raises(InvalidInput, match=words):
         federation.serve()
     assert federation.grid.requests == []
+
+
+# Keys
+
+
+def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederation:
+    """Give each client a key, as `mpfedcl federation init` makes it."""
+    for share in range(4):
+        key = folder / f"client-{share}.key"
+        make_node_key(key, folder / f"client-{share}.pub")
+        federation.join(share, key=str(key))
+    return federation
+
+
+def test_clients_with_keys_know_each_other_again(images: Path, tmp_path: Path) -> None:
+    federation = with_keys(LoopbackFederation(experiment(images), tmp_path), tmp_path)
+    federation.serve()
+    assert all(len(record["clients"]["answered"]) == 4 for record in read_records(federation.path))
+    known = json.loads((federation.state_folder(0) / "known-clients.json").read_text())
+    assert known["client-1"] == (tmp_path / "client-1.pub").read_text().strip()
+    assert set(known) == {"client-1", "client-2", "client-3"}
+
+
+def test_server_cannot_put_in_its_own_keys(images: Path, tmp_path: Path) -> None:
+    """A server that stands between the clients would read their shares; they stop instead."""
+    stranger = tmp_path / "stranger.key"
+    make_node_key(stranger, tmp_path / "stranger.pub")
+
+    def forge(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        number = round_of(request)
+        if name != "client-1" or stage_of(request) != "advertise" or number not in (2, 3):
+            return reply
+        session = Session(from_records(request.content).values["run"], number, 0.5)
+        advert = SumClient(name, session).advertise()
+        # First signed by the right key, as something else; then by a key that nobody knows.
+        signer = Identity(tmp_path / "client-1.key" if number == 2 else stranger)
+        content = advert.signed_content(session, "client-0" if number == 2 else name)
+        forged = advert.signed(signer.sign(content), signer.public).to_values()
+        return rewrite(reply, request, lambda _: {"advert": forged})
+
+    plan = experiment(images, rounds=4)
+    federation = with_keys(LoopbackFederation(plan, tmp_path, forge), tmp_path)
+    federation.serve()
+    records = read_records(federation.path)
+    assert [record["unchanged"] for record in records] == [False, True, True, False]
+    rejected = [record["clients"]["rejected"] for record in records]
+    assert "the keys of client-1 are not signed by that client" in rejected[1]["client-0"]
+    assert "client-1 shows another key than before" in rejected[2]["client-0"]
+    assert "does not have this client's own keys" in rejected[2]["client-1"]
+
+
+def test_changed_key_is_refused(tmp_path: Path) -> None:
+    known = KnownClients(tmp_path / "known.json")
+    assert known.meet({"ana": b"key 1", "bo": b"key 2"}) == ["ana", "bo"]
+    assert known.meet({"ana": b"key 1"}) == []
+    with pytest.raises(ProtocolError, match="ana shows another key than before"):
+        known.meet({"ana": b"key 3"})
+    (tmp_path / "known.json").write_text("{")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        known.meet({"ana": b"key 3"})
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----"])
+def test_file_that_is_no_key(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(InvalidInput, match="cannot be read as a client's key"):
+        Identity(tmp_path / "key")
+
+
+def test_signatures(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "key", tmp_path / "pub")
+    identity = Identity(tmp_path / "key")
+    signature = identity.sign(b"content")
+    assert is_signed(identity.public, signature, b"content")
+    assert not is_signed(identity.public, signature, b"other content")
+    assert not is_signed(identity.public, b"", b"content")
+    assert not is_signed(b"no key", signature, b"content")
+    assert fingerprint(identity.public).startswith("SHA256:")
+
+
+# With a privacy budget
+
+
+def test_budget_is_kept_and_noise_drawn_once(images: Path, tmp_path: Path) -> None:
+    """A round that is run again gets the same noisy numbers: the same release, to the bit."""
+    plan = experiment(images, "fedgauss", encoder__name="none", privacy__epsilon=3.0)
+    federation = LoopbackFederation(plan, tmp_path)
+    federation.serve(stop_after(0))
+    federation.resume()
+    assert read_summary(federation.path)["privacy"]["spent"] == pytest.approx(3.0, rel=1e-3)
+    first = load_results(federation.path)["statistics.safetensors"]
+    for each in [*(federation.path / "checkpoint").glob("*"), federation.path / "summary.json"]:
+        each.unlink()
+    (federation.path / "rounds.jsonl").unlink()
+    for each in (federation.path / "privacy").glob("*"):
+        each.unlink()
+    federation.resume()
+    assert_close_tensors(load_results(federation.path)["statistics.safetensors"], first, 0)
+
+
+def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, "0" * 32)
+    numbers = numpy.arange(3, dtype=numpy.uint64)
+    plan = Experiment(secure_sums=True)
+    first = draw_once(store, 1, plan, lambda _: numbers, 5)
+    again = draw_once(store, 1, plan, lambda _: numbers + numpy.uint64(1), 5)
+    assert numpy.array_equal(first, again)
+    with pytest.raises(ProtocolError, match="drawn for a sum of more clients"):
+        draw_once(store, 1, plan, lambda _: numbers, 3)
