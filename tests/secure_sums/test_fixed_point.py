@@ -23,7 +23,7 @@ def test_sums_are_exact_to_the_stated_precision(count: int, data: st.DataObject)
     total = numpy.asarray(total, dtype=numpy.uint64).reshape(-1)
     assert is_possible(total)
     for place, found in enumerate(decode(total).tolist()):
-        exact = sum(Fraction(float(each.reshape(-1)[place])) for each in values)
+        exact = sum((Fraction(float(each.reshape(-1)[place])) for each in values), Fraction())
         # The last rounding is that of a float64 itself.
         slack = Fraction(3, 2**25) + abs(exact) / 2**52
         assert abs(Fraction(found) - exact) <= slack
