@@ -242,7 +242,7 @@ def test_client_goes_on_after_a_restart() -> None:
         ([], "must be a table"),
         ({}, "channel must be hexadecimal"),
         ({"channel": "zz"}, "channel must be hexadecimal"),
-        ({"channel": "00", "masking": "00", "commitment": "00", "signature": ""}, "32 bytes"),
+        (dict.fromkeys(("channel", "masking", "commitment", "signature", "identity"), "00"), "32 byt"),
         ({"channel": "0" * 10_000}, "at most 4096 bytes"),
     ],
 )
