@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange bench bench-quick bench-peers \
-	test-browser test-federation test-machines soak wheel clean help
+	test-browser test-federation test-federation-scale test-machines soak wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
+	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (a quarter of an hour)"
 	@echo "make soak       a hundred kills at random moments, drop-outs in every round (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make wheel      build the wheel"
@@ -45,7 +46,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not soak'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not scale and not soak'
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
 reproduce: $(READY)
@@ -106,6 +107,10 @@ test-browser: $(READY)
 test-federation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/federation --durations=0
 	@cat build/faults.md
+
+# Fifty clients, one killed each second: MPFEDCL_NODES and MPFEDCL_RUNS change the numbers.
+test-federation-scale: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m scale -s tests/federation/test_scale.py
 
 # A hundred random kills, each resumed to the same bits; drop-outs and stragglers in every round.
 soak: $(READY)
