@@ -123,11 +123,11 @@ def begin_run(federation: ProcessFederation, method: str, name: str) -> Federati
     settings = {
         "--method": method,
         "--rounds": ROUNDS,
-        "--clients": NODES * 4 // 5,
+        "--clients": NODES,
         "--partition.kind": "iid",
         "--network.enough": 0.8,
         "--network.round-timeout": 30,
-        "--network.patience": 60,
+        "--network.patience": 10,
     }
     words = [word for pair in settings.items() for word in pair]
     return federation._start_run(path, "--out", path, "--model.hidden", 24, 12, *words)
