@@ -117,7 +117,7 @@ def test_only_keys_that_were_let_in_and_each_once(server: RunningServer, connect
         stranger.enter(number)
     stranger.number = number
     with pytest.raises(NotLetInError):
-        stranger.receive()
+        stranger.receive(lambda _: None)
     # One whose process was killed goes on at once, without waiting for the server to notice.
     assert twin.enter(number) == number
     twin.leave()
@@ -135,9 +135,9 @@ def test_a_message_there_and_back_and_nobody_asks_for_the_app(
     server.asked.clear()
     with run_of(server) as grid:
         assert [(each.node_id, each.name) for each in grid.get_nodes()] == [(number, "a")]
-        assert node.receive() is None
+        assert node.receive(lambda _: None) is None
         identity = send(grid, number)
-        request = node.receive()
+        request = node.receive(lambda _: None)
         assert request is not None
         node.reply(answer(request, echo))
         reply = pull(grid, identity)
@@ -226,9 +226,7 @@ def test_what_a_killed_process_was_working_on_is_not_waited_for(
     number = killed.number
     with run_of(server) as grid:
         identity = send(grid, number)
-        request = killed.receive()
-        assert request is not None
-        place.begin(request)
+        assert killed.receive(place.begin) is not None
         # No word of farewell, and a new process.
         killed._stop_heartbeat()
         killed.number = 0

@@ -64,8 +64,7 @@ def federation_server_command(arguments: FederationServer) -> int:
     try:
         with running(command, environment(folder.flower_home), log) as process:
             wait_for_port(process, host, folder.port, log)
-            if not arguments.insecure:
-                _register(folder)
+            _open_control_path(arguments, folder)
             security = "no TLS, no keys" if arguments.insecure else "TLS, node keys"
             console.print(
                 f"Server at {arguments.bind}:{folder.port} ({security}, a secret to start runs); "
@@ -125,11 +124,14 @@ def _supervise(
             time.sleep(_RESTART_SECONDS)
 
 
-def _register(folder: ServerFolder) -> list[str]:
+def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
+    """Let clients in, and the server's user at the control path."""
     # Only now: Flower takes a second to load.
-    from mpfedcl.network.flower.control import register_clients
+    from mpfedcl.network.flower.control import lend_secret, register_clients
 
-    return register_clients(folder)
+    lend_secret(folder)
+    if not arguments.insecure:
+        register_clients(folder)
 
 
 def _register_new_clients(
@@ -139,7 +141,7 @@ def _register_new_clients(
     try:
         folder = ServerFolder.open(root)
         if folder.clients != known and not arguments.insecure:
-            _register(folder)
+            _open_control_path(arguments, folder)
             new = [name for name in folder.clients if name not in known]
             stderr_console().print(f"New clients: {', '.join(new)}")
     except InvalidInput as error:

@@ -21,7 +21,7 @@ from mpfedcl.network.flower.programs import (
 from mpfedcl.network.processes import end, start
 from mpfedcl.network.setup.folders import ClientFolder
 
-_RESTART_SECONDS = 5.0
+_RESTART_SECONDS = 2.0
 """Before a process that has ended is started again."""
 
 

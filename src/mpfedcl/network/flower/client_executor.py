@@ -61,11 +61,10 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
     )
     try:
         _enter(node, folder, place, say)
-        _answer_what_was_left(node, place)
+        _give_up(node, place, "its process was killed at this work")
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, say)) is not None:
-                place.begin(request)
                 _send(node, answer(request, handle))
                 place.finish()
                 wait = _SHORTEST_POLL
@@ -107,7 +106,7 @@ class _Place:
         return known["node"] if is_ours else None
 
     def begin(self, request: FlowerMessage) -> None:
-        """Note the request that is being worked on."""
+        """Note the request that has come."""
         write_atomically(self._request, write_request(request), durable=False)
 
     def finish(self) -> None:
@@ -197,24 +196,22 @@ def _receive(
     node: FleetNode, folder: ClientFolder, place: _Place, say: Say
 ) -> FlowerMessage | None:
     try:
-        return node.receive()
+        return node.receive(place.begin)
     except NotLetInError:
         # The server was set up anew.
         _enter(node, folder, place, say)
     except NotTakenError as error:
         print(f"A request was lost: {error}", file=sys.stderr, flush=True)
+        _give_up(node, place, "it did not get the whole request")
     return None
 
 
-def _answer_what_was_left(node: FleetNode, place: _Place) -> None:
-    """Tell the server not to wait for what a killed process was working on."""
+def _give_up(node: FleetNode, place: _Place, reason: str) -> None:
+    """Tell the server not to wait for an answer to the request that has come."""
     if (request := place.unfinished()) is not None:
-        # Once: it may be what the process was killed by.
+        # First, and once: it may be what the process before was killed by.
         place.finish()
-        _send(
-            node,
-            FlowerMessage(Error(FAILED, "its process was killed at this work"), reply_to=request),
-        )
+        _send(node, FlowerMessage(Error(FAILED, reason), reply_to=request))
 
 
 def _send(node: FleetNode, reply: FlowerMessage) -> None:

@@ -8,6 +8,12 @@ from contextlib import contextmanager
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
+from flwr.cli.constant import (
+    ACCESS_TOKEN_STORE_KEY,
+    AUTHN_TYPE_STORE_KEY,
+    REFRESH_TOKEN_STORE_KEY,
+)
+from flwr.common.constant import AuthnType
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -16,6 +22,7 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
 )
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -42,6 +49,15 @@ def register_clients(folder: ServerFolder) -> list[str]:
                 if _find_error(error)[0] != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                     raise
     return new
+
+
+def lend_secret(folder: ServerFolder) -> None:
+    """Let Flower's own command show the secret too: it has a store for what it shows."""
+    address, _ = read_connection(folder)
+    store = FileCredentialStore(folder.flower_home / "credentials.yaml")
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, folder.read_secret().encode())
 
 
 def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
