@@ -26,7 +26,13 @@ class ClientRegistry:
     """The clients that are known, by name, and the nodes at which they were last seen."""
 
     def __init__(
-        self, experiment: Experiment, transport: Transport, status: Status, form: Form | None = None
+        self,
+        experiment: Experiment,
+        transport: Transport,
+        status: Status,
+        form: Form | None = None,
+        *,
+        only: str | None = None,
     ) -> None:
         self.members: dict[str, Introduction] = {}
         self.refused: dict[str, str] = {}
@@ -37,6 +43,8 @@ class ClientRegistry:
         """Known from the start where a run is resumed; else what most clients have."""
         self._transport = transport
         self._status = status
+        self._only = only
+        """The one client that is wanted; others that are connected are left alone."""
         self._nodes: dict[int, str] = {}
         """Clients by node."""
         self._asked: dict[str, int] = {}
@@ -71,6 +79,13 @@ class ClientRegistry:
             self.form = _most_common(self.members)
         odd = {name: self._check_form(each) for name, each in self.members.items()}
         self.exclude({name: reason for name, reason in odd.items() if reason})
+
+    def wait_for_only(self) -> None:
+        """Wait for the one client that is wanted, at most `network.patience` seconds."""
+        if not self._wait_for(1, f"waiting for {self._only}"):
+            reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
+            patience = self._experiment.network.patience
+            raise RunCutShort(f"{self._only} was not there after {patience:g} s.{reasons}")
 
     def find_connected(self) -> dict[str, int]:
         """Return the node of each connected client; ask nodes that are new who they are.
@@ -111,7 +126,7 @@ class ClientRegistry:
         return here
 
     def _poll(self) -> dict[str, int]:
-        present = self._transport.connected_nodes()
+        present = self._find_present()
         new = [node for node in present if node not in self.seen]
         if new:
             settings = self._experiment.network
@@ -132,6 +147,13 @@ class ClientRegistry:
         waiting = set(self._asked.values())
         self.seen &= {*present, *self._nodes, *waiting}
         return {name: node for node, name in self._nodes.items() if node in present}
+
+    def _find_present(self) -> Mapping[int, str]:
+        present = self._transport.connected_nodes()
+        if self._only is None:
+            return present
+        # Without keys nobody knows who it is, until all have been asked.
+        return {node: name for node, name in present.items() if name in ("", self._only)}
 
     def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
         node = self._asked.pop(reply.request_id, None)
@@ -180,6 +202,8 @@ class ClientRegistry:
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
     ) -> str | None:
         """Return why a client may not take part, or None if it may."""
+        if self._only is not None and member.name != self._only:
+            return f"it is not {self._only}"
         if registered and member.name != registered:
             return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
