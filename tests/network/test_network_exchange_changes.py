@@ -220,3 +220,14 @@ def test_a_run_that_is_none_of_these(three: Path, start: Start, tmp_path: Path) 
         update_over_network(transport, tmp_path / "nothing", "d")
     with pytest.raises(InvalidInput, match=r"client is '../d'; the name is '../d'; it must be"):
         update_over_network(transport, three, "../d")
+
+
+def test_a_changed_federation_is_not_resumed(start: Start) -> None:
+    sites = start("abc")
+    sites.come("d")
+    sites.update("d")
+    first = contents(sites.path)
+    sites.come("a", "b", "c")
+    with pytest.raises(InvalidInput, match="where clients have joined or left since"):
+        sites.federation.resume()
+    assert contents(sites.path) == first
