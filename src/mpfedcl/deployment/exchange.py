@@ -230,8 +230,9 @@ def refuse_budget(experiment: Experiment, path: Path) -> None:
     """Refuse to take clients into a run with a privacy budget, or out of it."""
     if experiment.privacy.has_budget:
         raise InvalidInput(
-            f"RUN is {str(path)!r}, which has a privacy budget, and that is spent; clients can join "
-            "and leave runs without one only: another release costs as much again, in a new run."
+            f"RUN is {str(path)!r}, which has a privacy budget, and that is spent; clients can "
+            "join and leave runs without one only: another release costs as much again, in a new "
+            "run."
         )
 
 

@@ -151,6 +151,8 @@ class NetworkClient:
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
         if experiment.privacy.has_budget:
             update = self._release(update, experiment, store, broadcast.round)
+        elif self._settings.min_cluster_size > 1:
+            update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.round, kept, after=after)
         answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
@@ -239,7 +241,7 @@ class NetworkClient:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
-            train=tuple(data.label_counts()[0].tolist()) if tells_counts else (),
+            train=self._told_counts(data) if tells_counts else (),
             test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
@@ -247,6 +249,11 @@ class NetworkClient:
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
         ).to_message()
+
+    def _told_counts(self, data: FederatedData) -> tuple[int, ...]:
+        """Return how many images there are of each class; too few of one are told as none."""
+        least = self._settings.min_cluster_size
+        return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 
 
 def _path(value: Any) -> Path | None:
