@@ -136,3 +136,34 @@ def test_a_client_that_tells_no_counts_is_refused_without_a_budget(
     experiment = float64_experiment(images, "fedavg", network__patience=0.3)
     with pytest.raises(RunCutShort, match="it does not say how many images it has"):
         LoopbackFederation(experiment, tmp_path, without_counts).serve()
+
+
+def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
+    images: Path, tmp_path: Path
+) -> None:
+    changes = {"privacy__trust": "nobody", "privacy__epsilon": 3.0, "network__patience": 0.3}
+    experiment = float64_experiment(images, "fedncm", **changes)
+    config = {"max-epsilon": 4.0}
+    first = LoopbackFederation(experiment, tmp_path, **config)
+    first.serve()
+    first.path = tmp_path / "second"
+    (record,) = first.serve().history
+    assert record["clients"]["answered"] == []
+    reasons = set(record["clients"]["rejected"].values())
+    assert reasons == {"what it lets out in its life is spent (--max-epsilon)."}
+    ledger = read_ledger(first.state_folder(0))
+    assert ledger is not None
+    assert ledger.spent == pytest.approx(3.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__trust": "nobody"}],
+)
+def test_a_client_with_a_limit_takes_part_in_nothing_else(
+    images: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    experiment = float64_experiment(images, "fedncm", network__patience=0.3, **changes)
+    federation = LoopbackFederation(experiment, tmp_path, **{"max-epsilon": 4.0})
+    with pytest.raises(RunCutShort, match="this client takes part with at most 4"):
+        federation.serve()

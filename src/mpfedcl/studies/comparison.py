@@ -29,8 +29,8 @@ class Comparison:
         if base.privacy.has_budget:
             raise InvalidInput(
                 f"privacy.epsilon is {base.privacy.epsilon:g}; for a comparison it must be left "
-                "out: each run on private data is a release that costs as much, and choosing by them "
-                "costs all of theirs together. Choose on data that need no budget."
+                "out: each run on private data is a release that costs as much, and choosing by "
+                "them costs all of theirs together. Choose on data that need no budget."
             )
         for name, values in (("methods", methods), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):

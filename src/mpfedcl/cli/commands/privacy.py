@@ -11,6 +11,8 @@ from mpfedcl.cli.arguments.privacy import PrivacyPlan, PrivacyReceipt
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.client import ClientSettings
+from mpfedcl.network.receipt import Receipt, make_receipt
 from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
 from mpfedcl.report.tables import TextTable
 
@@ -59,8 +61,8 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
 
 def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
     TextTable(
-        f"one exchange: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} classes, "
-        f"{plan.dimensions:,} dimensions",
+        f"one exchange: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} "
+        f"classes, {plan.dimensions:,} dimensions",
         [
             "epsilon",
             "noise in means",
@@ -84,9 +86,9 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
         ],
     ).show(console)
     console.print(
-        "Noise: its deviation in each count and each number of a sum. Error of a mean: its expected "
-        "length, where features have length 1. Over eigenvalue: the most that noise adds to the "
-        "second moment in a direction, over the moment's mean. Counts must be known to send more: "
+        "Noise: its deviation in each count and each number of a sum. Error of a mean: its "
+        "expected length, where features have length 1. Over eigenvalue: the most that noise adds to the "
+        "second moment in a direction, over the moment's mean. Second moments are sent with "
         "--privacy.moments."
     )
 
@@ -115,9 +117,6 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
 
 def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
     """Show what would leave a client."""
-    from mpfedcl.network.client.client import ClientSettings
-    from mpfedcl.network.receipt import Receipt, make_receipt
-
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
     threshold = arguments.threshold
@@ -135,7 +134,7 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
         min_cluster_size=threshold or 1,
         methods=arguments.methods,
     )
-    receipt: Receipt = make_receipt(_read_settings(arguments.settings), settings)
+    receipt = make_receipt(_read_settings(arguments.settings), settings)
     if arguments.json:
         told = {**asdict(receipt), "least": receipt.least}
         print(json.dumps(told, indent=2))
@@ -154,7 +153,7 @@ def _read_settings(path: Path) -> Experiment:
     return Experiment.from_toml(file)
 
 
-def _show_receipt(console: Console, receipt: "Receipt") -> None:  # type: ignore[name-defined]  # noqa: F821
+def _show_receipt(console: Console, receipt: Receipt) -> None:
     TextTable(
         f"what would leave this client: {receipt.method}, {receipt.train:,} training samples",
         ["answer to", "field", "numbers", "bytes", "fewest samples behind one", "noise"],
@@ -174,7 +173,7 @@ def _show_receipt(console: Console, receipt: "Receipt") -> None:  # type: ignore
     console.print("Nothing was sent.", style="bold")
 
 
-def _tell_budget(receipt: "Receipt") -> str:  # type: ignore[name-defined]  # noqa: F821
+def _tell_budget(receipt: Receipt) -> str:
     if receipt.epsilon is None:
         return "Privacy budget: none, so nothing is promised of what leaves."
     unit = {"record": "one image", "client": "all that this client has"}[receipt.unit]
@@ -183,4 +182,5 @@ def _tell_budget(receipt: "Receipt") -> str:  # type: ignore[name-defined]  # no
         if receipt.trust == "nobody"
         else "kept by the server's noise: the server itself sees what leaves as it is"
     )
-    return f"Privacy budget: epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}, {who}."
+    promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
+    return f"Privacy budget: {promise}, {who}."

@@ -7,10 +7,14 @@ from pathlib import Path
 import torch
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.files import write_atomically
 from mpfedcl.network.message import MessageError
+from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
 
+_NO_LIMIT = 1e9
+"""Epsilon of a client whose operator has set none: it is counted all the same."""
 _RUNS_KEPT = 8
 """The state of older runs is deleted: the disk is not endless."""
 
@@ -55,12 +59,28 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
-    def keep_release(self, round_number: int, drawn: Tensors) -> Tensors:
-        """Return what was sent in a round before, else keep what is drawn now, and return it."""
+    def keep_release(
+        self,
+        round_number: int,
+        drawn: Tensors,
+        multiplier: float,
+        privacy: PrivacySettings,
+        most: float | None,
+    ) -> Tensors:
+        """Return what was sent in a round before, else keep and charge what is drawn now.
+
+        All runs together may cost `most`; what they have cost stands beside their folders, and
+        outlives them.
+        """
         path = self._folder / f"released-{round_number:06d}.safetensors"
         if path.is_file():
             # Damaged, it is refused: noise that is drawn twice protects half as much.
             return load_tensors(path)
+        budget = ReleaseFolder(self._root)
+        unit = privacy.unit_for(trains=False)
+        limit = most or _NO_LIMIT
+        budget.begin(Ledger(unit, limit, privacy.delta, multiplier))
+        budget.charge(multiplier, limit)
         self._make_folder()
         write_atomically(path, pack_tensors(drawn))
         return drawn

@@ -86,8 +86,8 @@ class Search:
         if base.privacy.has_budget:
             raise InvalidInput(
                 f"privacy.epsilon is {base.privacy.epsilon:g}; for tuning it must be left "
-                "out: each run on private data is a release that costs as much, and choosing by them "
-                "costs all of theirs together. Choose on data that need no budget."
+                "out: each run on private data is a release that costs as much, and choosing by "
+                "them costs all of theirs together. Choose on data that need no budget."
             )
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
