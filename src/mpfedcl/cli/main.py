@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from mpfedcl.cli.arguments import deployment, experiments, federation
+from mpfedcl.cli.arguments import deployment, experiments, federation, privacy
 from mpfedcl.cli.arguments.settings_flags import settings_rules
 from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.errors import InvalidInput, LostWorker
@@ -42,6 +42,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl data     cache                                       encoded images that are kept
   mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
+  mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what leaves
   mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
@@ -71,6 +72,8 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "data encode": (experiments.DataEncode, "data_sets"),
     "data cache": (experiments.DataCache, "listings"),
     "pretrain": (experiments.Pretrain, "pretrain"),
+    "privacy plan": (privacy.PrivacyPlan, "privacy"),
+    "privacy receipt": (privacy.PrivacyReceipt, "privacy"),
     "federation init": (federation.FederationInit, "federation"),
     "federation server": (federation.FederationServer, "federation"),
     "federation client": (federation.FederationClient, "federation_client"),

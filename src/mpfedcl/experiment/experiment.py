@@ -24,6 +24,7 @@ from mpfedcl.experiment.method_settings import (
     sections_of,
 )
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
@@ -122,6 +123,7 @@ class Experiment(Settings):
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
     statistics: StatisticsSettings = StatisticsSettings()
+    privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""

@@ -3,7 +3,7 @@
 from mpfedcl.gaussian.classifier import ABSENT, Components, make_components, score
 from mpfedcl.gaussian.covariance import Covariance, Shrinkage, choose_shrinkage
 from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
-from mpfedcl.gaussian.features import unit_features
+from mpfedcl.gaussian.features import project_features, unit_features
 from mpfedcl.gaussian.metric import Metric
 from mpfedcl.gaussian.own_covariance import OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_statistics, find_impossible_sums
@@ -55,6 +55,7 @@ __all__ = [
     "pack_symmetric",
     "packed_size",
     "pool_of_one",
+    "project_features",
     "scatter_rows",
     "score",
     "sums_to_fit",

@@ -104,6 +104,10 @@ class Method:
 
     def reading_on(self, test: Test) -> Reading:
         """Return the reading that a test is judged by; one test for all clients is a union."""
+        if self.experiment.privacy.has_budget:
+            # What else is read looks at training samples, which no noise protects there.
+            main = self.union_reading or self.reading
+            return main if main == "averaged_prototype" else "averaged_classifier"
         if test == "union" or self.experiment.partition.test == "shared":
             return self.union_reading or self.reading
         return self.reading

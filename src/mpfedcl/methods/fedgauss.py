@@ -20,7 +20,6 @@ from mpfedcl.gaussian import (
     make_components,
     own_strength,
     scatter_rows,
-    unit_features,
     unpack_symmetric,
 )
 from mpfedcl.messages import Broadcast
@@ -117,7 +116,7 @@ class FedGauss(OneExchange):
         """Return a client's own classifier: its prototypes, in its own metric."""
         if received is None:
             return None
-        features = unit_features(inputs)
+        features = self.features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
         centred = centre_by_class(features, labels, counts, sums)

@@ -71,6 +71,10 @@ class Engine(ABC):
         """
         return None
 
+    def agree(self, content: bytes) -> bytes:
+        """Return what the leading process has given, in all processes of this run."""
+        return content
+
     def remarks(self) -> dict[str, Any]:
         """Return what the round's record should say of where the clients were run."""
         return {}
@@ -126,6 +130,9 @@ class WrappedEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings | None:
         return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
+
+    def agree(self, content: bytes) -> bytes:  # noqa: D102
+        return self._engine.agree(content)
 
     def remarks(self) -> dict[str, Any]:  # noqa: D102
         return self._engine.remarks()

@@ -54,6 +54,8 @@ class UpdateCollector:
         experiment = method.experiment
         rule = find_aggregator(experiment.aggregation.rule)
         self._aggregator = rule(guard.template, experiment)
+        self.template = guard.template
+        """Tensors of the shapes and types of what is averaged."""
         self._processors = ProcessorChain(experiment)
         self._method = method
         self._guard = guard
@@ -143,7 +145,9 @@ class UpdateCollector:
         weight = 0.0
         try:
             if update.averaged is not None:
-                weight = self._method.weigh(update, self._server)
+                # Under a budget all count alike: how many samples a client has is not told.
+                is_private = self._method.experiment.privacy.has_budget
+                weight = 1.0 if is_private else self._method.weigh(update, self._server)
         # A method's own formula on a stranger's numbers may overflow.
         except Exception as error:
             self._reject(update, f"it cannot be weighed ({type(error).__name__})")

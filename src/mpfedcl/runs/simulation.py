@@ -19,6 +19,7 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
 from mpfedcl.runs.run_loop import RunLoop
@@ -39,6 +40,7 @@ def run_simulation(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
+    experiment = limit_rounds(experiment, observer.on_warning)
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
@@ -55,6 +57,7 @@ def resume_simulation(
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
+        changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
         with _lead_processes(changed) as (experiment, group):
             simulation = _Simulation(experiment, group, companions.wrap_engine)
