@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -14,7 +15,8 @@ from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
-from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
+from mpfedcl.network.server.class_agreement import agree_on_classes, find_odd_classes
+from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Reply
 from small_experiments import read_records, save_images
@@ -27,8 +29,14 @@ def member(name: str, *classes: str, input_size: int = 9, encoder: str = "") -> 
     return Introduction(name, classes, (1,) * len(classes), 0, input_size, encoder)
 
 
+def members_with(*lists: tuple[str, ...], own_data: bool = True) -> dict[str, Introduction]:
+    made = [member(f"client-{number}", *each) for number, each in enumerate(lists)]
+    return {each.name: replace(each, own_data=own_data) for each in made}
+
+
 def agreed(*lists: tuple[str, ...]) -> tuple[str, ...]:
-    members = {f"client-{n}": member(f"client-{n}", *each) for n, each in enumerate(lists)}
+    members = members_with(*lists)
+    assert find_odd_classes(members) == {}
     return agree_on_classes(Experiment(), members).dataset.classes
 
 
@@ -37,14 +45,34 @@ def test_classes_are_joined_in_order() -> None:
     # Labels of npz files: whoever has fewer of them has the first.
     assert agreed(DIGITS[:3], DIGITS, DIGITS[:5]) == DIGITS
     assert agreed(DIGITS[:2], ("cat", "dog")) == ("0", "1", "cat", "dog")
+    with pytest.raises(InvalidInput, match="the clients know the class cat alone; there must be"):
+        agreed(("cat",), ("cat",))
 
 
 def test_numbers_that_would_be_mixed_up_are_refused() -> None:
     """Label 2 of an npz file is the third class: it must not become another's first."""
-    with pytest.raises(InvalidInput, match=r"client-0 has classes by number, 0, 1, .* must name"):
-        agreed(DIGITS, TWELVE)
-    with pytest.raises(InvalidInput, match=r"which are not the first of all clients' classes, \+a"):
-        agreed(DIGITS[:2], ("+a", "b"))
+    assert find_odd_classes(members_with(DIGITS, TWELVE)) == {
+        "client-1": "its classes, 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, do not go with "
+        "those of client-0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9: dataset.classes must name the classes in "
+        "order"
+    }
+    assert find_odd_classes(members_with(DIGITS[:2], ("+a", "b"))).keys() == {"client-1"}
+
+
+@pytest.mark.parametrize("odd", ['"', "#", "-1", "0,1", "../..", "1e400", "٣", "0" * 200])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_client_s_odd_class_costs_that_client_alone(odd: str, place: int) -> None:
+    lists = [DIGITS[:3], DIGITS[:5]]
+    lists.insert(place, (*DIGITS[:2], odd))
+    members = members_with(*lists)
+    assert find_odd_classes(members).keys() == {f"client-{place}"}
+
+
+def test_shares_of_one_set_have_its_classes_and_no_others() -> None:
+    shares = members_with(DIGITS[:3], DIGITS[:3], own_data=False)
+    liar = replace(member("a", *DIGITS[:3], "zebra"), own_data=True)
+    assert find_odd_classes({**shares, "a": liar}).keys() == {"a"}
+    assert find_odd_classes(shares) == {}
 
 
 def test_classes_that_were_named_stay() -> None:

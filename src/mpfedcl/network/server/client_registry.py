@@ -4,10 +4,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Form, Introduction, pack_experiment
+from mpfedcl.network.server.class_agreement import find_odd_classes, list_some
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Reply, Transport
 
@@ -66,8 +67,18 @@ class ClientRegistry:
                 if reason := self._check_form(self.members[name]):
                     del self.members[name]
                     self._remove(node, name, reason)
+            self._remove_odd_classes()
         if len(self.members) < self._experiment.min_clients:
             raise RunCutShort(self._explain_too_few("were there"))
+
+    def _remove_odd_classes(self) -> None:
+        """Refuse clients whose classes do not go with those of most others."""
+        if self._experiment.dataset.classes:
+            return
+        nodes = {name: node for node, name in self._nodes.items()}
+        for name, reason in find_odd_classes(self.members).items():
+            del self.members[name]
+            self._remove(nodes[name], name, reason)
 
     def find_connected(self) -> dict[str, int]:
         """Return the node of each connected client; ask nodes that are new who they are.
@@ -168,7 +179,7 @@ class ClientRegistry:
         known = self._experiment.dataset.classes
         if known and not set(member.classes) <= set(known):
             odd = sorted(set(member.classes) - set(known))
-            return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
+            return f"it has the class {odd[0]!r}; the classes are {list_some(known)}"
         encoder = self._experiment.encoder.name
         if member.samples == "vectors" and encoder not in (None, "none"):
             return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
@@ -206,42 +217,12 @@ class ClientRegistry:
         )
 
 
-def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]) -> Experiment:
-    """Return the experiment with the classes of all its clients, where it did not name them."""
-    if experiment.dataset.classes:
-        return experiment
-    classes = sorted({name for member in members.values() for name in member.classes})
-    if len(classes) < 2:
-        raise InvalidInput(
-            f"the clients know the class {', '.join(classes)} alone; there must be two or more."
-        )
-    for member in members.values():
-        count = len(member.classes)
-        if _are_numbers(member.classes) and list(member.classes) != classes[:count]:
-            raise InvalidInput(
-                f"{member.name} has classes by number, {_shorten(member.classes)}, which are not "
-                f"the first of all clients' classes, {_shorten(classes)}: dataset.classes must "
-                "name the classes in order."
-            )
-    return experiment.replace(dataset__classes=classes)
-
-
 def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
     counts = dict(zip(member.classes, member.train, strict=True))
     return [counts.get(name, 0) for name in classes]
-
-
-def _are_numbers(classes: Collection[str]) -> bool:
-    """Tell whether classes may be the labels of an npz file, which stand for places."""
-    return all(name.isdecimal() for name in classes)
 
 
 def _most_common(members: Mapping[str, Introduction]) -> Form:
     """Return what most clients have; one that is set up wrongly must not shut the others out."""
     counts = Counter(members[name].form for name in sorted(members))
     return counts.most_common(1)[0][0]
-
-
-def _shorten(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:12])
-    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"

@@ -16,7 +16,8 @@ from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model, make_mlp
 from mpfedcl.network.packing import Form
-from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
+from mpfedcl.network.server.class_agreement import agree_on_classes
+from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
