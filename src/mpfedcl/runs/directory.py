@@ -125,7 +125,7 @@ class RunDirectory:
         A line that was cut off by a crash, is damaged or was never ours is left out.
         """
         records: list[dict[str, Any]] = []
-        for line in self._record_lines():
+        for line in self._read_record_bytes().splitlines():
             record = parse_record(line)
             if record and (not records or record["round"] > records[-1]["round"]):
                 records.append(record)
@@ -133,11 +133,11 @@ class RunDirectory:
 
     def count_records(self) -> int:
         """Return how many lines the records have, unread: for whoever looks twice a second."""
-        return len(self._record_lines())
+        return self._read_record_bytes().count(b"\n")
 
-    def _record_lines(self) -> list[bytes]:
+    def _read_record_bytes(self) -> bytes:
         path = self.path / "rounds.jsonl"
-        return read_bounded(path, _MOST_RECORD_BYTES).splitlines() if path.exists() else []
+        return read_bounded(path, _MOST_RECORD_BYTES) if path.exists() else b""
 
     def append_record(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
