@@ -1,6 +1,6 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,6 +17,7 @@ from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
 
@@ -120,7 +121,8 @@ class RoundLoop:
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
         server = self.state.server
-        collector = UpdateCollector(
+        collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
+        collector = collect(
             self._method,
             self._guard,
             server,
@@ -153,7 +155,7 @@ class RoundLoop:
         heard = {*collector.accepted, *collector.rejected}
         record = RoundRecord(
             round=broadcast.round,
-            loss=self._mean_loss(collector.losses),
+            loss=self._mean_loss(collector),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(main) if readings else None,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
@@ -184,7 +186,8 @@ class RoundLoop:
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
         keep = self._experiment.statistics.keep
-        if not self._method.keeps_sums or keep == "pooled" or self.private is not None:
+        is_blind = self.private is not None or self._experiment.secure_sums
+        if not self._method.keeps_sums or keep == "pooled" or is_blind:
             return False
         own = self._method.own_statistics(self._guard.sums)
         size = 8 * sum(each.numel() for each in own.values())
@@ -256,10 +259,12 @@ class RoundLoop:
                 return readings
             return readings.only(self.private.readings)
 
-    def _mean_loss(self, losses: Mapping[str, float | None]) -> float | None:
+    def _mean_loss(self, collector: UpdateCollector) -> float | None:
         known = [
-            (each, self.engine.sizes[n]) for n, each in sorted(losses.items()) if each is not None
+            (each, self.engine.sizes[n])
+            for n, each in sorted(collector.losses.items())
+            if each is not None
         ]
         if not known:
-            return None
+            return collector.mean_loss
         return sum(loss * size for loss, size in known) / sum(size for _, size in known)

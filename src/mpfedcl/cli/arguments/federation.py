@@ -80,6 +80,8 @@ class FederationClient:
     max_epsilon: _OpenFloat = None
     """Take part only under a privacy budget whose noise this client adds itself, and let out no
     more than this in all runs together."""
+    secure_sums: Flag = False
+    """Take part with secure sums alone: the server must not see this client's updates."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()
