@@ -22,6 +22,10 @@ help:
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
+	@echo "make attacks    try to break it and to learn more than promised: expected and seen (five minutes)"
+	@echo "make attacks-full  the same at length: the numbers of docs/leaks.md (MPFEDCL_DATA, with mnist)"
+	@echo "make lock       requirements.lock anew; make .venv-locked installs from it"
+	@echo "make sbom       the bill of materials of .venv, build/sbom.json (CycloneDX)"
 	@echo "make wheel      build the wheel"
 
 $(READY): pyproject.toml constraints.txt
@@ -113,8 +117,38 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: attacks attacks-full lock sbom
+
+attacks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run.py
+
+attacks-full: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run.py --full
+
+# For another version of torch give its CPU build: make lock LOCK='--wheel FILE'.
+lock: $(READY)
+	$(BIN)/python scripts/write_lock.py $(LOCK)
+
+# Only what requirements.lock names, by hash; the package itself is built with what came so.
+.venv-locked: requirements.lock
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$@/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation .
+	$@/bin/pip check
+	touch $@
+
+# The tool has a venv of its own, so that the bill does not name it.
+build/sbom-tool:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+
+sbom: $(READY) build/sbom-tool
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--validate --output-file build/sbom.json .venv
+	@echo build/sbom.json
+
 wheel: $(READY)
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf .venv demo dist
+	rm -rf .venv .venv-locked demo dist
