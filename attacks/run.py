@@ -19,7 +19,13 @@ from rich.console import Console
 
 from mpfedcl.report.tables import TextTable
 
+ROOT = Path(__file__).parents[1]
+# Federations within one process, and of processes, are made as the tests make them.
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "network")]
 ATTACKS = (
+    "local_user",
+    "one_message",
+    "given_files",
     "gradient_inversion",
     "inversion",
     "membership",
