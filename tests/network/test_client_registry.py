@@ -1,7 +1,7 @@
 """Who belongs: classes that are agreed on, clients with npz files or encoders, many strangers."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
@@ -16,7 +16,7 @@ from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
 from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Reply
+from mpfedcl.network.transport import AnswerLimit, Reply
 from small_experiments import read_records, save_images
 
 DIGITS = tuple("0123456789")
@@ -63,15 +63,17 @@ class UnknownNodes:
         self.calls += 1
         return {1: "", **{self.calls * 1000 + n: "" for n in range(30)}}
 
-    def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
+    def send(
+        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
+    ) -> dict[int, str]:
         self.sent += messages
         return {node: str(node) for node in messages}
 
-    def receive(self, messages: Iterable[str]) -> list[Reply]:
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
         good = member("good", "a", "b").to_message()
         return [
             Reply(each, good) if each == "1" else Reply(each, failure="failed", reason=each)
-            for each in messages
+            for each in limits
         ]
 
 

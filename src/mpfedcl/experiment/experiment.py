@@ -24,6 +24,7 @@ from mpfedcl.experiment.method_settings import (
     sections_of,
 )
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
@@ -34,6 +35,7 @@ from mpfedcl.experiment.settings import (
     NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
+    SecureSettings,
     Settings,
     StatisticsSettings,
     TrainSettings,
@@ -87,6 +89,8 @@ class Experiment(Settings):
     """At least this many clients train in a round."""
     share_model: bool = True
     """FedCL family: average the models (else only prototypes travel)."""
+    secure_sums: bool = False
+    """Let the server see sums over clients alone, and no single client's update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes data split, initial weights, batches and clustering."""
     device: str = "cpu"
@@ -122,7 +126,9 @@ class Experiment(Settings):
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
     statistics: StatisticsSettings = StatisticsSettings()
+    privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
+    secure: SecureSettings = SecureSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 

@@ -17,7 +17,7 @@ Arrays = dict[str, NDArray[Any]]
 Kind = Literal["hello", "round", "close"]
 """hello: introduce yourself. round: train. close: evaluate the last round."""
 
-FORMAT = 2
+FORMAT = 3
 """Of messages; another one is refused: server and clients must be of versions that share it."""
 MOST_BYTES = 2**31
 """Of all arrays in a message; what is larger is not opened."""

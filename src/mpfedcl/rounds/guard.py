@@ -42,6 +42,7 @@ class Guard:
         self._sizes = sizes
         self._label_counts = label_counts
         self._trains = method.trains
+        self._is_private = method.experiment.privacy.has_budget
         # Only a `finish` of the method's own withholds anything.
         self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
@@ -94,7 +95,7 @@ class Guard:
             return f"{update.client!r} is not a client of this federation"
         if type(update.num_samples) is not int or update.num_samples != expected:
             return f"num_samples is {update.num_samples!r}; this client has {expected}"
-        if update.loss is None and not self._trains:
+        if update.loss is None and (self._is_private or not self._trains):
             return None
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"

@@ -43,12 +43,14 @@ class RoundRecord(FileContent):
     """What else the method and the engine say of the round."""
     calibration_error: dict[Test, float | None] | None = None
     """Expected calibration error in %, of the readings that are judged; of the last round."""
+    privacy: dict[str, Any] | None = None
+    """The budget and what is spent of it after this round, where there is one."""
     diagnostics: dict[str, Any] | None = None
     """What was measured beside, where the experiment asks for it."""
 
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
-        measured = ("calibration_error", "diagnostics")
+        measured = ("calibration_error", "diagnostics", "privacy")
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

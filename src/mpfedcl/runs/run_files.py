@@ -1,6 +1,6 @@
 """The JSON files of a run directory beside its records, written and read by these declarations."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,8 @@ class Summary(FileContent):
     """Of the last round, by the client that sent most."""
     rejected: int = 0
     """Updates that were rejected, in all rounds."""
+    privacy: dict[str, Any] | None = None
+    """The budget (unit, epsilon, delta) and what the run has spent of it; None without one."""
     versions: dict[str, str]
     threads: int | None = None
 

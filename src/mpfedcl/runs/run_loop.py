@@ -7,6 +7,7 @@ from typing import Any
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
+from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -48,6 +49,8 @@ class RunLoop:
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
+        if self._round_loop.private is not None:
+            self._round_loop.private.log = ReleaseFolder(directory.path)
         records = self._restore(directory, observer)
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
@@ -85,6 +88,9 @@ class RunLoop:
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""
         assert self._group is not None
+        if self._round_loop.private is not None:
+            # The leader draws for all, and tells.
+            self._round_loop.private.log = None
         if checkpoint := self._group.broadcast():
             self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
         while self._has_next_round(True):
@@ -104,7 +110,7 @@ class RunLoop:
         is_last = number == self._experiment.rounds
         record = self._round_loop.run_round(
             evaluate=self._experiment.evaluates(number),
-            keep_models=is_last and self._experiment.personal_models,
+            keep_models=is_last and self._keeps_personal_models,
             with_confusion=is_last,
         )
         return record, is_last
@@ -174,8 +180,13 @@ class RunLoop:
     def _pool(self) -> PrototypePool | None:
         return self._round_loop.pool if self._method.shares_prototypes else None
 
+    @property
+    def _keeps_personal_models(self) -> bool:
+        # Under a privacy budget they are each client's own affair: they know its samples by heart.
+        return self._experiment.personal_models and not self._experiment.privacy.has_budget
+
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        if self._experiment.personal_models:
+        if self._keeps_personal_models:
             yield from self._engine.personal_models(self._round_loop.shared_parameters)
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:

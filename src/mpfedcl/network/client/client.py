@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.messages import Update
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.network.client.state import ClientStateStore
@@ -120,7 +121,7 @@ class NetworkClient:
             self.loaded = (experiment, *self._load(experiment, device))
         _, data, model = self.loaded
         if kind == "hello":
-            return self._introduce(data)
+            return self._introduce(data, tells_counts=not experiment.privacy.has_budget)
         assembly = assemble(
             experiment,
             model,
@@ -148,9 +149,24 @@ class NetworkClient:
         update, kept = trainer.train(broadcast, state)
         if update.loss is not None and not math.isfinite(update.loss):
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
+        if experiment.privacy.has_budget:
+            update = self._release(update, experiment, store, broadcast.round)
         store.save(broadcast.round, kept, after=after)
         answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
+
+    def _release(
+        self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
+    ) -> Update:
+        """Return what may leave under a privacy budget: no count and no loss as they are.
+
+        Noise is drawn once for a round, and stored before it leaves: asked again, the client
+        sends the same numbers again.
+        """
+        if experiment.privacy.trust == "nobody" and update.summed:
+            drawn = dict(update.summed)
+            update = replace(update, summed=store.keep_release(round_number, drawn))
+        return replace(update, num_samples=1, loss=None)
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment, without any path or code that it names."""
@@ -219,12 +235,12 @@ class NetworkClient:
         if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
-    def _introduce(self, data: FederatedData) -> Message:
+    def _introduce(self, data: FederatedData, *, tells_counts: bool) -> Message:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
-            train=tuple(data.label_counts()[0].tolist()),
-            test=len(data.test_labels),
+            train=tuple(data.label_counts()[0].tolist()) if tells_counts else (),
+            test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
             samples="vectors" if data.holds_vectors else "images",

@@ -46,10 +46,7 @@ class ClientStateStore:
         Beside it stay that round, which counts until the server says otherwise, and the one that
         it began from in turn: a server that has lost its newest checkpoint goes back one.
         """
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True)
-            self._delete_old_runs()
-        self._folder.chmod(0o700)
+        self._make_folder()
         path = self._folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
         write_atomically(path, pack_tensors(kept))
         accepted = self._find(after)
@@ -58,10 +55,26 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
+    def keep_release(self, round_number: int, drawn: Tensors) -> Tensors:
+        """Return what was sent in a round before, else keep what is drawn now, and return it."""
+        path = self._folder / f"released-{round_number:06d}.safetensors"
+        if path.is_file():
+            # Damaged, it is refused: noise that is drawn twice protects half as much.
+            return load_tensors(path)
+        self._make_folder()
+        write_atomically(path, pack_tensors(drawn))
+        return drawn
+
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Save the state after a round anew, as what the round has brought becomes known."""
         path = self._find(round_number)
         self.save(round_number, kept, after=_began_from(path) if path else 0)
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True)
+            self._delete_old_runs()
+        self._folder.chmod(0o700)
 
     def _find(self, round_number: int) -> Path | None:
         return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)

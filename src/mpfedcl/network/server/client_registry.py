@@ -9,10 +9,14 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Form, Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Reply, Transport
+from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 
 POLL_SECONDS = 0.5
 """Seconds between two polls: far below what starting a client's process takes."""
+_INTRODUCTION = AnswerLimit(num_arrays=16, array_bytes=2**20, text_bytes=2**22)
+"""Ten thousand classes with long names fit in."""
+_POLL_TIMEOUT = 30.0
+"""Seconds that sending and receiving introductions may take at a time."""
 _MOST_REFUSED = 50
 """Refused clients whose reason is remembered: a stranger may use any number of names."""
 
@@ -26,6 +30,8 @@ class ClientRegistry:
         self.members: dict[str, Introduction] = {}
         self.refused: dict[str, str] = {}
         """Why a client may not take part, by the name it gave or its node's."""
+        self.introduced: set[str] = set()
+        """Clients that have introduced themselves since somebody last looked."""
         self.form = form
         """Known from the start where a run is resumed; else what most clients have."""
         self._transport = transport
@@ -105,11 +111,17 @@ class ClientRegistry:
             settings = self._experiment.network
             # A run may begin without those who load their images for long; they come in later.
             seconds = max(settings.patience, settings.round_timeout)
-            sent = self._transport.send("hello", dict.fromkeys(new, self._hello), seconds)
+            hello = dict.fromkeys(new, self._hello)
+            sent = self._transport.send("hello", hello, seconds, seconds=_POLL_TIMEOUT)
             self._asked |= {request_id: node for node, request_id in sent.items()}
             self.seen |= set(sent)
-        for reply in self._transport.receive(list(self._asked)) if self._asked else []:
-            self._handle_introduction(reply, present)
+        end = time.monotonic() + _POLL_TIMEOUT
+        while self._asked and (left := end - time.monotonic()) > 0:
+            replies = self._transport.receive(dict.fromkeys(self._asked, _INTRODUCTION), left)
+            for reply in replies:
+                self._handle_introduction(reply, present)
+            if not replies:
+                break
         # A node that went away before it said who it is will be asked again if it comes back.
         waiting = set(self._asked.values())
         self.seen &= {*present, *self._nodes, *waiting}
@@ -131,6 +143,10 @@ class ClientRegistry:
         except MessageError as error:
             self._remove(node, who, str(error))
             return
+        # Whatever one client says of itself costs that client alone.
+        except Exception as error:
+            self._remove(node, who, f"its introduction cannot be read ({type(error).__name__})")
+            return
         if reason := self._check(member, registered, node, present):
             self._remove(node, registered or member.name, reason)
             return
@@ -139,6 +155,7 @@ class ClientRegistry:
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
         self.members[member.name] = member
+        self.introduced.add(member.name)
 
     def _remove(self, node: int, who: str, reason: str) -> None:
         self._refuse(node, who, reason)
@@ -162,6 +179,8 @@ class ClientRegistry:
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
         if any(each in present for each in elsewhere):
             return "another client of that name is connected"
+        if not member.train and not self._experiment.privacy.has_budget:
+            return "it does not say how many images it has"
         most = self._experiment.network.max_images
         if member.num_samples > most:
             return f"it says that it has {member.num_samples} images; network.max_images is {most}"
@@ -227,7 +246,8 @@ def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]
 
 
 def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
-    counts = dict(zip(member.classes, member.train, strict=True))
+    # Under a privacy budget nobody says how many.
+    counts = dict(zip(member.classes, member.train, strict=True)) if member.train else {}
     return [counts.get(name, 0) for name in classes]
 
 

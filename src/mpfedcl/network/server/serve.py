@@ -22,6 +22,7 @@ from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
 
@@ -39,7 +40,8 @@ def serve(
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
-    experiment = check_experiment(experiment)
+    warn = (observer or Observer()).on_warning
+    experiment = limit_rounds(check_experiment(experiment), warn)
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
@@ -64,6 +66,7 @@ def resume_serving(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
+        experiment = limit_rounds(experiment, (observer or Observer()).on_warning, path)
         known = directory.read_json("federation.json")
         if known is None and directory.read_records():
             raise InvalidInput(
