@@ -1,7 +1,7 @@
 """No client keeps the others waiting: not within a round, and not in every round anew."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,7 +77,9 @@ def test_ten_calls_that_hang_end_with_the_round(
     pull, is_over = crowd.grid.PullObject, []
 
     def hang(request: PullObjectRequest) -> PullObjectResponse:
-        ours = {root for root, held in list(crowd.grid.objects.items()) if request.object_id in held}
+        ours = {
+            root for root, held in list(crowd.grid.objects.items()) if request.object_id in held
+        }
         training = {r.metadata.message_id: n for n, r in crowd.grid.replies if is_training(r)}
         if ours and all(training.get(root) in STUCK for root in ours):
             while not is_over:
@@ -130,11 +132,11 @@ def say_nothing(client: str, request: FlowerMessage, reply: FlowerMessage) -> Fl
 
 
 @pytest.fixture
-def federation(images: Path, tmp_path: Path) -> Iterator[Callable[[str], LoopbackFederation]]:
+def federation(images: Path, tmp_path: Path) -> Callable[[str], LoopbackFederation]:
     """Three clients, one of which never answers in a round."""
     changes = {"rounds": 10, "network__round_timeout": 1.0}
     experiment = float64_experiment(images, "fedavg", **changes)
-    yield lambda name: LoopbackFederation(experiment, tmp_path / name, say_nothing)
+    return lambda name: LoopbackFederation(experiment, tmp_path / name, say_nothing)
 
 
 def why_missing(path: Path) -> list[str]:

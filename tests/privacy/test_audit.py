@@ -16,7 +16,7 @@ from mpfedcl.gaussian import StackedSums
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.tensors import Tensors
 
-RUNS = 4000
+RUNS = 2500
 EPSILON, DELTA = 1.0, 1e-5
 _CONFIDENCE = 0.999
 

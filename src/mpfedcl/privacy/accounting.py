@@ -1,4 +1,8 @@
-"""What releases have cost: the privacy loss distributions of Google's dp-accounting, added up."""
+"""What releases have cost together.
+
+Where all take part in every release there is a closed form, which is exact. Where clients are drawn
+it is the sum of privacy loss distributions by Google's dp-accounting.
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +10,11 @@ from functools import lru_cache, reduce
 from typing import Any
 
 from mpfedcl.privacy.extra import import_extra
-from mpfedcl.privacy.gaussian_mechanism import composed_multiplier, gaussian_multiplier
+from mpfedcl.privacy.gaussian_mechanism import (
+    composed_multiplier,
+    gaussian_epsilon,
+    gaussian_multiplier,
+)
 
 Releases = Mapping[float, int]
 """How many releases there were with which noise multiplier."""
@@ -33,7 +41,7 @@ def spent_epsilon(
         return 0.0
     if sampling == 1:
         # Several Gaussians are as one of less noise.
-        kinds = [(composed_multiplier(releases), 1)]
+        return gaussian_epsilon(composed_multiplier(dict(kinds)), delta)
     losses = [
         _loss_distribution(multiplier, sampling, interval).self_compose(count)
         for multiplier, count in kinds
@@ -67,8 +75,8 @@ def calibrate_multiplier(
         {1 / sensitivity: count for sensitivity, count in weights.items()}
     )
     if sampling == 1:
-        # The accountant rounds in the twelfth place.
-        return _grow(unsampled * (1 + 1e-9), epsilon, delta, weights, sampling)
+        # So that rounding never makes more of it than the budget.
+        return unsampled * (1 + 1e-9)
     # By halving the ratio: each look takes a second, and a hundredth is near enough to grow from.
     low, high = unsampled * sampling / 4, unsampled
     while high / low > 1.003:

@@ -43,6 +43,7 @@ class Guard:
         self._label_counts = label_counts
         self._trains = method.trains
         self._is_private = method.experiment.privacy.has_budget
+        self._max_images = method.experiment.network.max_images
         # Only a `finish` of the method's own withholds anything.
         self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
@@ -155,14 +156,13 @@ class Guard:
             return f"a prototype has length {longest:.3g}; at most {self._max_length:g}"
         if int(prototypes.labels.min()) < 0 or int(prototypes.labels.max()) >= self._num_classes:
             return f"prototype labels must lie in 0..{self._num_classes - 1}"
-        if (
-            int(prototypes.counts.min()) < 1
-            or int(prototypes.counts.double().sum()) > update.num_samples
-        ):
-            return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
-        most = int(prototypes.labels.bincount().max())
-        if self._most_prototypes is not None and most > self._most_prototypes:
-            return f"a class has {most} prototypes; at most {self._most_prototypes}"
+        # Under a budget nobody says how many samples there are.
+        most = self._max_images if self._is_private else update.num_samples
+        if int(prototypes.counts.min()) < 1 or int(prototypes.counts.double().sum()) > most:
+            return f"prototype counts must be at least 1 and sum to at most {most}"
+        found = int(prototypes.labels.bincount().max())
+        if self._most_prototypes is not None and found > self._most_prototypes:
+            return f"a class has {found} prototypes; at most {self._most_prototypes}"
         return None
 
 
