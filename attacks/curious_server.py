@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.messages import Broadcast, Failure, Update
-from mpfedcl.methods import find_method
+from mpfedcl.engines.secure_sums import SecureSumsEngine
+from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.engine import WrappedEngine
+from mpfedcl.rounds.engine import Engine, WrappedEngine
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.tensors import Tensors
 
 CPU = torch.device("cpu")
 
@@ -38,6 +40,15 @@ class Digits:
     inputs: Tensor
     labels: Tensor
 
+    def replace(self, **settings: Any) -> Self:
+        """Return the same digits under other settings."""
+        return replace(self, experiment=self.experiment.replace(**settings))
+
+    @property
+    def method(self) -> Method:
+        """The method as these settings make it."""
+        return find_method(self.experiment.method)(self.experiment, self.data.num_classes)
+
     @property
     def pixels(self) -> Tensor:
         """Images [digits, 28, 28] in 0 to 1, where inputs are pixels."""
@@ -47,10 +58,17 @@ class Digits:
 
 @dataclass(frozen=True)
 class SeenRound:
-    """What passed between the server and its clients in a round."""
+    """What passed between the server and its clients in a round, and what came of it."""
 
     broadcast: Broadcast
     updates: dict[str, Update]
+    """By client; empty where secure sums hide them."""
+    totals: list[Total]
+    """What secure sums open."""
+    released: Tensors
+    """The statistics that a method of one exchange keeps; under a budget they have noise."""
+    following: Tensors
+    """The model after the round, which everybody gets."""
 
 
 def load_digits(method: str, *, full: bool = False, **settings: Any) -> Digits:
@@ -87,27 +105,36 @@ def observe(digits: Digits, holdings: Sequence[Tensor], **settings: Any) -> Iter
     assembly = assemble(
         experiment, digits.model, num_classes=data.num_classes, input_size=data.input_size
     )
-    watch = _WatchingEngine(InProcessEngine(assembly, data))
+    local: Engine = InProcessEngine(assembly, data)
+    if experiment.secure_sums:
+        local = SecureSumsEngine(assembly, local)
+    watch = _WatchingEngine(local)
     loop = RoundLoop(assembly, watch)
     for _ in range(experiment.rounds):
+        broadcast = loop.broadcast()
         loop.run_round(evaluate=False)
-        yield watch.seen
+        following = loop.state.server.params
+        yield SeenRound(broadcast, watch.updates, watch.totals, loop.statistics, following)
 
 
 class _WatchingEngine(WrappedEngine):
     """Keeps what passes."""
 
-    seen: SeenRound
+    updates: dict[str, Update]
+    totals: list[Total]
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
-        self.seen = SeenRound(broadcast, {})
-        for update in super().train(broadcast, names, keep=keep):
-            if isinstance(update, Update):
-                update = update.written_out()
-                self.seen.updates[update.client] = update
-            yield update
+    ) -> Iterator[Update | Failure | Total]:
+        """Train as ever."""
+        self.updates, self.totals = {}, []
+        for each in super().train(broadcast, names, keep=keep):
+            answer = each.written_out() if isinstance(each, Update) else each
+            if isinstance(answer, Update):
+                self.updates[answer.client] = answer
+            elif isinstance(answer, Total):
+                self.totals.append(answer)
+            yield answer
 
 
 def draw_holdings(count: int, size: int, among: int, seed: int) -> tuple[list[Tensor], Tensor]:

@@ -33,9 +33,7 @@ class _RunsCode:
 
 def attack(*, full: bool) -> list[Outcome]:
     """Open each file."""
-    return [
-        _try(f"a file you are given: {name}", make) for name, make in FILES.items()
-    ]
+    return [_try(f"a file you are given: {name}", make) for name, make in FILES.items()]
 
 
 def npz_bomb(folder: Path) -> Sequence[str]:

@@ -176,9 +176,7 @@ def _federation() -> Iterator[ProcessFederation]:
             federation.finish()
 
 
-def _client(
-    kind: type[Client], federation: ProcessFederation, *interceptors: ShowSecret
-) -> Client:
+def _client(kind: type[Client], federation: ProcessFederation, *interceptors: ShowSecret) -> Client:
     authority = (federation.folder / "server" / "ca.pem").read_bytes()
     return kind.from_server_address(
         f"127.0.0.1:{federation.port}",
