@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy
-from outcome import Outcome
 from PIL import Image
+
+from outcome import Outcome
 
 SAFE_MEMORY = 10**9
 BOMB_BYTES = 2**30

@@ -1,26 +1,26 @@
 """Gradient inversion: images out of one client's update.
 
-The gradient of a linear layer's weights for one neuron is a sum of the inputs, each times the error at
-that neuron; that of its bias is the sum of the errors. Their quotient is the input itself where the
-neuron answers to one image only, and a mixture of inputs elsewhere. So the first layer of the MLP gives
-as many pictures as it has neurons, without any optimization (deep leakage from gradients needs one only
-where there is no such layer).
+The gradient of a linear layer's weights for one neuron is a sum of the inputs, each times the
+error at that neuron; that of its bias is the sum of the errors. Their quotient is the input
+itself where the neuron answers to one image only, and a mixture of inputs elsewhere. So the first
+layer of the MLP gives as many pictures as it has neurons, without any optimization (deep leakage
+from gradients needs one only where there is no such layer).
 
-The attacker is the server: it has the model that it sent and the model that came back. Each image of
-the client is held against the most similar of these pictures (SSIM), and so are images of strangers.
-An image counts as read off where the similarity is above 0.9.
+The attacker is the server: it has the model that it sent and the model that came back. Each image
+of the client is held against the most similar of these pictures (SSIM), and so are images of
+strangers. An image counts as read off where the similarity is above 0.9.
 """
 
 from dataclasses import dataclass
 
 import torch
-from curious_server import Digits, SeenRound, draw_holdings, load_digits, observe
-from outcome import Outcome
-from ssim import ssim
 from torch import Tensor
 
+from curious_server import Digits, SeenRound, draw_holdings, load_digits, observe
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.messages import Update
+from outcome import Outcome
+from ssim import ssim
 
 READ_OFF = 0.9
 CLIENTS = 5

@@ -1,28 +1,33 @@
 """Inversion: what do prototypes and sums show of the images behind them?
 
-The attacker knows the encoder (or, of MP-FedCL, has the client's model) and has other digits of the
-same kind. It trains a decoder on them, from means of features to means of images, and lets it draw
-what a client has sent. A picture is judged by its structural similarity (SSIM) to the most similar
-image behind it, and held against as many other images of the class: only what exceeds these was
-learnt of the client's own images. The plain mean of the attacker's images of the class needs no client.
+The attacker knows the encoder (or, of MP-FedCL, has the client's model) and has other digits of
+the same kind. It trains a decoder on them, from means of features to means of images, and lets it
+draw what a client has sent. A picture is judged by its structural similarity (SSIM) to the most
+similar image behind it, and held against as many other images of the class: only what exceeds
+these was learnt of the client's own images. The plain mean of the attacker's images of the class
+needs no client.
 
 `python attacks/inversion.py figure.png` draws originals and pictures side by side.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from curious_server import Digits, load_digits, observe
-from outcome import Outcome
-from ssim import ssim
+from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, normalize
 
+from curious_server import Digits, load_digits, observe
 from mpfedcl.gaussian import unit_features
+from outcome import Outcome
+from ssim import ssim
 
 GROUPS = (1, 5, 20)
 """Images behind a mean."""
+EPOCHS = 60
 PICTURES = 40
 """Means of each size of group that are inverted."""
 
@@ -107,11 +112,36 @@ def attack(*, full: bool) -> list[Outcome]:
     return outcomes
 
 
+def draw_figure(path: Path, *, full: bool, shown: int = 6) -> None:
+    """Draw some originals, and what is seen of them as their groups grow."""
+    digits = load_digits("fedncm", full=full)
+    images = load_digits("fedavg", full=full).pixels
+    features, own = unit_features(digits.inputs), len(images) * 2 // 3
+    decoder = Decoder(features[own:], images[own:], digits.labels[own:], EPOCHS)
+    columns: dict[str, Tensor] = {}
+    for size in (1, 5, 20, 100):
+        rows = torch.stack(
+            [(digits.labels[:own] == label).nonzero()[:size, 0] for label in range(shown)]
+        )
+        columns.setdefault("original", images[rows[:, 0]])
+        title = "class sum\nof 100" if size == 100 else f"mean of {size}"
+        with torch.no_grad():
+            columns[title] = decoder(features[rows].mean(1))
+    columns["attacker's\nclass mean"] = decoder.class_means(torch.arange(shown))
+    figure, axes = pyplot.subplots(shown, len(columns), figsize=(6.6, 6.6), layout="constrained")
+    for column, (title, pictures) in enumerate(columns.items()):
+        axes[0, column].set_title(title, fontsize=10)
+        for row, picture in enumerate(pictures):
+            axes[row, column].imshow(picture, cmap="gray_r", vmin=0, vmax=1)
+            axes[row, column].axis("off")
+    figure.savefig(path, dpi=110)
+
+
 def invert_features(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int, Inverted]:
     """Invert class means of frozen features, as `fedncm` and its family send them."""
     digits = load_digits("fedncm", full=full)
     images = load_digits("fedavg", full=full).pixels
-    return _invert(digits, unit_features(digits.inputs), images, groups, full=full)
+    return _invert(digits, unit_features(digits.inputs), images, groups)
 
 
 def invert_embeddings(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int, Inverted]:
@@ -123,16 +153,15 @@ def invert_embeddings(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int
     assert isinstance(params, dict)
     with torch.no_grad():
         embeddings = normalize(digits.model.apply(params, digits.inputs)[0], dim=1)
-    return _invert(digits, embeddings, digits.pixels, groups, full=full)
+    return _invert(digits, embeddings, digits.pixels, groups)
 
 
 def _invert(
-    digits: Digits, features: Tensor, images: Tensor, groups: Sequence[int], *, full: bool
+    digits: Digits, features: Tensor, images: Tensor, groups: Sequence[int]
 ) -> dict[int, Inverted]:
     """Let the attacker learn from the last third of the digits, and invert means of the first."""
     own = len(images) * 2 // 3
-    epochs = 40 if full else 60
-    decoder = Decoder(features[own:], images[own:], digits.labels[own:], epochs)
+    decoder = Decoder(features[own:], images[own:], digits.labels[own:], EPOCHS)
     found = {}
     for size in groups:
         rows, strangers = _draw_pairs(digits.labels[:own], size)
@@ -168,3 +197,8 @@ def _most_similar(pictures: Tensor, originals: Tensor) -> Tensor:
 
 def _to_most_similar(pictures: Tensor, originals: Tensor) -> float:
     return float(_most_similar(pictures, originals).mean())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    draw_figure(Path(sys.argv[1]), full="--full" in sys.argv)

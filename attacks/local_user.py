@@ -1,10 +1,10 @@
 """Another user of the server's machine, and a stranger who reaches its port.
 
-A server and a client of a real federation run as processes, with TLS and keys. The attacker has what
-everybody may have, the public certificate `ca.pem`, and talks to the port on 127.0.0.1. It tries to
-start a run with an app of its own, to take the server's work for itself, to read keys, to take part
-with a key of its own, and to fill memory with one request. Then an operator, who has the secret, tries
-to run an app of its own on the client. Expected: nothing of it is achieved.
+A server and a client of a real federation run as processes, with TLS and keys. The attacker has
+what everybody may have, the public certificate `ca.pem`, and talks to the port on 127.0.0.1. It
+tries to start a run with an app of its own, to take the server's work for itself, to read keys,
+to take part with a key of its own, and to fill memory with one request. Then an operator, who has
+the secret, tries to run an app of its own on the client. Expected: nothing of it is achieved.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
+
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.control import stop_run
-from outcome import Outcome
-
 from mpfedcl.network.setup.folders import ServerFolder, write_app
 from mpfedcl.network.setup.keys import make_node_key
+from outcome import Outcome
 from process_federation import SUPERLINK, ProcessFederation
 
 Client = TypeVar("Client", ControlHttpClient, RuntimeHttpClient)

@@ -1,7 +1,7 @@
 """Membership inference: was this image among the training images of a client, or of all clients?
 
-The attacker has the image with its label. It knows encoder and settings, and has other digits to learn
-what is usual. It sees one of these:
+The attacker has the image with its label. It knows encoder and settings, and has other digits to
+learn what is usual. It sees one of these:
 
 - a client's update, as the server does without secure sums;
 - the sum of all clients (`--secure-sums`), as the server does then;
@@ -9,15 +9,16 @@ what is usual. It sees one of these:
 
 What it asks:
 
-- Weights: how much better does the model that came back know the image than the model that was sent,
-  and than the other clients' models, or one that the attacker has trained on its own digits?
+- Weights: how much better does the model that came back know the image than the model that was
+  sent, and than the other clients' models, or one that the attacker has trained on its own
+  digits?
 - Prototypes: how near is the nearest prototype of the class, against those of other clients?
 - Sums: the likelihood ratio of a class's sum with the image in it and without it, noise included.
-- Second moments (`fedgauss`): does the image's feature vector, less its class mean, lie in the span of
-  the client's matrix? With fewer images than dimensions that holds for members alone.
+- Second moments (`fedgauss`): does the image's feature vector, less its class mean, lie in the
+  span of the client's matrix? With fewer images than dimensions that holds for members alone.
 
-Measured is the share of members that are found where one non-member in a thousand is accused (TPR at
-0.1 % FPR). Guessing finds 0.1 %. The membership_scores module has the scores.
+Measured is the share of members that are found where one non-member in a thousand is accused (TPR
+at 0.1 % FPR). Guessing finds 0.1 %. The membership_scores module has the scores.
 """
 
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from curious_server import draw_holdings, has_mnist, load_digits, observe
 from membership_scores import (
     Score,
@@ -38,7 +41,6 @@ from membership_scores import (
     weigh_weights,
 )
 from outcome import Outcome
-from torch import Tensor
 
 FPR = 0.001
 CLIENTS = 5

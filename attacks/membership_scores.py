@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from curious_server import Digits, SeenRound, draw_holdings, observe
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from curious_server import Digits, SeenRound, draw_holdings, observe
 from mpfedcl.gaussian import own_statistics, within_from_moment
 from mpfedcl.messages import Update
 from mpfedcl.methods._one_exchange import OneExchange
@@ -104,8 +104,8 @@ def weigh_spans(digits: Digits, seen: list[SeenRound], images: Tensor) -> Tensor
 def _weigh(digits: Digits, views: Iterable[Mapping[str, Tensor]], images: Tensor) -> Tensor:
     """Return the log-likelihood ratio of a class's sum with and without an image in it.
 
-    The sum of n features has the mean n mu and the covariance n S, plus the noise's; with the image x
-    in it, x + (n - 1) mu and (n - 1) S. All of it along the eigenvectors of S.
+    The sum of n features has the mean n mu and the covariance n S, plus the noise's; with the image
+    x in it, x + (n - 1) mu and (n - 1) S. All of it along the eigenvectors of S.
     """
     method = _method(digits)
     usual, values, vectors = _usual(digits, method)
@@ -127,7 +127,7 @@ def _weigh(digits: Digits, views: Iterable[Mapping[str, Tensor]], images: Tensor
 
 
 def _usual(digits: Digits, method: OneExchange) -> tuple[Tensor, Tensor, Tensor]:
-    """Return class means along the eigenvectors of the scatter around them, eigenvalues, vectors."""
+    """Return class means along the eigenvectors of the scatter around them, and these."""
     rows = slice(outside_digits(digits), None)
     features, labels = method.features(digits.inputs[rows]).double(), digits.labels[rows]
     means = torch.stack([features[labels == label].mean(0) for label in range(method.num_classes)])

@@ -1,8 +1,8 @@
-"""One message: a client with a valid key sends something that ends everybody's run, or fills memory.
+"""One message: a client with a valid key tries to end everybody's run, or to fill memory.
 
-Three clients take part in a federation of two rounds within this process: the real apps, and every
-message as Flower stores it. The third sends one bad message. Expected: it alone is left out, the other
-two finish with a record that can be read back and resumed.
+Three clients take part in a federation of two rounds within this process: the real apps, and
+every message as Flower stores it. The third sends one bad message. Expected: it alone is left
+out, the other two finish with a record that can be read back and resumed.
 """
 
 import json
@@ -17,8 +17,8 @@ from federations import LoopbackFederation, float64_experiment, is_training, rew
 from flwr.app import Array
 from flwr.app import Message as FlowerMessage
 from flwr.supercore.inflatable.inflatable_object import get_object_id
-from outcome import Outcome
 
+from outcome import Outcome
 from small_experiments import read_records, save_images
 
 ATTACKER = "client-2"

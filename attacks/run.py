@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import torch
-from outcome import Outcome
 from rich.console import Console
 
 from mpfedcl.report.tables import TextTable
+from outcome import Outcome
 
 ROOT = Path(__file__).parents[1]
 # Federations within one process, and of processes, are made as the tests make them.
@@ -26,6 +26,7 @@ ATTACKS = (
     "local_user",
     "one_message",
     "given_files",
+    "forged_counts",
     "gradient_inversion",
     "inversion",
     "membership",
