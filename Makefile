@@ -120,10 +120,10 @@ format: $(READY)
 .PHONY: attacks attacks-full lock sbom
 
 attacks: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python attacks/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py
 
 attacks-full: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python attacks/run.py --full
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py --full
 
 # For another version of torch give its CPU build: make lock LOCK='--wheel FILE'.
 lock: $(READY)

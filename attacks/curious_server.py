@@ -140,5 +140,5 @@ class _WatchingEngine(WrappedEngine):
 def draw_holdings(count: int, size: int, among: int, seed: int) -> tuple[list[Tensor], Tensor]:
     """Deal `size` of `among` digits to each of `count` clients; also return who is left over."""
     order = torch.randperm(among, generator=torch.Generator().manual_seed(seed))
-    held = order[: count * size].split(size)
+    held = torch.split(order[: count * size], size)
     return list(held), order[count * size :]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpfedcl.network.flower.records import from_records
 from outcome import Outcome
-from small_experiments import save_images
+from small_experiments import Json, save_images
 
 ATTACKER = "client-2"
 CLAIM = 9_999_999
@@ -29,7 +29,12 @@ def attack(*, full: bool) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         save_images(folder / "images" / "stripes.npz")
-        settings = {"rounds": 1, "clients": 3, "partition__kind": "iid", "network__patience": 1.0}
+        settings: Json = {
+            "rounds": 1,
+            "clients": 3,
+            "partition__kind": "iid",
+            "network__patience": 1.0,
+        }
         experiment = float64_experiment(folder / "images", "fedavg", **settings)
         federation = LoopbackFederation(experiment, folder, _claim)
         federation.serve()

@@ -80,7 +80,7 @@ class Decoder:
             for rows in _draw_groups(labels, group, epoch):
                 optimizer.zero_grad()
                 drawn = self(features[rows].mean(1))
-                mse_loss(drawn, images[rows].mean(1)).backward()
+                torch.autograd.backward(mse_loss(drawn, images[rows].mean(1)))
                 optimizer.step()
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def invert_features(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int, 
 def invert_embeddings(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int, Inverted]:
     """Invert means of embeddings of a model that MP-FedCL has trained, as its prototypes are."""
     digits = load_digits("mp-fedcl", full=full)
-    held = torch.arange(500).split(100)
+    held = torch.split(torch.arange(500), 100)
     *_, last = observe(digits, held, rounds=10)
     params = last.updates["client-000"].averaged
     assert isinstance(params, dict)
@@ -182,12 +182,13 @@ def _draw_groups(labels: Tensor, size: int, seed: int) -> list[Tensor]:
     """Deal the rows of each class into groups [groups, size]; in batches of 64 of mixed classes."""
     key = torch.Generator().manual_seed(seed)
     groups = []
-    for label in labels.unique():
+    for label in range(int(labels.max()) + 1):
         rows = (labels == label).nonzero().squeeze(1)
         rows = rows[torch.randperm(len(rows), generator=key)]
         groups.append(rows[: len(rows) // size * size].view(-1, size))
     everything = torch.cat(groups)
-    return list(everything[torch.randperm(len(everything), generator=key)].split(64))
+    order = torch.randperm(len(everything), generator=key)
+    return list(torch.split(everything[order], 64))
 
 
 def _most_similar(pictures: Tensor, originals: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 
 from outcome import Outcome
-from small_experiments import read_records, save_images
+from small_experiments import Json, read_records, save_images
 
 ATTACKER = "client-2"
 MOST_MEMORY = 64 * 2**20
@@ -94,7 +94,12 @@ def _try(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         save_images(folder / "images" / "stripes.npz")
-        settings = {"rounds": 2, "clients": 3, "partition__kind": "iid", "network__patience": 1.0}
+        settings: Json = {
+            "rounds": 2,
+            "clients": 3,
+            "partition__kind": "iid",
+            "network__patience": 1.0,
+        }
         federation = LoopbackFederation(
             float64_experiment(folder / "images", **settings), folder, tamper
         )

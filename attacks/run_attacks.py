@@ -1,8 +1,8 @@
 """Run the attacks and print what was expected and what was seen.
 
-    python attacks/run.py                      # the quick ones, at most five minutes
-    python attacks/run.py --full               # the numbers of docs/leaks.md
-    python attacks/run.py --only membership    # one of them, or several
+    python attacks/run_attacks.py                      # the quick ones, at most five minutes
+    python attacks/run_attacks.py --full               # the numbers of docs/leaks.md
+    python attacks/run_attacks.py --only membership    # one of them, or several
 
 Exits with 1 where an attack achieved something else than the documents say.
 """
