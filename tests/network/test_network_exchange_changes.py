@@ -1,7 +1,7 @@
 """A finished federation of one exchange goes on over the network, one client at a time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ Start = Callable[..., Sites]
 
 
 @pytest.fixture
-def start(tmp_path: Path, clients: Path) -> Iterator[Start]:
+def start(tmp_path: Path, clients: Path) -> Start:
     """Begin a federation of clients, by their names."""
     made: list[Sites] = []
 
@@ -66,7 +66,7 @@ def start(tmp_path: Path, clients: Path) -> Iterator[Start]:
         made.append(Sites(tmp_path / str(len(made)), clients, method, names, **changes))
         return made[-1]
 
-    yield begin
+    return begin
 
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedlda", "fedncm", "fedridge", "fedcof"])
@@ -208,7 +208,7 @@ def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
 def test_other_data_than_the_federations(start: Start, tmp_path: Path) -> None:
     sites = start("abc")
     sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
-    with pytest.raises(RunCutShort, match="d was not there .* d: it cannot use its data"):
+    with pytest.raises(RunCutShort, match=r"d was not there .* d: it cannot use its data"):
         sites.update("d")
 
 
@@ -220,3 +220,14 @@ def test_a_run_that_is_none_of_these(three: Path, start: Start, tmp_path: Path) 
         update_over_network(transport, tmp_path / "nothing", "d")
     with pytest.raises(InvalidInput, match=r"client is '../d'; the name is '../d'; it must be"):
         update_over_network(transport, three, "../d")
+
+
+def test_a_changed_federation_is_not_resumed(start: Start) -> None:
+    sites = start("abc")
+    sites.come("d")
+    sites.update("d")
+    first = contents(sites.path)
+    sites.come("a", "b", "c")
+    with pytest.raises(InvalidInput, match="where clients have joined or left since"):
+        sites.federation.resume()
+    assert contents(sites.path) == first

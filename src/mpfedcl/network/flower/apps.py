@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
@@ -24,6 +24,8 @@ from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Kind, Message, MessageError
 
 if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
+
     from mpfedcl.runs.observer import Companions
 
 RequestHandler = Callable[[Kind, Message], Message]
@@ -44,12 +46,14 @@ def make_server_app(find_companions: "Callable[[], Companions]") -> ServerApp:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_experiment(grid, context.run_config, find_companions())
+        run_experiment(cast("HttpGrid", grid), context.run_config, find_companions())
 
     return server_app
 
 
-def run_experiment(grid: Grid, run_config: Mapping[str, Any], companions: "Companions") -> None:
+def run_experiment(
+    grid: "HttpGrid", run_config: Mapping[str, Any], companions: "Companions"
+) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
     from mpfedcl.network.flower.run_config import parse_run_config

@@ -61,7 +61,7 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
     )
     try:
         _enter(node, folder, place, say)
-        _answer_what_was_left(node, place)
+        _give_up(node, place, "its process was killed at this work")
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, say)) is not None:
@@ -202,18 +202,16 @@ def _receive(
         _enter(node, folder, place, say)
     except NotTakenError as error:
         print(f"A request was lost: {error}", file=sys.stderr, flush=True)
+        _give_up(node, place, "it did not get the whole request")
     return None
 
 
-def _answer_what_was_left(node: FleetNode, place: _Place) -> None:
-    """Tell the server not to wait for what a killed process was working on."""
+def _give_up(node: FleetNode, place: _Place, reason: str) -> None:
+    """Tell the server not to wait for an answer to the request that has come."""
     if (request := place.unfinished()) is not None:
-        # Once: it may be what the process was killed by.
+        # First, and once: it may be what the process before was killed by.
         place.finish()
-        _send(
-            node,
-            FlowerMessage(Error(FAILED, "its process was killed at this work"), reply_to=request),
-        )
+        _send(node, FlowerMessage(Error(FAILED, reason), reply_to=request))
 
 
 def _send(node: FleetNode, reply: FlowerMessage) -> None:

@@ -45,7 +45,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.retry import RetryInvoker, exponential
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -55,7 +54,8 @@ _LONGEST_WAIT = 20
 """Seconds between two tries of a call that the network has lost."""
 _PULL_SECONDS = 60.0
 """For the pieces of a message, which the server has before it tells of it."""
-_BUSY = (502, 503, 504)
+_UNSIGNED, _REFUSED, _BUSY = 401, 412, (502, 503, 504)
+"""Codes of answers: to a key that is not the node's, to one that is not let in, from proxies."""
 
 
 class NotLetInError(Exception):
@@ -105,9 +105,12 @@ class FleetNode:
             if lost is None or not self._show_alive(lost):
                 lost = self._activate()
         except httpx.HTTPStatusError as error:
-            raise NotLetInError(is_unsigned=error.response.status_code == 401) from None
-        self.number = TaskIdentity.node_id = lost
-        TaskIdentity.task_id = 0
+            code = error.response.status_code
+            if code not in (_UNSIGNED, _REFUSED):
+                # Whatever stands before the server, while that is away.
+                raise httpx.ConnectError(f"the answer is {code}") from None
+            raise NotLetInError(is_unsigned=code == _UNSIGNED) from None
+        self.number = lost
         self._stop_heartbeat()
         self._heartbeat = HeartbeatSender(self._beat)
         self._heartbeat.start()
@@ -132,7 +135,7 @@ class FleetNode:
             # Any request that is only signed: there is no such run.
             self._client.GetRun(GetRunRequest(node=Node(node_id=number), run_id=0))
         except httpx.HTTPStatusError as error:
-            return error.response.status_code != 401
+            return error.response.status_code != _UNSIGNED
         except httpx.TransportError:
             pass
         return True
@@ -147,7 +150,7 @@ class FleetNode:
         if not found.messages_list:
             return None
         begin(message_from_proto(found.messages_list[0]))
-        TaskIdentity.run_id = run = found.messages_list[0].metadata.run_id
+        run = found.messages_list[0].metadata.run_id
         tree = found.message_object_trees[0]
         try:
             contents = pull_objects(
@@ -195,7 +198,7 @@ class FleetNode:
         try:
             return self._insist(method, request)  # type: ignore[no-any-return]
         except httpx.HTTPStatusError as error:
-            if error.response.status_code == 401:
+            if error.response.status_code == _UNSIGNED:
                 raise NotLetInError(is_unsigned=False) from None
             raise NotTakenError(
                 f"{error.response.status_code}, {error.response.text[:300]}"
@@ -220,10 +223,9 @@ class FleetNode:
             return False
 
     def _beat(self) -> bool:
-        """Show the server that this client is there; what it says is found by the next request."""
+        """Show the server that this client is there."""
         with contextlib.suppress(httpx.TransportError):
-            self._show_alive(self.number)
-            return True
+            return self._show_alive(self.number)
         return False
 
     def _stop_heartbeat(self) -> None:
