@@ -87,8 +87,8 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
     ).show(console)
     console.print(
         "Noise: its deviation in each count and each number of a sum. Error of a mean: its "
-        "expected length, where features have length 1. Over eigenvalue: the most that noise adds to the "
-        "second moment in a direction, over the moment's mean. Second moments are sent with "
+        "expected length, where features have length 1. Over eigenvalue: the most that noise adds "
+        "to the second moment in a direction, over the moment's mean. Second moments are sent with "
         "--privacy.moments."
     )
 
