@@ -27,7 +27,7 @@ FORKS.set_forkserver_preload(
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
         "mpfedcl.worker",
-        "mpfedcl.network.client.service",
+        "mpfedcl.network.client.client",
         "warm_commands",
     ]
 )

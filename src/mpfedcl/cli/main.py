@@ -116,6 +116,11 @@ _PLAIN_ERRORS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
+_OUT_OF_MEMORY = (
+    "the memory does not suffice; clients, model and samples must be fewer or smaller "
+    "(fewer --workers or --engine loop need less). What was done is kept."
+)
+
 _RESUME_ALLOWS = (
     "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to beside it"
 )
@@ -150,9 +155,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         why = error.strerror or error
         print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(f"mpfedcl: {_OUT_OF_MEMORY}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("mpfedcl: stopped at once; what was done is kept.", file=sys.stderr)
         sys.exit(130)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory was wanting; torch says so in words of several kinds."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -43,6 +43,8 @@ class Fitted(NamedTuple):
     """What a client makes its own classifier with."""
     found: Tensors
     """What was found beside: the metric, where there is one."""
+    outcome: Broadcast
+    """What clients are sent of it."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Exchange:
         server = self.method.refit(Server({"weight": like}), self.pooled, self.pool)
         following = Broadcast(2, server.params, server.extra, self.method.reference(self.pool))
         found = {**server.extra, **server.private}
-        return Fitted(server.params, self.method.prepare(following), found)
+        return Fitted(server.params, self.method.prepare(following), found, following)
 
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:

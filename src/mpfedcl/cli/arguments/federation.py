@@ -41,17 +41,17 @@ class FederationInit:
 class FederationServer:
     """Start the server of a federation and keep it running until Ctrl-C.
 
-    It listens on this machine alone unless told otherwise: whoever reaches its port reaches the
-    part that starts runs too (docs/federation.md says how to open it safely). Example:
-    `mpfedcl federation server lab`.
+    It listens on this machine alone unless told otherwise (docs/federation.md says how to open it).
+    Clients need their keys to take part; runs are started by whoever can read the server's secret,
+    a file in its folder. Example: `mpfedcl federation server lab`.
     """
 
     directory: _Dir
     """The federation's folder."""
     bind: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 for all, behind something that guards it."""
+    """Address to listen at; 0.0.0.0 for all."""
     insecure: Flag = False
-    """No TLS and no keys, for trying things out on this machine."""
+    """No TLS and no keys, for trying things out on this machine; runs still need the secret."""
 
 
 @dataclass(frozen=True)

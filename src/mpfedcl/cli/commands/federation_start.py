@@ -13,7 +13,7 @@ from mpfedcl.cli.commands.run import describe_round, draw_figures, show_result
 from mpfedcl.cli.progress import progress_bar, stderr_console, stop_after_round
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import unused_folder
-from mpfedcl.network.flower.programs import is_server_running, stop_run, submit
+from mpfedcl.network.flower.programs import is_server_running, require_flower
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import read_status, stop_file
 from mpfedcl.network.setup.folders import ServerFolder
@@ -34,12 +34,16 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
+    require_flower()
     if arguments.resume is None:
         # Now: whoever starts a run is still watching, and the server may be far away.
         check_experiment(arguments.settings)
     under_way = read_status(folder.status)
     if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
         raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
+    # Only now: Flower takes a second to load.
+    from mpfedcl.network.flower.control import stop_run, submit
+
     console = stderr_console()
     with stop_after_round(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
