@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 from small_experiments import HIDDEN
 
@@ -31,6 +32,14 @@ FORKS.set_forkserver_preload(
         "warm_commands",
     ]
 )
+
+
+def start_server() -> None:
+    """Start the process that others are forked from, if there is none yet."""
+    # It does not look where this process does, and is silent about what it cannot import.
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(places)}):
+        forkserver.ensure_running()
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -72,6 +81,7 @@ class CommandProcess:
         given = [str(word) for word in words]
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
+        start_server()
         changes = (new_session, file_size, small_model, forked_jobs, program)
         self._process = FORKS.Process(target=_run, args=(given, *places, writers, *changes))
         self._process.start()

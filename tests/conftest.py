@@ -3,7 +3,6 @@
 import gc
 import subprocess
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +13,13 @@ import torch
 import comparison_command
 import tuning_command
 from browser_fixtures import browser, live, live_server  # noqa: F401  -- fixtures
-from command_processes import FORKS, CommandProcess
+from command_processes import FORKS, CommandProcess, start_server
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
 from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
+from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
@@ -94,7 +94,7 @@ def small_models() -> Iterator[None]:
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs at the same time, in processes that have torch loaded; others start from nothing."""
     # Here, not by the first job: that is started with an interrupt held back, and so would all be.
-    forkserver.ensure_running()
+    start_server()
     forks = SimpleNamespace(get_context=lambda _: FORKS)
     monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
 
@@ -109,10 +109,10 @@ def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture(scope="module")
 def drawn_once() -> Iterator[None]:
     """For many runs behind a random ResNet-18: its eleven million numbers are drawn once."""
-    init, drawn = ResNet18.init, dict[tuple[bytes, torch.dtype], tuple[Tensors, torch.Tensor]]()
+    init, drawn = ResNet18.init, dict[tuple[object, ...], tuple[Tensors, torch.Tensor]]()
 
     def draw(model: ResNet18, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
-        key = (generator.get_state().numpy().tobytes(), dtype)
+        key = (generator.get_state().numpy().tobytes(), dtype, model.feature_size)
         if key not in drawn:
             drawn[key] = init(model, generator, dtype), generator.get_state()
         params, state = drawn[key]
@@ -122,6 +122,15 @@ def drawn_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ResNet18, "init", draw)
         yield
+
+
+@pytest.fixture
+def narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the encoder's size is not the point: ResNet-18 with all its layers, few channels."""
+    widths = (4, 6, 8, 10)
+    monkeypatch.setattr("mpfedcl.models.resnet._WIDTHS", widths)
+    for kind in (ResNet18, ResNetEncoder):
+        monkeypatch.setattr(kind, "feature_size", widths[-1])
 
 
 @pytest.fixture

@@ -94,6 +94,9 @@ def attach(experiment: Experiment) -> Attach:
     method = find_method(experiment.method)
 
     def accompany(path: Path, observer: Observer) -> Observer:
+        # A run over a network is resumed by the server's process.
+        refuse_changed(path)
+
         def on_start(started: Experiment, rounds_done: int) -> None:
             if rounds_done < started.rounds:
                 warn_of_joined_clients(path, observer.on_warning)

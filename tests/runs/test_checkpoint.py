@@ -9,9 +9,23 @@ import torch
 
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from small_experiments import assert_same_tensors
+from small_experiments import Json, assert_same_tensors
+
+
+def make_record(number: int) -> Json:
+    attendance = Attendance(answered=["client-0"], missing=[], rejected={})
+    return RoundRecord(
+        round=number,
+        loss=0.1 + number,
+        accuracy=None,
+        accuracy_per_client=None,
+        seconds={},
+        bytes={},
+        clients=attendance,
+    ).to_json()
 
 
 def make_checkpoint(number: int) -> Checkpoint:
@@ -25,7 +39,7 @@ def make_checkpoint(number: int) -> Checkpoint:
     )
     state = RoundState(number, server, {"client-0": (number, rows), "ü/x": (1, rows)})
     clients = {"kept/client-0/a.weight": torch.randn(3, generator=random)}
-    return Checkpoint(state, clients, {"round": number, "loss": 0.1 + number, "accuracy": None})
+    return Checkpoint(state, clients, make_record(number))
 
 
 def assert_same_checkpoint(found: Checkpoint | None, wanted: Checkpoint) -> None:
@@ -157,7 +171,7 @@ def json_or_none(content: bytes) -> Any:
 def test_a_crash_before_the_manifest_leaves_the_one_before(tmp_path: Path) -> None:
     save_three(tmp_path)
     (tmp_path / "round-000003.json").unlink()
-    (tmp_path / ".round-000003.json.tmp").write_text('{"half')
+    (tmp_path / ".round-000003.json.0123abcd.tmp").write_text('{"half')
     found, problems = load_checkpoint(tmp_path)
     assert_same_checkpoint(found, make_checkpoint(2))
     assert problems == []

@@ -34,7 +34,12 @@ _GRACE_SECONDS = 5.0
 """Seconds that a process has to end in good order."""
 FAILED = 400
 """Our own error code for a client that says in one sentence why it cannot do what it was asked."""
-_KINDS: dict[str, Kind] = {"query": "hello", "train": "round", "evaluate": "close"}
+_KINDS: dict[str, Kind] = {
+    "query": "hello",
+    "query.secure": "secure",
+    "train": "round",
+    "evaluate": "close",
+}
 """What is asked, by Flower's types of messages."""
 
 client_app = ClientApp()
@@ -132,6 +137,7 @@ def answer(request: FlowerMessage, handle: RequestHandler) -> FlowerMessage:
 
 
 @client_app.query()
+@client_app.query("secure")
 @client_app.train()
 @client_app.evaluate()
 def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
