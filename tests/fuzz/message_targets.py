@@ -148,7 +148,8 @@ class IntroductionTarget(MessageTarget):
         experiment, odd = agree_on_classes(Experiment(), {**honest, "fuzzed": member})
         assert odd.keys() <= {member.name}, "an honest client was shut out"
         assert Experiment.parse_toml(experiment.to_toml(), Path("a")) == experiment
-        counts = {"train": list(member.train), "test": member.test}
+        train = list(member.train) or [0] * len(member.classes)
+        counts = {"train": train, "test": member.test}
         written = {"classes": list(member.classes), "clients": {member.name: counts}}
         assert json.loads(json.dumps(written, allow_nan=False)) == written
         Partition.model_validate(written)
