@@ -13,8 +13,6 @@ import onnx
 import pytest
 import torch
 from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from PIL import Image
@@ -23,9 +21,8 @@ from safetensors.torch import load_file
 
 from command_processes import environment
 from encoder_experiments import pictured
-from mpfedcl import Experiment, InvalidInput, Predictor, PrototypePool, Prototypes, run
+from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.deployment.export.exported_network import PrototypeDistances
 from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import EXAMPLES, Say, small
@@ -343,18 +340,3 @@ def test_the_example_runs_without_torch_and_mpfedcl(
     ):
         unknown = " (unknown)" if said.unknown else ""
         assert line == f"{file}: {said.label}, distance {said.distance:.3f}{unknown}"
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 12))
-def test_distances_are_those_of_the_pool(seed: int, num_classes: int, count: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(num_classes, (count,), generator=draw)
-    vectors = torch.randn(count, 6, generator=draw)
-    shared = Prototypes(vectors, labels, torch.ones(count, dtype=torch.int64))
-    pool = PrototypePool.gather({"a": shared}, num_classes=num_classes)
-    z = torch.randn(9, 6, generator=draw)
-    assert torch.allclose(PrototypeDistances(pool)(z), pool.distances_by_class(z), atol=1e-5)
-    # A prototype itself is at distance 0 to the last digit, which a product would not give.
-    at_home = PrototypeDistances(pool)(pool.vectors).amin(dim=1)
-    assert at_home.tolist() == [0.0] * count

@@ -20,11 +20,12 @@ from command_processes import (
 from mpfedcl import resume, run
 from mpfedcl.cli.main import main
 from small_experiments import assert_same_run, flags, small
+from worker_processes import start as begin
 
 pytestmark = pytest.mark.whole
 
 ROUNDS = 24
-Process = CommandProcess
+Process = CommandProcess | subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -120,12 +121,14 @@ def test_ctrl_c_ends_after_the_round(
 def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
     images: Path,
     tmp_path: Path,
-    start: Callable[..., Process],
+    processes: list[subprocess.Popen[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "stopped"
     # A round of many seconds.
-    process = start("run", *flags(images, rounds=2, train__epochs=20_000), "--out", path)
+    words = command("run", *flags(images, rounds=2, train__epochs=20_000), "--out", path)
+    process = begin(words, tmp_path)
+    processes.append(process)
     wait_until(lambda: (path / "partition.json").exists(), process)
 
     for words in (["--resume", str(path)], [*flags(images), "--out", str(path)]):
