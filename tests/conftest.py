@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +25,21 @@ from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 from small_experiments import EXAMPLES, HIDDEN, Say, save_images, save_vectors
+from unrendered_figures import render, rendered
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("mpfedcl", deadline=None)
 hypothesis.settings.load_profile("mpfedcl")
+WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.whole\b", re.MULTILINE)
 # What is imported and collected stays until the end: to look for garbage in it takes seconds.
 gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without whole runs, import no files of nothing else: half of all, and slow ones."""
+    if "not whole" in config.option.markexpr and collection_path.name.startswith("test_"):
+        return bool(WHOLE.search(collection_path.read_text())) or None
+    return None
 
 
 def pytest_collection_finish() -> None:
@@ -42,6 +52,21 @@ def quick_files() -> Iterator[None]:
     """Nobody pulls the plug here, and waiting for the disk is most of what small runs do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_figures() -> Iterator[None]:
+    """Figures are drawn, but not made into pixels: nobody looks at them."""
+    render(pixels=False)
+    yield
+    render(pixels=True)
+
+
+@pytest.fixture
+def rendered_figures() -> Iterator[None]:
+    """Somebody looks at them here."""
+    with rendered():
         yield
 
 
@@ -199,7 +224,8 @@ def refused(cli: Cli) -> Refused:
 def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three methods over two seeds."""
     path = tmp_path_factory.mktemp("comparisons") / "whole"
-    _call(comparison_command.words(images, path))
+    with rendered():
+        _call(comparison_command.words(images, path))
     return path
 
 

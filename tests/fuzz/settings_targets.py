@@ -92,7 +92,7 @@ class FlagsTarget(Target):
         words = ["run"]
         for _ in range(random.randrange(1, 4)):
             name = random.choice(NAMES).replace("_", "-")
-            value = random.choice([*WORDS, *map(str, ODD_VALUES)])
+            value = random.choice([*WORDS, *map(str, ODD_VALUES)] + ["1", "2", "0.5"] * 20)
             words += random.choice([[f"--{name}", value], [f"--{name}={value}"], [f"--{name}"]])
         return json.dumps(words).encode()
 

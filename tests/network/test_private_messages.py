@@ -12,6 +12,7 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.errors import RunCutShort
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Message
@@ -138,13 +139,17 @@ def test_a_client_that_tells_no_counts_is_refused_without_a_budget(
         LoopbackFederation(experiment, tmp_path, without_counts).serve()
 
 
+def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederation:
+    config: dict[str, Any] = {"max-epsilon": 4.0}
+    return LoopbackFederation(experiment, folder, **config)
+
+
 def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
     images: Path, tmp_path: Path
 ) -> None:
     changes = {"privacy__trust": "nobody", "privacy__epsilon": 3.0, "network__patience": 0.3}
     experiment = float64_experiment(images, "fedncm", **changes)
-    config = {"max-epsilon": 4.0}
-    first = LoopbackFederation(experiment, tmp_path, **config)
+    first = limited_federation(experiment, tmp_path)
     first.serve()
     first.path = tmp_path / "second"
     (record,) = first.serve().history
@@ -164,6 +169,5 @@ def test_a_client_with_a_limit_takes_part_in_nothing_else(
     images: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     experiment = float64_experiment(images, "fedncm", network__patience=0.3, **changes)
-    federation = LoopbackFederation(experiment, tmp_path, **{"max-epsilon": 4.0})
     with pytest.raises(RunCutShort, match="this client takes part with at most 4"):
-        federation.serve()
+        limited_federation(experiment, tmp_path).serve()

@@ -116,3 +116,24 @@ class FederationStart:
     json: Flag = False
     """Print the summary as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class FederationUpdate:
+    """Let one client join a finished run of one exchange, bring new images to it, or leave it.
+
+    Only that client need be connected to the federation's server. Examples:
+    `mpfedcl federation update lab --run runs/lab --client clinic-7`,
+    `mpfedcl federation update lab --run runs/lab --client clinic-7 --leave`.
+    """
+
+    directory: _Dir
+    """The federation's folder."""
+    run: _OpenPath = None
+    """The run directory: of fedgauss or its family, over a network."""
+    client: _OpenText = None
+    """The client's name; one that is in the run sends sums that stand for all it had."""
+    leave: Flag = False
+    """Take the client out; it must be connected only where the run keeps no sums of each."""
+    json: Flag = False
+    """Print what came of it as JSON and nothing else."""

@@ -75,6 +75,16 @@ def run_experiment(
     try:
         request = parse_run_config(run_config)
         shared = (request.status, observer, companions)
+        if request.update is not None:
+            told = companions.change_exchange(
+                transport,
+                request.update,
+                request.client,
+                leave=request.leave,
+                status=request.status,
+            )
+            status.write("done", path=str(request.update.resolve()), change=dict(told))
+            return
         if request.resume is not None:
             result = resume_serving(transport, request.resume, request.rounds, *shared)
         else:

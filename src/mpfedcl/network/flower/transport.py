@@ -120,7 +120,10 @@ class FlowerTransport:
         announced, self._looking = self._looking.result(), None
         failures = []
         for each in announced:
-            if each.error is not None:
+            if each.request_id not in limits:
+                # Asked for before, and nobody waits for it any more.
+                self._discard(each.root)
+            elif each.error is not None:
                 failures.append(_describe(each.request_id, each.error))
                 self._discard(each.root)
             else:
