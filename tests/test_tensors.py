@@ -36,13 +36,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_an_earlier_crash_left_is_in_nobody_s_way(tmp_path: Path) -> None:
-    (tmp_path / ".file.tmp").write_bytes(b"half, and longer than the new content")
-    write_atomically(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
 def test_tensors_there_and_back(tmp_path: Path) -> None:
     tensors = {
         "b": torch.arange(6).reshape(2, 3).T,

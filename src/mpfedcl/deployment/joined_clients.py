@@ -24,7 +24,7 @@ from mpfedcl.tensors import Tensors, digest, pack_tensors
 Json = dict[str, Any]
 
 _LONGEST_NAME = 200
-_FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:\.tmp)?")
+_FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:(?:\.[0-9a-f]{8})?\.tmp)?")
 """What lies in joined/, and what a crash may leave of it."""
 
 

@@ -12,6 +12,7 @@ from mpfedcl.experiment import Experiment
 _Dir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 _OpenText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 _OpenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+_OpenFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 _OpenPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 
@@ -76,6 +77,11 @@ class FederationClient:
     """Where the encoder's weights are [default: as for a run]."""
     min_cluster_size: int = 1
     """Never send a prototype that stands for fewer images, whatever the experiment says."""
+    max_epsilon: _OpenFloat = None
+    """Take part only under a privacy budget whose noise this client adds itself, and let out no
+    more than this in all runs together."""
+    secure_sums: Flag = False
+    """Take part with secure sums alone: the server must not see this client's updates."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()

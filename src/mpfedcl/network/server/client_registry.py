@@ -209,6 +209,8 @@ class ClientRegistry:
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
         if any(each in present for each in elsewhere):
             return "another client of that name is connected"
+        if not member.train and self._experiment.tells_counts:
+            return "it does not say how many images it has"
         most = self._experiment.network.max_images
         if member.num_samples > most:
             return f"it says that it has {member.num_samples} images; network.max_images is {most}"
@@ -254,7 +256,8 @@ class ClientRegistry:
 
 
 def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
-    counts = dict(zip(member.classes, member.train, strict=True))
+    # Under a privacy budget nobody says how many.
+    counts = dict(zip(member.classes, member.train, strict=True)) if member.train else {}
     return [counts.get(name, 0) for name in classes]
 
 

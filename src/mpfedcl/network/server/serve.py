@@ -23,6 +23,9 @@ from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import BLINDED, check_secure_sums
+from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
 
@@ -40,7 +43,8 @@ def serve(
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
-    experiment = check_experiment(experiment)
+    warn = (observer or Observer()).on_warning
+    experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
@@ -65,6 +69,7 @@ def resume_serving(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
+        experiment = limit_rounds(experiment, (observer or Observer()).on_warning, path)
         known = directory.read_json("federation.json")
         if known is None and directory.read_records():
             raise InvalidInput(
@@ -85,6 +90,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
     """
     encoder = experiment.encoder.name
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    check_secure_sums(experiment)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
@@ -127,6 +133,8 @@ def _run(
     observer: Observer,
 ) -> RunResult:
     cap_threads()
+    if experiment.secure_sums:
+        observer.on_warning(BLINDED)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
     assert registry.form is not None
