@@ -24,7 +24,7 @@ from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
-from small_experiments import EXAMPLES, HIDDEN, Say, save_images, save_vectors
+from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
 from unrendered_figures import render, rendered
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
@@ -125,10 +125,13 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for runs over a network, where nobody waits for long."""
-    for module in ("engine", "client_registry"):
-        monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)
+def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    """The same for runs over a network, where a round's time passes only while it waits."""
+    virtual = VirtualTime()
+    monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
+    monkeypatch.setattr("mpfedcl.network.server.engine.POLL_SECONDS", 1.0)
+    monkeypatch.setattr("mpfedcl.network.server.client_registry.POLL_SECONDS", 0.01)
+    return virtual
 
 
 @pytest.fixture(scope="module")
