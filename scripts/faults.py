@@ -156,7 +156,7 @@ class _Planter(ast.NodeTransformer):
         return node
 
 
-def _change_constant(value: object) -> object:
+def _change_constant(value: object) -> bool | int | float | str | None:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
