@@ -2,9 +2,9 @@
 
     MPFEDCL_DATA=... python scripts/measure_privacy.py build/privacy
 
-Digits of MNIST behind `random-filters`: 500, 2,000, 10,000 and 60,000 to learn from, 10,000 to test.
-Every release goes through the package's own mechanism. What is measured stands in FOLDER/cells.json
-and is not measured again. It needs the data folder (MPFEDCL_DATA) with mnist.
+Digits of MNIST behind `random-filters`: 500, 2,000, 10,000 and 60,000 to learn from, and 10,000 to
+test. Every release goes through the package's own mechanism. What is measured stands in
+FOLDER/cells.json and is not measured again. It needs the data folder (MPFEDCL_DATA) with mnist.
 """
 
 import json
@@ -12,6 +12,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -28,11 +29,11 @@ from mpfedcl.files import write_atomically
 from mpfedcl.methods import Server, Tally, find_method
 from mpfedcl.methods._one_exchange import OneExchange
 from mpfedcl.models import GaussianClassifier
-from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.prototypes import Prototypes
 from mpfedcl.rng import generator
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 IMAGES = (500, 2_000, 10_000, 60_000)
 EPSILONS = (0.5, 1.0, 3.0, 8.0, math.inf)
@@ -54,19 +55,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / "cells.json")
     features = Features()
-    for unit in ("record", "client"):
-        for kind, (method, dimensions) in KINDS.items():
-            if method == "fedavg":
-                continue
-            for images in IMAGES:
-                for epsilon in EPSILONS:
-                    for seed in SEEDS:
-                        store.measure(
-                            f"{unit}/{kind}/{images}/{epsilon:g}/{seed}",
-                            lambda u=unit, m=method, d=dimensions, n=images, e=epsilon, s=seed: (
-                                features.read(u, m, d, n, e, s)
-                            ),
-                        )
+    for cell in product(("record", "client"), KINDS, IMAGES, SEEDS, EPSILONS):
+        measure_sums(store, features, *cell)
     for images in IMAGES:
         for epsilon in EPSILONS:
             # One seed: a run takes a minute.
@@ -76,6 +66,30 @@ def main(folder: Path) -> None:
             )
     print(write_table(store))
     draw(store, folder / "privacy.png")
+
+
+def measure_sums(
+    store: "Store",
+    features: "Features",
+    unit: str,
+    kind: str,
+    images: int,
+    seed: int,
+    epsilon: float,
+) -> None:
+    """Measure one exchange; without a budget unit and projection make no difference."""
+    method, dimensions = KINDS[kind]
+    if method == "fedavg":
+        return
+    name = f"{images}/{epsilon:g}/{seed}"
+    first = next(each for each, made in KINDS.items() if made[0] == method)
+    if epsilon == math.inf and (unit, kind) != ("record", first):
+        store.cells[f"{unit}/{kind}/{name}"] = store.cells[f"record/{first}/{name}"]
+        return
+    store.measure(
+        f"{unit}/{kind}/{name}",
+        lambda: features.read(unit, method, dimensions, images, epsilon, seed),
+    )
 
 
 class Store:
@@ -103,16 +117,13 @@ class Features:
 
     def __init__(self) -> None:
         self._data: FederatedData | None = None
+        self._collected: tuple[Any, list[dict[str, Tensor]]] = (None, [])
 
     def read(
         self, unit: str, method: str, dimensions: int, images: int, epsilon: float, seed: int
     ) -> float:
         """Return the accuracy of one exchange."""
         data = self._load()
-        client = data.clients[0]
-        key = generator(seed, images, "images of the measurement")
-        chosen = torch.randperm(len(client.labels), generator=key)[:images]
-        num_clients = min(MOST_CLIENTS, images)
         experiment = exchange_experiment(method, seed)
         if epsilon < math.inf:
             experiment = experiment.replace(
@@ -120,17 +131,28 @@ class Features:
                 privacy__unit=unit,
                 privacy__dimensions=dimensions,
                 privacy__moments=method != "fedncm",
-                privacy__clip=expected_length(images / num_clients),
+                privacy__clip=expected_length(images / min(MOST_CLIENTS, images)),
             )
         made = find_method(method)(experiment, data.num_classes)
         assert isinstance(made, OneExchange)
-        parts = chosen.chunk(num_clients if unit == "client" else 1)
-        collected = [made.collect(client.inputs[part], client.labels[part]) for part in parts]
-        params = fit(made, collected, data.input_size)
-        model = made.own_model(data.input_size)
+        key = (unit, method, dimensions, images, seed, epsilon == math.inf)
+        if self._collected[0] != key:
+            # The same under every budget; only noise differs.
+            self._collected = key, self._collect(made, unit, images, seed)
+        params = fit(made, self._collected[1], data.input_size)
         with torch.no_grad():
-            _, scores = model.apply(params, data.test_inputs)
+            _, scores = made.own_model(data.input_size).apply(params, data.test_inputs)
         return 100 * float((scores.argmax(1) == data.test_labels).double().mean())
+
+    def _collect(
+        self, method: OneExchange, unit: str, images: int, seed: int
+    ) -> list[dict[str, Tensor]]:
+        """Return what clients collect; where clients do not matter there is one."""
+        client = self._load().clients[0]
+        key = generator(seed, images, "images of the measurement")
+        chosen = torch.randperm(len(client.labels), generator=key)[:images]
+        parts = chosen.chunk(min(MOST_CLIENTS, images) if unit == "client" else 1)
+        return [method.collect(client.inputs[part], client.labels[part]) for part in parts]
 
     def _load(self) -> FederatedData:
         if self._data is None:
@@ -154,7 +176,9 @@ def expected_length(images: float) -> float:
     return math.sqrt(2) * images / math.sqrt(classes)
 
 
-def fit(method: OneExchange, collected: list[dict[str, Tensor]], input_size: int) -> dict[str, Tensor]:
+def fit(
+    method: OneExchange, collected: list[dict[str, Tensor]], input_size: int
+) -> dict[str, Tensor]:
     """Return the classifier of what clients have collected, as a run makes it."""
     mechanism = method.private_sums
     model = method.own_model(input_size)
@@ -170,7 +194,6 @@ def fit(method: OneExchange, collected: list[dict[str, Tensor]], input_size: int
     rows = {"everybody": Prototypes(means, held, own["counts"][held].long())}
     tally = Tally([], [], [], [], 1.0, rows, own)
     served = method.reduce(Server(initial), {}, tally)
-    assert isinstance(PrototypePool, type)
     return served.params
 
 

@@ -64,6 +64,7 @@ def test_no_exact_count_loss_or_reading_leaves_a_client(
         told = {name for name, value in reading["table"]["own"].items() if value is not None}
         assert told <= TOLD
         assert reading["is_personal"] is False
+    assert "sums" not in json.loads((found.path / "federation.json").read_text())
     assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
     assert result.summary is not None
     assert all(record["clients"]["rejected"] == {} for record in result.history)

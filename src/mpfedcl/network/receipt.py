@@ -15,11 +15,12 @@ import numpy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method, find_method
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.message import FORMAT, Kind, Message
+from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
@@ -88,7 +89,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
     with tempfile.TemporaryDirectory(prefix="mpfedcl-receipt-") as folder:
         client = NetworkClient(replace(settings, state=Path(folder)))
         hello = client.answer("hello", _request(experiment))
-        introduction = Introduction.from_message(hello)
+        introduction = _read_introduction(hello)
         if not experiment.dataset.classes:
             # As the server does; here this client is alone.
             experiment = experiment.replace(dataset__classes=introduction.classes)
@@ -121,6 +122,15 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         privacy.unit_for(trains=assembly.method.trains),
         privacy.trust,
     )
+
+
+def _read_introduction(hello: Message) -> Introduction:
+    try:
+        return Introduction.from_message(hello)
+    except MessageError as error:
+        raise InvalidInput(
+            f"data must be such that a server lets the client take part: {error}."
+        ) from None
 
 
 def _promised(epsilon: float, delta: float) -> float:

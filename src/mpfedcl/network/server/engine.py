@@ -274,7 +274,8 @@ class NetworkEngine(Engine):
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)
-        if update.summed:
+        # Under a privacy budget not even their hash is kept, and nobody leaves.
+        if update.summed and not self._experiment.privacy.has_budget:
             self._sent_sums[name] = digest_sums(update.summed)
         if "late" in message.values:
             self._late |= self._read_late(name, message)
