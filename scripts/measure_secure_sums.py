@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 COMMAND = [sys.executable, "-m", "mpfedcl"]
 NAMES = ("client-0", "client-1", "client-2")
-SETTINGS = ["--clients", "3", "--partition.alpha", "0.5", "--network.round-timeout", "60"]
+SETTINGS = ["--clients", "3", "--partition.alpha", "10", "--network.round-timeout", "60"]
 SECURE, BUDGET = ["--secure-sums"], ["--privacy.epsilon", "3"]
 EXCHANGE, ROUNDS = ["--method", "fedgauss"], ["--method", "fedavg", "--rounds", "5"]
 RUNS: list[tuple[str, list[str], bool]] = [
@@ -63,7 +65,10 @@ def measure(
             running = subprocess.Popen([*COMMAND, *start_words], stdout=log, stderr=log)
         if kills:
             wait_until_shared(lab / "clients" / NAMES[1] / "memory")
-            os.killpg(clients[1].pid, signal.SIGKILL)
+            supervisor = psutil.Process(clients[1].pid)
+            # Itself first, or it would start its process again.
+            for process in (supervisor, *supervisor.children(recursive=True)):
+                process.kill()
         running.wait(600)
         seconds = time.monotonic() - began
     finally:

@@ -221,7 +221,8 @@ def test_replayed_and_reordered_answers_are_refused(images: Path, tmp_path: Path
 
 def test_client_takes_part_with_secure_sums_alone(images: Path, tmp_path: Path) -> None:
     plan = experiment(images, secure_sums=False, network__patience=1.0)
-    federation = LoopbackFederation(plan, tmp_path, **{"secure-sums": True})
+    config: dict[str, Any] = {"secure-sums": True}
+    federation = LoopbackFederation(plan, tmp_path, **config)
     with pytest.raises(RunCutShort, match="secure_sums is False; this client takes part with"):
         federation.serve()
 

@@ -5,10 +5,18 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, built_in_methods, find_method
 from mpfedcl.secure_sums import LEAST_CLIENTS, check_installed
 
-BLINDED = (
+_BLINDED = (
     "Secure sums: only totals over clients are seen, so no single client's update can be checked, "
     "clipped or left out; totals are checked as far as they can be."
 )
+
+
+def describe_secure_sums(experiment: Experiment) -> list[str]:
+    """Return what must be said at the start of a run; nothing without secure sums."""
+    if not experiment.secure_sums:
+        return []
+    lost = find_method(experiment.method).lost_by_totals
+    return [_BLINDED, lost] if lost else [_BLINDED]
 
 
 def check_secure_sums(experiment: Experiment) -> None:

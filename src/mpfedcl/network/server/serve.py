@@ -24,7 +24,7 @@ from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.noise_shares import fix_noise
-from mpfedcl.rounds.secure_checks import BLINDED, check_secure_sums
+from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
@@ -133,8 +133,8 @@ def _run(
     observer: Observer,
 ) -> RunResult:
     cap_threads()
-    if experiment.secure_sums:
-        observer.on_warning(BLINDED)
+    for notice in describe_secure_sums(experiment):
+        observer.on_warning(notice)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
     assert registry.form is not None
