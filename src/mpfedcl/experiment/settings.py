@@ -226,6 +226,21 @@ class AggregationSettings(Settings):
 
     section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
+    attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of a round's clients that a rule other than the mean is to withstand: so many are
+    trimmed at each end, or left out by Krum."""
+    bucket: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
+    clients differ much, and halves what can be withstood."""
+
+    @model_validator(mode="after")
+    def _refuse_buckets_of_the_mean(self) -> Self:
+        if self.rule == "mean" and self.bucket > 1:
+            raise InvalidInput(
+                f"aggregation.bucket is {self.bucket}; with aggregation.rule 'mean' it must be 1: "
+                "a mean of means is the mean."
+            )
+        return self
 
 
 class ModelSettings(Settings):

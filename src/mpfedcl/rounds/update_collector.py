@@ -53,7 +53,7 @@ class UpdateCollector:
         """The largest upload of one client."""
         experiment = method.experiment
         rule = find_aggregator(experiment.aggregation.rule)
-        self._aggregator = rule(guard.template, experiment)
+        self._aggregator = rule(guard.template, experiment, broadcast.round)
         self._processors = ProcessorChain(experiment)
         self._method = method
         self._guard = guard

@@ -15,8 +15,8 @@ class WeightedMean(Aggregator):
     that follow each other are summed by the stack itself.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment) -> None:
-        super().__init__(template, experiment)
+    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
+        super().__init__(template, experiment, round_number)
         self._sums: Tensors = {}
         self._weight: float = 0
         self._stack: UpdateStack | None = None
