@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rng import generator, numpy_generator
@@ -61,20 +60,20 @@ def flip_sign(scale: float) -> ModelAttack:
     return lambda own, *_: {name: -scale * value for name, value in own.items()}
 
 
-def add_noise(own: Tensors, honest: Honest, draw: torch.Generator) -> Tensors:
+def add_noise(own: Tensors, _: Honest, draw: torch.Generator) -> Tensors:
     """Send noise of a great length."""
     noise = {name: torch.randn(value.shape, generator=draw) for name, value in own.items()}
     length = sum(float(value.square().sum()) for value in noise.values()) ** 0.5
     return {name: NOISE_LENGTH / length * value.to(own[name]) for name, value in noise.items()}
 
 
-def manipulate_inner_product(own: Tensors, honest: Honest, draw: torch.Generator) -> Tensors:
+def manipulate_inner_product(own: Tensors, honest: Honest, _: torch.Generator) -> Tensors:
     """Send a little of the honest mean, negated (Xie, Koyejo and Gupta, 2019)."""
     return {name: -MANIPULATION * honest.mean(name) for name in own}
 
 
-def move_a_little(own: Tensors, honest: Honest, draw: torch.Generator) -> Tensors:
-    """Stay within the honest deviation in each number: "a little is enough" (Baruch et al., 2019)."""
+def move_a_little(own: Tensors, honest: Honest, _: torch.Generator) -> Tensors:
+    """Stay within the honest deviation: "a little is enough" (Baruch et al., 2019)."""
     return {name: honest.mean(name) - DEVIATIONS * honest.deviation(name) for name in own}
 
 
@@ -270,12 +269,17 @@ def _claim(update: Update) -> Tensors:
     if not update.summed:
         return {}
     often = CLAIM // update.num_samples
-    return {name: value * often for name, value in update.summed.items()}
+    claimed = {name: value * often for name, value in update.summed.items()}
+    if "scatter" in claimed:
+        # |W|² / f, which is no sum over samples; f are the samples less the classes.
+        counts = update.summed["counts"].double()
+        held = int((counts > 0).sum())
+        fewer, more = (max(1.0, float(c.sum()) - held) for c in (counts, counts * often))
+        claimed["scatter"] = update.summed["scatter"] * often**2 * fewer / more
+    return claimed
 
 
-def _describe_classes(
-    data: FederatedData, attackers: Collection[str]
-) -> tuple[Tensor, Tensor]:
+def _describe_classes(data: FederatedData, attackers: Collection[str]) -> tuple[Tensor, Tensor]:
     """Return the means and deviations of the honest clients' samples by class [C, d]."""
     honest = [client for client in data.clients if client.name not in attackers]
     inputs = torch.nn.functional.normalize(torch.cat([each.inputs for each in honest]), dim=1)

@@ -258,6 +258,19 @@ class GuardSettings(Settings):
     section: ClassVar[str] = "guard"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
+    bounds: Literal["auto", "on", "off"] = "auto"
+    """Bound what a client sends by what the others send; auto: over a network, where clients are
+    strangers, and not in a simulation."""
+    share_cap: Annotated[float, Field(ge=1)] = 3.0
+    """Bounds: a client weighs at most as much as so many of median size."""
+    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Bounds: clients whose number of samples you know, as `--guard.sizes hospital 5000`; each
+    weighs up to that, whatever the median."""
+    clip_factor: Annotated[float, Field(gt=0)] = 1.5
+    """Bounds: a change is clipped to so many times the median length of the round before."""
+    odd_factor: Annotated[float, Field(gt=1)] = 4.0
+    """Bounds, where clients send sums: a client whose class means differ from the others' by so
+    many times what chance explains is rejected; and prototypes that are so many times as long."""
 
 
 class StatisticsSettings(Settings):

@@ -16,6 +16,9 @@ from mpfedcl.messages import Update
 from mpfedcl.rng import numpy_generator
 from mpfedcl.tensors import Tensors, pack_tensors
 
+_FARTHEST = 1e6
+"""Median distances: what is farther from the others has no place in a combination of them."""
+
 
 class Peers(Protocol):
     """The processes of a run that share its clients, this one included."""
@@ -41,8 +44,8 @@ class Aggregator(ABC):
         self.experiment = experiment
         self.round = round_number
 
-    @classmethod
-    def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: B027  -- most take any
+    @classmethod  # noqa: B027  -- most take any number
+    def check(cls, experiment: Experiment, num_clients: int) -> None:
         """Refuse an experiment whose rounds have too few clients for what is asked of the rule."""
 
     @abstractmethod
@@ -95,12 +98,13 @@ class RuleOverAll(Aggregator):
         """Refuse to withstand more attackers than the rule can."""
         settings = experiment.aggregation
         count, wanted = math.ceil(num_clients / settings.bucket), _attackers(settings, num_clients)
-        if wanted > max(0, cls.most_attackers(count)):
-            seen = f"{count} buckets" if settings.bucket > 1 else "them"
+        most = max(0, cls.most_attackers(count))
+        if wanted > most:
+            seen = f"{count} buckets" if settings.bucket > 1 else "so many"
             raise InvalidInput(
-                f"aggregation.attackers is {settings.attackers:g}, {wanted} of {num_clients} clients "
-                f"in a round; of {seen} aggregation.rule {settings.rule} withstands at most "
-                f"{max(0, cls.most_attackers(count))}: give fewer, or another rule."
+                f"aggregation.attackers is {settings.attackers:g}, {wanted} of a round's "
+                f"{num_clients} clients; it must be at most {most / num_clients:.3g}, because of "
+                f"{seen} aggregation.rule {settings.rule} withstands {most}."
             )
 
     def add(self, update: Update, weight: float) -> None:
@@ -163,7 +167,10 @@ class RuleByDistances(RuleOverAll):
 
     def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
         """Return the combination."""
-        shares = self.shares(squared_distances(updates), attackers)
+        squares = squared_distances(updates)
+        near = _find_near(squares)
+        updates = [updates[place] for place in near]
+        shares = self.shares(squares[near][:, near], min(attackers, self.most_attackers(len(near))))
         # An update that is left out must not count, whatever it holds.
         kept = [(each, float(share)) for each, share in zip(updates, shares, strict=True) if share]
         return {
@@ -174,9 +181,7 @@ class RuleByDistances(RuleOverAll):
 
 def means_of(updates: Sequence[Tensors]) -> Tensors:
     """Return the plain means of updates."""
-    return {
-        name: torch.stack([each[name] for each in updates]).mean(0) for name in updates[0]
-    }
+    return {name: torch.stack([each[name] for each in updates]).mean(0) for name in updates[0]}
 
 
 def squared_distances(updates: Sequence[Tensors]) -> Tensor:
@@ -188,6 +193,12 @@ def squared_distances(updates: Sequence[Tensors]) -> Tensor:
             squares = [(one[n] - other[n]).square().sum(dtype=torch.float64) for n in one]
             found[i, j] = found[j, i] = sum(squares, found.new_zeros(()))
     return found
+
+
+def _find_near(squared_distances: Tensor) -> list[int]:
+    """Return which updates are not out of all proportion, with which distances cannot be taken."""
+    typical = squared_distances.median(dim=1).values
+    return (typical <= _FARTHEST**2 * typical.median()).nonzero().squeeze(1).tolist()
 
 
 def distances_to(shares: Tensor, squared_distances: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """the point with the least sum of distances to the updates (RFA, Pillutla et al., 2022)."""
 
-import torch
 from torch import Tensor
 
 from mpfedcl.rounds.aggregation.base import RuleByDistances, distances_to
 
 _MOST_STEPS = 100
 _SMOOTHING = 1e-6
-"""Of the greatest distance: what a distance counts as where it is less."""
+"""Of the median distance between updates: what a distance counts as where it is less."""
 _PRECISION = 1e-10
 
 
@@ -19,16 +18,22 @@ class GeometricMedian(RuleByDistances):
 
     def shares(self, squared_distances: Tensor, attackers: int) -> Tensor:
         """Return the shares at which the algorithm stands still."""
-        count = len(squared_distances)
-        shares = squared_distances.new_full((count,), 1 / count)
-        least = _SMOOTHING * float(squared_distances.max().sqrt())
-        if not least:
-            return shares
-        for _ in range(_MOST_STEPS):
-            closeness = 1 / distances_to(shares, squared_distances).clamp(min=least)
-            following = closeness / closeness.sum()
-            moved = float((following - shares).abs().max())
-            shares = following
-            if moved < _PRECISION:
-                break
-        return torch.where(shares < _PRECISION, 0, shares) / shares[shares >= _PRECISION].sum()
+        return weiszfeld(squared_distances)
+
+
+def weiszfeld(squared_distances: Tensor) -> Tensor:
+    """Return the shares [n] of points in their geometric median, from their distances [n, n]."""
+    count = len(squared_distances)
+    shares = squared_distances.new_full((count,), 1 / count)
+    apart = squared_distances[squared_distances > 0]
+    if not len(apart):
+        return shares
+    least = _SMOOTHING * float(apart.median().sqrt())
+    for _ in range(_MOST_STEPS):
+        closeness = 1 / distances_to(shares, squared_distances).clamp(min=least)
+        following = closeness / closeness.sum()
+        moved = float((following - shares).abs().max())
+        shares = following
+        if moved < _PRECISION:
+            break
+    return shares

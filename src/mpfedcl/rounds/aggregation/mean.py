@@ -30,7 +30,8 @@ class WeightedMean(Aggregator):
             if self._stack is not update.averaged.stack:
                 self._sum_stack()
             self._stack = update.averaged.stack
-            self._shares[update.averaged.index] = weight
+            index = update.averaged.index
+            self._shares[index] = self._shares.get(index, 0.0) + weight
         else:
             assert update.averaged is not None
             self._sum_stack()
