@@ -87,7 +87,7 @@ def drop_misplaced(
     if len(longest) >= FEWEST_HOLDERS:
         far |= vectors.norm(dim=1) > factor * longest.quantile(0.5)
     kept, dropped = dict(prototypes), {}
-    parts = far.split([len(each) for each in present.values()])
+    parts = torch.split(far, [len(each) for each in present.values()])
     for (name, each), odd in zip(present.items(), parts, strict=True):
         if bool(odd.any()):
             kept[name] = Prototypes(each.vectors[~odd], each.labels[~odd], each.counts[~odd])
@@ -137,7 +137,8 @@ def _find_misplaced(vectors: Tensor, labels: Tensor, centres: ClassCentres) -> T
     others = distances.masked_fill(places == labels.unsqueeze(1), torch.inf)
     if not len(places):
         return torch.zeros_like(labels, dtype=torch.bool)
-    return (own > others.min(1).values + _ROUNDING) & centres.judged[labels]
+    misplaced: Tensor = own > others.min(1).values + _ROUNDING
+    return misplaced & centres.judged[labels]
 
 
 def _shares_by_class(flags: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -148,7 +149,7 @@ def _shares_by_class(flags: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 def _class_means(prototypes: Prototypes) -> tuple[Tensor, Tensor, Tensor]:
     """Return a client's classes, its mean of each by counts, and their counts."""
-    labels, place = prototypes.labels.unique(return_inverse=True)
+    labels, place = torch.unique(prototypes.labels, return_inverse=True)
     counts = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
     counts.index_add_(0, place, prototypes.counts.double())
     sums = counts.new_zeros(len(labels), prototypes.dimension)
