@@ -154,6 +154,8 @@ class Total:
     """Numbers that one client has sent."""
     num_bytes: int
     """Bytes that all of them have sent."""
+    noise: Tensor | None = None
+    """Under a privacy budget: the variance of the noise in it, over what the budget asks for."""
 
     @property
     def client(self) -> str:

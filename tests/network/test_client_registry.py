@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -27,7 +28,8 @@ TWELVE = tuple(f"{number:02d}" for number in range(12))
 
 
 def member(name: str, *classes: str, input_size: int = 9, encoder: str = "") -> Introduction:
-    return Introduction(name, classes, (1,) * len(classes), 0, input_size, encoder)
+    counts = (1,) * len(classes)
+    return Introduction(name, classes, counts, 0, input_size, encoder, own_data=True)
 
 
 def agreed(*lists: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,6 +98,15 @@ def test_no_classes_of_one_client_end_what_two_others_agree_on(odd_classes: list
     for each in kept:
         if all(name.isdecimal() for name in each.classes):
             assert list(each.classes) == classes[: len(each.classes)]
+
+
+def test_shares_of_one_set_have_its_classes_and_no_others() -> None:
+    shares = {n: replace(each, own_data=False) for n, each in named(*[DIGITS[:3]] * 2).items()}
+    assert agree_on_classes(Experiment(), shares)[1] == {}
+    liar = member("a", *DIGITS[:3], "zebra")
+    experiment, odd = agree_on_classes(Experiment(), {**shares, "a": liar})
+    assert odd.keys() == {"a"}
+    assert experiment.dataset.classes == DIGITS[:3]
 
 
 def test_classes_that_were_named_stay() -> None:

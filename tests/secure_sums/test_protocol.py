@@ -84,8 +84,8 @@ def test_shares_below_the_threshold_say_nothing() -> None:
     shares = dict(enumerate(split_secret(secret, 5, 3)))
     for chosen in combinations(range(5), 3):
         assert join_shares({place: shares[place] for place in chosen}) == secret
-    for chosen in combinations(range(5), 2):
-        assert join_shares({place: shares[place] for place in chosen}) != secret
+    for pair in combinations(range(5), 2):
+        assert join_shares({place: shares[place] for place in pair}) != secret
     # The same two shares with any third one of another making give some secret: none is ruled out.
     other = split_secret(bytes(32), 5, 3)
     found = {join_shares({0: shares[0], 1: shares[1], 2: each}) for each in other}
@@ -242,7 +242,7 @@ def test_client_goes_on_after_a_restart() -> None:
         ([], "must be a table"),
         ({}, "channel must be hexadecimal"),
         ({"channel": "zz"}, "channel must be hexadecimal"),
-        ({"channel": "00", "masking": "00", "commitment": "00", "signature": ""}, "32 bytes"),
+        (dict.fromkeys(("channel", "masking", "commitment", "signature", "identity"), "00"), "32 byt"),
         ({"channel": "0" * 10_000}, "at most 4096 bytes"),
     ],
 )

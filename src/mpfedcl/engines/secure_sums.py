@@ -8,7 +8,7 @@ from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
 from mpfedcl.rounds.sum_layout import SumLayout
-from mpfedcl.secure_sums import NothingOpened
+from mpfedcl.secure_sums import NothingOpened, describe_lost_round
 from mpfedcl.secure_sums.client import SumClient
 from mpfedcl.secure_sums.fixed_point import OutOfRange
 from mpfedcl.secure_sums.roster import Session
@@ -44,7 +44,7 @@ class SecureSumsEngine(WrappedEngine):
         try:
             yield from self._add_up(broadcast, names, keep)
         except NothingOpened as error:
-            self._told = {"warnings": [describe_loss(broadcast.round, error)]}
+            self._told = {"warnings": [describe_lost_round(broadcast.round, error)]}
 
     def remarks(self) -> dict[str, Any]:
         """Say what became of the sum."""
@@ -76,15 +76,12 @@ class SecureSumsEngine(WrappedEngine):
         with self._clock.phase("mask"):
             for name in left("reveal", survivors):
                 server.take_revealed(name, clients[name].reveal(survivors))
-            yield self._layout.total(server.open(), survivors, server.bytes_up)
+            yield self._layout.total(
+                server.open(), survivors, len(server.roster.names), server.bytes_up
+            )
 
     def _take(self, server: SumServer, client: SumClient, update: Update | Failure) -> None:
         assert isinstance(update, Update)
         numbers = self._layout.encode(update, len(server.roster.names))
         masked = client.mask(numbers, server.shares_for(update.client))
         server.take_masked(update.client, masked)
-
-
-def describe_loss(round_number: int, error: NothingOpened) -> str:
-    """Say that the sum of a round stays closed."""
-    return f"Round {round_number}: its secure sum was not opened, because {error}."

@@ -173,12 +173,21 @@ class OneExchange(ClosedForm, ABC):
         return find_impossible_sums(update.summed, most, in_full=False)
 
     def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return the pooled statistics of one client alone, and what tells clients apart."""
+        """Return the pooled statistics of one client alone, and what tells clients apart.
+
+        Under a privacy budget the sums as they are: what they add up to gets noise.
+        """
+        if self.private_sums is not None:
+            return {name: value.double() for name, value in summed.items()}
         one = self.pool_of_one(self.own_statistics(summed))
         return totals_of_one(one, with_effects=self.estimates_effects)
 
     def judge_totals(self, totals: Tensors) -> str | None:
         """Return why no clients have these totals."""
+        if self.private_sums is not None:
+            # More than half of the clients are left: their noise has less than twice the variance.
+            noisy = self.private_sums.with_share(math.sqrt(2) * self.private_sums.sigma)
+            return noisy.find_impossible(totals)
         return find_impossible_totals(totals)
 
     def statistics_of(self, totals: Tensors) -> Tensors:

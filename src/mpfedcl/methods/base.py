@@ -81,6 +81,8 @@ class Method:
     totals_suffice: ClassVar[bool] = False
     """Whether the server needs nothing but sums over clients, so that `--secure-sums` is possible.
     Then `weigh` must stay as it is, and `reduce` finds in the tally no single client."""
+    lost_by_totals: ClassVar[str] = ""
+    """What the method does less well then, as a sentence."""
     keeps_sums: ClassVar[bool] = False
     """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True

@@ -23,9 +23,16 @@ from mpfedcl.gaussian import (
     own_strength,
     scatter_rows,
     unpack_symmetric,
+    within_from_moment,
 )
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods._one_exchange import OneExchange, class_means, degrees_of, is_total
+from mpfedcl.methods._one_exchange import (
+    OneExchange,
+    class_means,
+    degrees_of,
+    fit_classes,
+    is_total,
+)
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 
@@ -65,6 +72,10 @@ class FedGauss(OneExchange):
     second_moment = "within"
     sends_fit = True
     estimates_effects = True
+    lost_by_totals = (
+        "With totals alone everybody's test is read by one Gaussian per class, and not by the "
+        "mixture over clients."
+    )
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""
 
@@ -91,7 +102,8 @@ class FedGauss(OneExchange):
         # Infinity would not pass as a number of a message.
         numbers = [*shrinkage, *effects, 1 / strength]
         self._pool = within, pool
-        return _mixture(pool, None if is_total(sums) else groups), {
+        components = _classes(sums) if is_total(sums) else _mixture(pool, groups)
+        return components, {
             "covariance": within,
             "fit": torch.tensor(numbers, dtype=torch.float64, device=within.device),
         }
@@ -205,12 +217,18 @@ def _degrees_of_totals(totals: Tensors) -> Degrees:
     return Degrees(total, float(totals["degrees_squared"]), int(totals["free_clients"]))
 
 
-def _mixture(pool: GaussianPool, groups: ClientMeans | None) -> Components:
-    """Return each class as the mixture of its clients' Gaussians.
+def _classes(totals: Tensors) -> Components:
+    """Return one Gaussian per class, as wide as all clients' samples of a class lie."""
+    size, classes = totals["sums"].shape[1], int((totals["counts"] > 0).sum())
+    moment = unpack_symmetric(totals["moment"], size)
+    around = within_from_moment(moment, totals["counts"], totals["sums"])
+    degrees = max(1.0, float(totals["counts"].sum()) - classes)
+    return fit_classes(Covariance.decompose(around / degrees), degrees, totals)[0]
 
-    One where they coincide, or where single clients are not known.
-    """
-    if groups is not None and (pool.effects.shift or pool.effects.by_class):
+
+def _mixture(pool: GaussianPool, groups: ClientMeans) -> Components:
+    """Return each class as the mixture of its clients' Gaussians; one where they coincide."""
+    if pool.effects.shift or pool.effects.by_class:
         shifts = pool.effects.shifts(groups, pool.means)
         prototypes = pool.effects.group_means(groups, pool.means, shifts)
         labels, shares = groups.labels, groups.counts / pool.counts[groups.labels]

@@ -17,6 +17,11 @@ from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.tensors import Tensors
 
+LARGEST_LOSS = 1e12
+"""Of one client, either way; beyond it the mean of all says nothing, and might not be finite."""
+LARGEST_SUM = 1e100
+"""Of any number that is added up: all clients' together stay far from the end of the floats."""
+
 
 class Guard:
     """Judges updates against what an honest client would send.
@@ -100,6 +105,8 @@ class Guard:
             return None
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"
+        if abs(update.loss) > LARGEST_LOSS:
+            return f"loss is {update.loss:.3g}; at most {LARGEST_LOSS:g}"
         return None
 
     @torch.no_grad()
@@ -127,9 +134,9 @@ class Guard:
             # Made in this process from the samples themselves.
             sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
-        odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
-        if odd:
-            return f"the sums {odd[0]} hold values that are not finite"
+        for name, value in update.summed.items():
+            if problem := _judge_size(value):
+                return f"the sums {name} {problem}"
         announced = None if self._label_counts is None else self._label_counts[update.client]
         return self._method.judge_sums(update, announced=announced)
 
@@ -164,6 +171,13 @@ class Guard:
         if self._most_prototypes is not None and found > self._most_prototypes:
             return f"a class has {found} prototypes; at most {self._most_prototypes}"
         return None
+
+
+def _judge_size(value: Tensor) -> str | None:
+    largest = float(value.double().abs().max()) if value.numel() else 0.0
+    if not math.isfinite(largest):
+        return "hold values that are not finite"
+    return None if largest <= LARGEST_SUM else f"reach {largest:.3g}; at most {LARGEST_SUM:g}"
 
 
 def _judge_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:

@@ -5,10 +5,18 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, built_in_methods, find_method
 from mpfedcl.secure_sums import LEAST_CLIENTS, check_installed
 
-BLINDED = (
+_BLINDED = (
     "Secure sums: only totals over clients are seen, so no single client's update can be checked, "
     "clipped or left out; totals are checked as far as they can be."
 )
+
+
+def describe_secure_sums(experiment: Experiment) -> list[str]:
+    """Return what must be said at the start of a run; nothing without secure sums."""
+    if not experiment.secure_sums:
+        return []
+    lost = find_method(experiment.method).lost_by_totals
+    return [_BLINDED, lost] if lost else [_BLINDED]
 
 
 def check_secure_sums(experiment: Experiment) -> None:
@@ -34,10 +42,25 @@ def check_secure_sums(experiment: Experiment) -> None:
             "statistics.keep is 'clients'; with secure_sums it must be auto or pooled: nobody has "
             "the sums of single clients."
         )
+    if experiment.privacy.has_budget:
+        _check_budget(experiment)
     if experiment.workers > 1:
         raise InvalidInput(
             f"workers is {experiment.workers}; with secure_sums it must be 1: clients of one run "
             "mask their updates for each other."
+        )
+
+
+def _check_budget(experiment: Experiment) -> None:
+    if experiment.privacy.trust == "nobody":
+        raise InvalidInput(
+            "privacy.trust is 'nobody'; with secure_sums it must be server, which sees no bare sum "
+            "all the same: clients add shares of the noise."
+        )
+    if experiment.fraction < 1:
+        raise InvalidInput(
+            f"fraction is {experiment.fraction:g}; with secure_sums and a privacy budget it must "
+            "be 1: the server knows who is drawn, so drawing protects nobody from it."
         )
 
 

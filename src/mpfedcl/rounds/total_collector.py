@@ -64,6 +64,8 @@ class TotalCollector(UpdateCollector):
 
     def _accept_total(self, total: Total) -> None:
         self._total = total
+        self.noise = total.noise
+        self.weights = dict.fromkeys(total.clients, total.weight / len(total.clients))
         # As sums of single clients are added up.
         self.sums = {name: value.double() for name, value in total.summed.items()}
         self.bytes_up = total.num_bytes

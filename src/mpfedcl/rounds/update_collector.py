@@ -48,6 +48,8 @@ class UpdateCollector:
         """What the totals of all processes come to."""
         self._stack: StackedSums | None = None
         self._members: list[int] = []
+        self.noise: Tensor | None = None
+        """Where clients have added the noise that a budget asks for: its variance over that."""
         self.mean_loss: float | None = None
         """Where losses are known in total alone."""
         self.bytes_up = 0

@@ -19,7 +19,12 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.secure_checks import BLINDED, check_enough_clients, check_secure_sums
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import (
+    check_enough_clients,
+    check_secure_sums,
+    describe_secure_sums,
+)
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
@@ -42,7 +47,7 @@ def run_simulation(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
-    experiment = limit_rounds(experiment, observer.on_warning)
+    experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
@@ -108,10 +113,8 @@ class _Simulation(RunLoop):
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        for notice in self._data.notices:
+        for notice in [*self._data.notices, *describe_secure_sums(self._experiment)]:
             observer.on_warning(notice)
-        if self._experiment.secure_sums:
-            observer.on_warning(BLINDED)
         return super().run(directory, observer)
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:

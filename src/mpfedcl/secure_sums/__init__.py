@@ -40,6 +40,11 @@ def least_left(num_clients: int, share: float) -> int:
     return max(2, int(share * num_clients) + 1)
 
 
+def describe_lost_round(round_number: int, error: NothingOpened) -> str:
+    """Say that the sum of a round stays closed."""
+    return f"Round {round_number}: its secure sum was not opened, because {error}."
+
+
 def check_installed() -> None:
     """Refuse to begin where the libraries that do the cryptography are missing."""
     if find_spec("cryptography") is None or find_spec("Crypto") is None:

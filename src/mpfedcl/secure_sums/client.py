@@ -59,8 +59,8 @@ class SumClient:
         own = roster.adverts.get(self._name)
         if roster.session != self._session:
             raise ProtocolError("the roster is of another run or round")
-        # Not the signature, which somebody else may add.
-        if own is None or own.signed(b"") != self._advert():
+        # Not the signature, which is added by somebody else.
+        if own is None or own.signed(b"", b"") != self._advert():
             raise ProtocolError("the roster does not have this client's own keys")
         self._roster = roster
         count, threshold = len(roster.names), roster.threshold
@@ -112,6 +112,13 @@ class SumClient:
         # Nothing is left that could be asked for a second time.
         self._secrets, self._sealed = {}, {}
         return Revealed(seeds, keys)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients are in the roster, which bounds what each may add."""
+        if self._roster is None:
+            raise ProtocolError(f"mask was asked for; the next stage here is {self._next}")
+        return len(self._roster.names)
 
     def to_values(self) -> dict[str, Any]:
         """Return what this client must remember, as plain values; they are secret."""

@@ -78,7 +78,8 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
 def split_secret(secret: bytes, num_shares: int, threshold: int) -> list[bytes]:
     """Return shares of a secret of 32 bytes, of which any `threshold` give it back."""
     halves = [
-        Shamir.split(threshold, num_shares, half) for half in (secret[:_HALF], secret[_HALF:])
+        Shamir.split(threshold, num_shares, half, False)
+        for half in (secret[:_HALF], secret[_HALF:])
     ]
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
@@ -89,7 +90,7 @@ def join_shares(shares: Mapping[int, bytes]) -> bytes:
     Shares of something else give something else: who knows how to check it must.
     """
     parts = [
-        Shamir.combine([(place + 1, share[half]) for place, share in sorted(shares.items())])
+        Shamir.combine([(place + 1, share[half]) for place, share in sorted(shares.items())], False)
         for half in (slice(_HALF), slice(_HALF, None))
     ]
     return b"".join(parts)

@@ -38,6 +38,8 @@ class Advert:
     """To the seed of its own mask, so that shares of another seed are noticed."""
     signature: bytes = b""
     """By the client's key in the federation, where it has one."""
+    identity: bytes = b""
+    """That key's public half."""
 
     def __post_init__(self) -> None:
         for name in ("channel", "masking", "commitment"):
@@ -61,13 +63,13 @@ class Advert:
         return cls(
             *(
                 read_bytes(values.get(name), name)
-                for name in ("channel", "masking", "commitment", "signature")
+                for name in ("channel", "masking", "commitment", "signature", "identity")
             )
         )
 
-    def signed(self, signature: bytes) -> Self:
-        """Return the advert with a signature."""
-        return replace(self, signature=signature)
+    def signed(self, signature: bytes, identity: bytes) -> Self:
+        """Return the advert with a signature, and the key to check it by."""
+        return replace(self, signature=signature, identity=identity)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ def agree_on_classes(
     """
     if experiment.dataset.classes:
         return experiment, {}
-    alike = {member.classes: member for member in members.values()}
-    counts = Counter(member.classes for member in members.values())
+    alike = {_kind(member): member for member in members.values()}
+    counts = Counter(map(_kind, members.values()))
     fits = {
-        classes: sum(counts[o] for o, other in alike.items() if not _explain_mixed_up(each, other))
-        for classes, each in alike.items()
+        kind: sum(counts[o] for o, other in alike.items() if not _explain_mixed_up(each, other))
+        for kind, each in alike.items()
     }
     agreed: list[Introduction] = []
     refused: dict[str, str] = {}
-    for member in sorted(members.values(), key=lambda each: (-fits[each.classes], each.name)):
+    for member in sorted(members.values(), key=lambda each: (-fits[_kind(each)], each.name)):
         if reason := _explain_mixed_up(member, *agreed):
             refused[member.name] = reason
         else:
@@ -39,14 +39,24 @@ def agree_on_classes(
     return experiment.replace(dataset__classes=classes), refused
 
 
+def _kind(member: Introduction) -> tuple[tuple[str, ...], bool]:
+    """Return what decides who it goes together with: most clients are alike, and compared once."""
+    return member.classes, member.own_data
+
+
 def _all_classes(members: Collection[Introduction]) -> list[str]:
     return sorted({name for member in members for name in member.classes})
 
 
 def _explain_mixed_up(newest: Introduction, *others: Introduction) -> str | None:
-    """Return why labels of npz files would stand for other classes with the newest client."""
+    """Return why somebody's labels would stand for other classes with the newest client."""
     classes = _all_classes([newest, *others])
     for each in (newest, *others):
+        if not each.own_data and len(each.classes) < len(classes):
+            return (
+                f"{each.name} has a share of the experiment's data set, which has the classes "
+                f"{shorten_list(each.classes)}, and not all of {shorten_list(classes)}"
+            )
         if _are_numbers(each.classes) and list(each.classes) != classes[: len(each.classes)]:
             who = "it has" if each is newest else f"with it {each.name} has"
             return (
