@@ -11,20 +11,21 @@ of the client is held against the most similar of these pictures (SSIM), and so 
 strangers. An image counts as read off where the similarity is above 0.9.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from curious_server import Digits, SeenRound, draw_holdings, load_digits, observe
 from mpfedcl.data.inputs import pixel_constants
-from mpfedcl.messages import Update
+from mpfedcl.tensors import Tensors
 from outcome import Outcome
 from ssim import ssim
 
 READ_OFF = 0.9
 CLIENTS = 5
-JUDGED = 20
+JUDGED = 12
 """Images of each client that are looked for."""
 WEIGHT, BIAS = "hidden.0.weight", "hidden.0.bias"
 
@@ -38,8 +39,7 @@ class Case:
     batch: int
     least: float
     most: float
-    summed: bool = False
-    """Whether the server sees the sum of five clients only."""
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 CASES = [
@@ -48,7 +48,8 @@ CASES = [
     Case("32 images, one step", 32, 32, 0, 0.5),
     Case("100 images, 4 steps of 32", 100, 32, 0, 0.1),
     Case("400 images, 13 steps of 32", 400, 32, 0, 0.05),
-    Case("8 images, sum of 5 clients", 8, 8, 0, 0.5, summed=True),
+    Case("8 images, secure sum of 5", 8, 8, 0, 0.5, {"secure_sums": True}),
+    Case("8 images, let out by budget 3", 8, 8, 0, 0, {"privacy__epsilon": 3.0}),
 ]
 
 
@@ -75,24 +76,31 @@ def measure(digits: Digits, case: Case, seeds: range) -> tuple[Tensor, Tensor]:
     own, strangers = [], []
     for seed in seeds:
         holdings, others = draw_holdings(CLIENTS, case.images, len(digits.labels), seed)
-        settings = {"seed": seed, "rounds": 1, "train__batch_size": case.batch}
-        (seen,) = observe(digits, holdings, **settings)
-        pictures = _pictures(digits, seen, summed=case.summed)
-        held = (torch.cat(holdings) if case.summed else holdings[0])[:JUDGED]
-        own.append(_best(pictures, digits.pixels[held]))
+        given = {"seed": seed, "rounds": 1, "train__batch_size": case.batch, **case.settings}
+        (seen,) = observe(digits, holdings, **given)
+        pictures = _pictures(digits, seen, _seen_model(seen, case))
+        held = torch.cat(holdings) if case.settings else holdings[0]
+        own.append(_best(pictures, digits.pixels[held[:JUDGED]]))
         strangers.append(_best(pictures, digits.pixels[others[:JUDGED]]))
     return torch.cat(own), torch.cat(strangers)
 
 
-def _pictures(digits: Digits, seen: SeenRound, *, summed: bool) -> Tensor:
+def _seen_model(seen: SeenRound, case: Case) -> Tensors:
+    """Return the model that the attacker sees: a client's, the mean of all, or what is let out."""
+    if "privacy__epsilon" in case.settings:
+        return seen.following
+    if case.settings:
+        (total,) = seen.totals
+        return {name: value / total.weight for name, value in total.averaged.items()}
+    averaged = next(iter(seen.updates.values())).averaged
+    assert isinstance(averaged, dict)
+    return averaged
+
+
+def _pictures(digits: Digits, seen: SeenRound, model: Tensors) -> Tensor:
     """Return what the quotients of the first layer's changes show, in 0 to 1."""
-    updates = list(seen.updates.values())
     sent = seen.broadcast.params
-    changes = {
-        name: torch.stack([_averaged(each)[name] for each in updates]).double() - sent[name]
-        for name in (WEIGHT, BIAS)
-    }
-    weight, bias = (change.mean(0) if summed else change[0] for change in changes.values())
+    weight, bias = (model[name].double() - sent[name] for name in (WEIGHT, BIAS))
     told = bias.abs() > bias.abs().max() * 1e-3
     inputs = weight[told] / bias[told].unsqueeze(1)
     mean, deviation = pixel_constants(digits.experiment)
@@ -104,8 +112,3 @@ def _best(pictures: Tensor, images: Tensor) -> Tensor:
     return torch.stack(
         [ssim(pictures, each.expand(len(pictures), 28, 28)).max() for each in images]
     )
-
-
-def _averaged(update: Update) -> dict[str, Tensor]:
-    assert isinstance(update.averaged, dict)
-    return update.averaged
