@@ -40,7 +40,7 @@ def test_the_bytes_of_a_broadcast() -> None:
     empty = PrototypePool.empty(3, 5)
     assert Broadcast(7, {}, {}, empty).num_bytes == 0
     moved = Broadcast(7, sent.params, sent.extra, empty).to(META)
-    assert (moved.round, moved.params.keys(), moved.extra.keys()) == (7, {"a"}, {"b"})
+    assert (moved.round, set(moved.params), set(moved.extra)) == (7, {"a"}, {"b"})
     parts = [moved.params["a"], moved.extra["b"], moved.pool.vectors]
     assert all(part.device == META for part in parts)
 

@@ -176,9 +176,12 @@ def test_the_change_is_bounded() -> None:
     without = replace(broadcast, params={})
     assert guard.judge(move(update, 4.01), without) == "the model changed by 4.01; at most 4"
     # The change counts, not the weights.
-    for value in broadcast.params.values():
+    for name, value in broadcast.params.items():
         value.fill_(100.0)
-    assert guard.judge(move(update, 0.0), broadcast) is not None
+        assert isinstance(update.averaged, dict)
+        update.averaged[name].fill_(100.0)
+    assert guard.judge(move(update, 4.0), broadcast) is None
+    assert guard.judge(move(update, 4.01), broadcast) == "the model changed by 4.01; at most 4"
 
 
 def test_a_part_of_a_stack_is_judged_by_what_it_says(usual: Usual) -> None:
