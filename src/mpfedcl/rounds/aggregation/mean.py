@@ -24,7 +24,7 @@ class WeightedMean(Aggregator):
         self._shares: dict[int, float] = {}
 
     @classmethod
-    def check(cls, experiment: Experiment, num_clients: int) -> None:
+    def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: ARG003
         """Refuse buckets, which change nothing here."""
         if experiment.aggregation.bucket > 1:
             raise InvalidInput(
