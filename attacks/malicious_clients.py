@@ -87,8 +87,9 @@ MODEL_ATTACKS: Mapping[str, ModelAttack] = {
 }
 ATTACKS = (
     *("label-flip", "sign-flip", "sign-flip-5", "noise", "inner-product", "little"),
-    *("permuted-prototypes", "backdoor", "claim", "claim-and-flip"),
+    *("permuted-prototypes", "backdoor", "claim", "claim-and-flip", "away"),
 )
+"""`away`: attackers send nothing. It is what a rule costs that finds all of them."""
 
 
 def choose_attackers(names: Collection[str], share: float, seed: int) -> list[str]:
@@ -147,6 +148,8 @@ class MaliciousClients(WrappedEngine):
         for update in everyone:
             if update.client not in self._attackers:
                 yield update
+                continue
+            if self._attack == "away":
                 continue
             draw = generator(self._assembly.experiment.seed, broadcast.round, update.client, "lie")
             update = self._lie_about_model(update, changes[update.client], honest, draw)

@@ -10,6 +10,7 @@ from tampered_updates import VICTIM, TamperingEngine, with_tensor
 
 from mpfedcl import resume, run
 from mpfedcl.engines import Engine
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import GuardSettings
 from mpfedcl.messages import Broadcast, StackMember, Update
@@ -56,11 +57,18 @@ def test_of_two_clients_neither_sets_its_own_bound() -> None:
 
 def test_what_the_operator_states_counts() -> None:
     sizes = {"a": 10, "b": 20, "c": 1000}
-    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes={"c": 500})
+    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes=("c:500",))
     assert made.weights["c"] == pytest.approx(500)
-    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes={"c": 1000})
+    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes=("c:1000",))
     assert made.weights["c"] == 1000
     assert made.processed == {}
+
+
+@pytest.mark.parametrize("odd", ["c", "c:", ":5", "c:0", "c:-1", "c:1.5", "c:10000000000000"])
+def test_a_size_is_a_name_and_a_number(odd: str) -> None:
+    with pytest.raises(InvalidInput, match=r"guard\.sizes\.0 is "):
+        GuardSettings(sizes=(odd,))
+    assert GuardSettings(sizes=("a:b:12",)).stated_sizes == {"a:b": 12}
 
 
 def test_a_long_change_is_clipped_to_the_last_rounds_median() -> None:
@@ -179,8 +187,8 @@ def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
     assert bounds.judge_claim("a", 150) is None
     reason = bounds.judge_claim("c", 151)
     assert reason is not None
-    assert reason.endswith("--guard.sizes c 151")
-    stated = RelativeBounds(GuardSettings(sizes={"c": 151}), {"a": 10, "c": 151}, None)
+    assert reason.endswith("--guard.sizes c:151")
+    stated = RelativeBounds(GuardSettings(sizes=("c:151",)), {"a": 10, "c": 151}, None)
     assert stated.judge_claim("c", 151) is None
     assert stated.judge_claim("c", 152) is not None
 

@@ -208,4 +208,4 @@ def test_what_a_rule_cannot_withstand_is_refused(
 
 def test_buckets_of_the_mean_are_refused() -> None:
     with pytest.raises(InvalidInput, match="bucket is 2; with aggregation"):
-        Experiment(aggregation={"bucket": 2})
+        find_aggregator("mean").check(Experiment(aggregation={"bucket": 2}), 10)

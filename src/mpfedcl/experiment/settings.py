@@ -233,15 +233,6 @@ class AggregationSettings(Settings):
     """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
     clients differ much, and halves what can be withstood."""
 
-    @model_validator(mode="after")
-    def _refuse_buckets_of_the_mean(self) -> Self:
-        if self.rule == "mean" and self.bucket > 1:
-            raise InvalidInput(
-                f"aggregation.bucket is {self.bucket}; with aggregation.rule 'mean' it must be 1: "
-                "a mean of means is the mean."
-            )
-        return self
-
 
 class ModelSettings(Settings):
     """The network that clients train: fully connected layers, on pixels or behind the encoder."""
@@ -263,14 +254,20 @@ class GuardSettings(Settings):
     strangers, and not in a simulation."""
     share_cap: Annotated[float, Field(ge=1)] = 3.0
     """Bounds: a client weighs at most as much as so many of median size."""
-    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Bounds: clients whose number of samples you know, as `--guard.sizes hospital 5000`; each
-    weighs up to that, whatever the median."""
+    sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
+    """Bounds: clients whose number of samples you know, as hospital:5000; each weighs up to that,
+    whatever the median."""
     clip_factor: Annotated[float, Field(gt=0)] = 1.5
     """Bounds: a change is clipped to so many times the median length of the round before."""
     odd_factor: Annotated[float, Field(gt=1)] = 4.0
     """Bounds, where clients send sums: a client whose class means differ from the others' by so
     many times what chance explains is rejected; and prototypes that are so many times as long."""
+
+    @property
+    def stated_sizes(self) -> dict[str, int]:
+        """Return `sizes` by client."""
+        pairs = (each.rpartition(":") for each in self.sizes)
+        return {name: int(size) for name, _, size in pairs}
 
 
 class StatisticsSettings(Settings):

@@ -30,6 +30,7 @@ class RelativeBounds:
         self, settings: GuardSettings, sizes: Mapping[str, int], length: float | None
     ) -> None:
         self._settings = settings
+        self._stated = settings.stated_sizes
         self.odd_factor = settings.odd_factor
         """How much the others must differ from a client's class means before it is rejected."""
         # The lower of two in the middle: one client of two must not set its own bound.
@@ -44,15 +45,15 @@ class RelativeBounds:
 
     def judge_claim(self, client: str, num_samples: int) -> str | None:
         """Return why a client's sums may not count in full, as sums must, or None."""
-        most = self._settings.sizes.get(client, _MOST_MEDIANS * self._most_samples)
+        most = self._stated.get(client, _MOST_MEDIANS * self._most_samples)
         if num_samples <= most:
             return None
         return (
             f"it claims {num_samples:,} samples; at most {most:,.0f}, as the others have so few. "
-            f"If it is true, say so: --guard.sizes {client} {num_samples}"
+            f"If it is true, say so: --guard.sizes {client}:{num_samples}"
         )
 
     def share(self, client: str, num_samples: int) -> float:
         """Return what part of a client's samples counts: at most `share_cap` times the median."""
-        most = self._settings.sizes.get(client, self._most_samples)
+        most = self._stated.get(client, self._most_samples)
         return min(1.0, most / max(1, num_samples))

@@ -44,7 +44,8 @@ class Aggregator(ABC):
         self.experiment = experiment
         self.round = round_number
 
-    @classmethod  # noqa: B027  -- most take any number
+    @classmethod
+    @abstractmethod
     def check(cls, experiment: Experiment, num_clients: int) -> None:
         """Refuse an experiment whose rounds have too few clients for what is asked of the rule."""
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import StackMember, Update, UpdateStack
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers
@@ -21,6 +22,15 @@ class WeightedMean(Aggregator):
         self._weight: float = 0
         self._stack: UpdateStack | None = None
         self._shares: dict[int, float] = {}
+
+    @classmethod
+    def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: ARG003
+        """Refuse buckets, which change nothing here."""
+        if experiment.aggregation.bucket > 1:
+            raise InvalidInput(
+                f"aggregation.bucket is {experiment.aggregation.bucket}; with aggregation.rule "
+                "'mean' it must be 1: a mean of means is the mean."
+            )
 
     def add(self, update: Update, weight: float) -> None:
         """Fold in an update."""
