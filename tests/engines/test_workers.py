@@ -29,8 +29,13 @@ pytestmark = pytest.mark.whole
 # The same result
 
 
-ROBUST = {"aggregation__rule": "median", "update__clip": 0.05}
-MATCHED = {"partition__test": "matched"}
+BOUNDED = {"guard__bounds": "on", "guard__clip_factor": 0.8}
+ROBUST = BOUNDED | {
+    "aggregation__rule": "geometric-median",
+    "aggregation__bucket": 2,
+    "update__clip": 0.05,
+}
+MATCHED = BOUNDED | {"partition__test": "matched"}
 
 
 @pytest.mark.usefixtures("small_model")

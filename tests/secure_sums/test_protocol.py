@@ -242,7 +242,10 @@ def test_client_goes_on_after_a_restart() -> None:
         ([], "must be a table"),
         ({}, "channel must be hexadecimal"),
         ({"channel": "zz"}, "channel must be hexadecimal"),
-        (dict.fromkeys(("channel", "masking", "commitment", "signature", "identity"), "00"), "32 byt"),
+        (
+            dict.fromkeys(("channel", "masking", "commitment", "signature", "identity"), "00"),
+            "32 byt",
+        ),
         ({"channel": "0" * 10_000}, "at most 4096 bytes"),
     ],
 )

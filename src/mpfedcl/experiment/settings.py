@@ -226,6 +226,21 @@ class AggregationSettings(Settings):
 
     section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
+    attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of a round's clients that a rule other than the mean is to withstand: so many are
+    trimmed at each end, or left out by Krum."""
+    bucket: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
+    clients differ much, and halves what can be withstood."""
+
+    @model_validator(mode="after")
+    def _refuse_buckets_of_the_mean(self) -> Self:
+        if self.rule == "mean" and self.bucket > 1:
+            raise InvalidInput(
+                f"aggregation.bucket is {self.bucket}; with aggregation.rule 'mean' it must be 1: "
+                "a mean of means is the mean."
+            )
+        return self
 
 
 class ModelSettings(Settings):
@@ -243,6 +258,19 @@ class GuardSettings(Settings):
     section: ClassVar[str] = "guard"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
+    bounds: Literal["auto", "on", "off"] = "auto"
+    """Bound what a client sends by what the others send; auto: over a network, where clients are
+    strangers, and not in a simulation."""
+    share_cap: Annotated[float, Field(ge=1)] = 3.0
+    """Bounds: a client weighs at most as much as so many of median size."""
+    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Bounds: clients whose number of samples you know, as `--guard.sizes hospital 5000`; each
+    weighs up to that, whatever the median."""
+    clip_factor: Annotated[float, Field(gt=0)] = 1.5
+    """Bounds: a change is clipped to so many times the median length of the round before."""
+    odd_factor: Annotated[float, Field(gt=1)] = 4.0
+    """Bounds, where clients send sums: a client whose class means differ from the others' by so
+    many times what chance explains is rejected; and prototypes that are so many times as long."""
 
 
 class StatisticsSettings(Settings):

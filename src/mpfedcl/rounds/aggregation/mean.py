@@ -15,8 +15,8 @@ class WeightedMean(Aggregator):
     that follow each other are summed by the stack itself.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment) -> None:
-        super().__init__(template, experiment)
+    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
+        super().__init__(template, experiment, round_number)
         self._sums: Tensors = {}
         self._weight: float = 0
         self._stack: UpdateStack | None = None
@@ -30,7 +30,8 @@ class WeightedMean(Aggregator):
             if self._stack is not update.averaged.stack:
                 self._sum_stack()
             self._stack = update.averaged.stack
-            self._shares[update.averaged.index] = weight
+            index = update.averaged.index
+            self._shares[index] = self._shares.get(index, 0.0) + weight
         else:
             assert update.averaged is not None
             self._sum_stack()
