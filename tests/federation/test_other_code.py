@@ -66,9 +66,16 @@ def other_app(proof: Path, publisher: str, name: str) -> bytes:
         import os, sys
         with open({str(proof)!r}, "a") as file:
             print(os.getuid(), os.getpid(), sys.argv, file=file)
+        from flwr.app import Message, RecordDict
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp
         server_app, client_app = ServerApp(), ClientApp()
+
+        @server_app.main()
+        def main(grid, context):
+            # A client imports the app when it gets a message.
+            messages = [Message(RecordDict(), each, "query") for each in grid.get_node_ids()]
+            grid.send_and_receive(messages, timeout=60)
         """
     ).encode()
     components = {"serverapp": "evil:server_app", "clientapp": "evil:client_app"}
@@ -234,7 +241,8 @@ def test_flowers_own_command_works_for_whoever_may_read_the_secret(
             timeout=LONG,
             check=False,
         )
-        assert (done.returncode == 0) == is_taken, done.stdout + done.stderr
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+        assert answer["success"] == is_taken, answer
     shutil.rmtree(bare)
 
 

@@ -12,9 +12,12 @@ from conversations import LIMIT, Conversation, answer, wait_until
 from federations import records_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+from hypothesis import given
+from hypothesis import strategies as st
 from loopback import LoopbackGrid, Objects
 
+from mpfedcl.network.flower.answers import open_answer
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import MessageError
 
@@ -165,6 +168,58 @@ def test_forged_objects_cost_their_client_alone(name: str) -> None:
     assert all(heard[node].message for node in (1, 3))
     assert peak < 2 * LIMIT.array_bytes + 2**23
     wait_until(lambda: grid.objects == {})
+
+
+def make_sound_answer() -> tuple[str, Objects]:
+    """Return the outermost object of an answer with one array, and all its objects."""
+    arrays = ArrayRecord({"x": Array(numpy.zeros(4))})
+    content = RecordDict({"values": ConfigRecord({"json": '{"a": 1}'}), "arrays": arrays})
+    held = {n: each.deflate() for n, each in get_all_nested_objects(content).items()}
+    root = forge("Message", [content.object_id], b"")
+    return get_object_id(root), {**held, **store(root)}
+
+
+ROOT, SOUND = make_sound_answer()
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Objects:
+    """Return a sound answer with some of its objects changed, cut, exchanged or gone."""
+    objects = dict(SOUND)
+    names = sorted(objects)
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)):
+        content = objects.get(name, b"")
+        start = draw(st.integers(0, len(content)))
+        end = draw(st.integers(start, len(content)))
+        some = st.one_of(
+            st.binary(max_size=8),
+            st.sampled_from(
+                [b"[", b"{}", b"-1", b"null", b'"x"', b"1e400", b"9" * 30, b"\0", b" "]
+            ),
+            st.sampled_from(names).map(str.encode),
+        )
+        objects[name] = content[:start] + draw(some) + content[end:]
+        if draw(st.integers(0, 9)) == 0:
+            objects[name] = SOUND[draw(st.sampled_from(names))]
+    return objects
+
+
+@given(damaged())
+def test_damaged_objects_give_a_message_or_an_exception(objects: Objects) -> None:
+    """What is not an answer is told by an exception, in no time and without much memory."""
+
+    def fetch(object_id: str, most: int) -> bytes:
+        if object_id not in objects:
+            raise MessageError("a part of it was lost")
+        assert len(objects[object_id]) <= most
+        return objects[object_id]
+
+    try:
+        message = open_answer(ROOT, fetch, LIMIT)
+    except Exception:
+        return
+    assert isinstance(message.values, dict)
+    assert sum(each.nbytes for each in message.arrays.values()) <= LIMIT.array_bytes
 
 
 def test_nobody_answers_in_anothers_name() -> None:

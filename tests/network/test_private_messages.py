@@ -12,6 +12,7 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.errors import RunCutShort
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Message
@@ -63,6 +64,7 @@ def test_no_exact_count_loss_or_reading_leaves_a_client(
         told = {name for name, value in reading["table"]["own"].items() if value is not None}
         assert told <= TOLD
         assert reading["is_personal"] is False
+    assert "sums" not in json.loads((found.path / "federation.json").read_text())
     assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
     assert result.summary is not None
     assert all(record["clients"]["rejected"] == {} for record in result.history)
@@ -136,3 +138,37 @@ def test_a_client_that_tells_no_counts_is_refused_without_a_budget(
     experiment = float64_experiment(images, "fedavg", network__patience=0.3)
     with pytest.raises(RunCutShort, match="it does not say how many images it has"):
         LoopbackFederation(experiment, tmp_path, without_counts).serve()
+
+
+def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederation:
+    config: dict[str, Any] = {"max-epsilon": 4.0}
+    return LoopbackFederation(experiment, folder, **config)
+
+
+def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
+    images: Path, tmp_path: Path
+) -> None:
+    changes = {"privacy__trust": "nobody", "privacy__epsilon": 3.0, "network__patience": 0.3}
+    experiment = float64_experiment(images, "fedncm", **changes)
+    first = limited_federation(experiment, tmp_path)
+    first.serve()
+    first.path = tmp_path / "second"
+    (record,) = first.serve().history
+    assert record["clients"]["answered"] == []
+    reasons = set(record["clients"]["rejected"].values())
+    assert reasons == {"what it lets out in its life is spent (--max-epsilon)."}
+    ledger = read_ledger(first.state_folder(0))
+    assert ledger is not None
+    assert ledger.spent == pytest.approx(3.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__trust": "nobody"}],
+)
+def test_a_client_with_a_limit_takes_part_in_nothing_else(
+    images: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    experiment = float64_experiment(images, "fedncm", network__patience=0.3, **changes)
+    with pytest.raises(RunCutShort, match="this client takes part with at most 4"):
+        limited_federation(experiment, tmp_path).serve()

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpfedcl.experiment.privacy_settings import PrivacySettings
-from mpfedcl.gaussian import StackedSums, pack_symmetric, unpack_symmetric, within_from_moment
+from mpfedcl.gaussian import (
+    SecondMoment,
+    StackedSums,
+    pack_symmetric,
+    unpack_symmetric,
+    within_from_moment,
+)
 from mpfedcl.privacy import private_sums
 from mpfedcl.privacy.gaussian_mechanism import gaussian_epsilon
 from mpfedcl.privacy.private_sums import MEANS_SENSITIVITY, MOMENTS_SENSITIVITY, PrivateSums
@@ -17,12 +23,13 @@ from mpfedcl.tensors import Tensors
 
 
 def unit_rows(count: int, size: int, seed: int) -> Tensor:
-    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).double()
-    return rows / rows.norm(dim=1, keepdim=True)
+    rows: Tensor = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).double()
+    scaled: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return scaled
 
 
 def sums_of(features: Tensor, labels: list[int], *, moments: bool, classes: int = 3) -> Tensors:
-    moment = "moment" if moments else None
+    moment: SecondMoment | None = "moment" if moments else None
     stack = StackedSums(features, torch.tensor(labels).long(), [len(labels)], classes, moment)
     return dict(stack.member(0))
 

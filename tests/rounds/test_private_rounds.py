@@ -9,18 +9,26 @@ from torch import Tensor
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Update
 from mpfedcl.privacy import noise
 from mpfedcl.rounds import private_rounds
 from mpfedcl.rounds.budget_check import planned_releases
 from mpfedcl.rounds.private_rounds import EVERYBODY
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import build_federation, save_images, small
+from small_experiments import build_federation, save_images, small, tensors_of
 
 BUDGET = {"privacy__epsilon": 5.0, "dtype": "float64"}
 
 
 def federation(root: Path, method: str, **changes: Any) -> RoundLoop:
     return build_federation(small(root, method, **BUDGET | changes))
+
+
+def updates_of(private: RoundLoop) -> list[Update]:
+    """Return what clients would send in the next round."""
+    names = sorted(private.engine.sizes)
+    found = private.engine.train(private.broadcast(), names, keep=[])
+    return [each for each in found if isinstance(each, Update)]
 
 
 @pytest.fixture
@@ -48,19 +56,14 @@ def test_the_model_moves_by_the_clipped_changes_over_the_expected_clients(
     clip = 0.01
     private = federation(images, "fedavg", privacy__clip=clip, privacy__noise=7.0)
     start = dict(private.state.server.params)
-    broadcast = private.broadcast()
-    updates = list(private.engine.train(broadcast, sorted(private.engine.sizes), keep=[]))
+    updates = updates_of(private)
     private.run_round(evaluate=False)
     for name, begin in start.items():
-        changes = [update.written_out().averaged[name] - begin for update in updates]  # type: ignore[index]
+        changes = [tensors_of(update)[name] - begin for update in updates]
         expected = begin + torch.stack(changes).sum(0) / 3
         assert torch.allclose(private.state.server.params[name], expected, atol=1e-12)
     lengths = [
-        sum(
-            float((update.written_out().averaged[n] - b).square().sum())  # type: ignore[index]
-            for n, b in start.items()
-        )
-        ** 0.5
+        float(torch.cat([(tensors_of(update)[n] - b).flatten() for n, b in start.items()]).norm())
         for update in updates
     ]
     # Everybody changed more than that: the clip is what bounds the sensitivity.
@@ -82,10 +85,10 @@ def test_a_client_weighs_the_same_however_many_images_it_has(
     private = federation(images, "fedavg")
     sizes = set(private.engine.sizes.values())
     assert len(sizes) > 1
-    updates = list(private.engine.train(private.broadcast(), sorted(private.engine.sizes), keep=[]))
+    updates = updates_of(private)
     private.run_round(evaluate=False)
     name = "classifier.bias"
-    mean = torch.stack([u.written_out().averaged[name] for u in updates]).mean(0)  # type: ignore[index]
+    mean = torch.stack([tensors_of(update)[name] for update in updates]).mean(0)
     assert torch.allclose(private.state.server.params[name], mean, atol=1e-12)
 
 
@@ -93,7 +96,7 @@ def test_prototypes_are_class_means_of_clients_scaled_to_length_1(
     images: Path, silent: dict[str, list[float]]
 ) -> None:
     private = federation(images, "mp-fedcl", privacy__noise=3.0)
-    updates = list(private.engine.train(private.broadcast(), sorted(private.engine.sizes), keep=[]))
+    updates = updates_of(private)
     private.run_round(evaluate=False)
     counts, sums = torch.zeros(3).double(), torch.zeros(3, 4).double()
     for update in updates:
@@ -105,13 +108,9 @@ def test_prototypes_are_class_means_of_clients_scaled_to_length_1(
     assert silent["sums"] == [3.0]
     # With noise of that size nothing of three clients stands out.
     assert private.state.prototypes == {}
-    quiet = federation(images, "mp-fedcl", privacy__noise=0.01, privacy__epsilon=100.0)
-    monkeypatched = quiet.private
-    assert monkeypatched is not None
-    quiet.private.begin()  # type: ignore[union-attr]
-    rows = quiet.private._class_prototypes(  # type: ignore[union-attr]
-        {"counts": counts, "sums": sums, "sigma": torch.tensor(0.01)}, torch.zeros(1).double()
-    )
+    assert private.private is not None
+    noisy = {"counts": counts, "sums": sums, "sigma": torch.tensor(0.01)}
+    rows = private.private._class_prototypes(noisy, torch.zeros(1).double())
     assert torch.allclose(rows.vectors, sums / counts.unsqueeze(1))
     assert rows.labels.tolist() == [0, 1, 2]
 
@@ -154,7 +153,7 @@ def test_with_hardly_any_noise_a_budget_changes_hardly_anything(
     assert private.client_sums is None
     assert statistics["counts"].sum() == 120
     assert plain.client_sums is not None
-    total = sum(each["sums"].double() for each in plain.client_sums.values())
+    total = torch.stack([each["sums"].double() for each in plain.client_sums.values()]).sum(0)
     assert torch.allclose(statistics["sums"], total, atol=1e-9)
     assert silent["sums"][0] == private._method.private_sums.sigma  # type: ignore[attr-defined]
     assert len(silent["sums"]) == (1 if trust == "server" else 3)
@@ -171,8 +170,7 @@ def test_a_client_level_budget_bounds_each_clients_sums(
     vectors: Path, silent: dict[str, list[float]]
 ) -> None:
     private = federation(vectors, "fedncm", privacy__unit="client", privacy__clip=3.0)
-    names = sorted(private.engine.sizes)
-    for update in private.engine.train(private.broadcast(), names, keep=[]):
+    for update in updates_of(private):
         parts = [update.summed[name].double().flatten() for name in ("counts", "sums")]
         assert float(torch.cat(parts).norm()) == pytest.approx(3.0, rel=1e-6)
 

@@ -40,6 +40,7 @@ from mpfedcl.experiment.settings import (
     StatisticsSettings,
     TrainSettings,
 )
+from mpfedcl.files import read_bounded
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
@@ -229,10 +230,13 @@ class Experiment(Settings):
         A `complete` one, such as a run directory's, says its format and leaves nothing open.
         """
         try:
-            document = path.read_text(encoding="utf-8")
+            # A run directory may come from a stranger; a user's own file may well be a pipe.
+            content = read_bounded(path) if complete else path.read_bytes()
+            document = content.decode()
         except FileNotFoundError:
             raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
-        except (OSError, UnicodeDecodeError) as error:
+        # A ValueError is a name that no file can have, or no text.
+        except (OSError, ValueError) as error:
             raise InvalidInput(f"{path} cannot be read: {error}.") from None
         experiment = cls.parse_toml(document, path)
         if complete and experiment.prototypes.per_class is None:

@@ -226,6 +226,12 @@ class AggregationSettings(Settings):
 
     section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
+    attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of a round's clients that a rule other than the mean is to withstand: so many are
+    trimmed at each end, or left out by Krum."""
+    bucket: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
+    clients differ much, and halves what can be withstood."""
 
 
 class ModelSettings(Settings):
@@ -243,6 +249,25 @@ class GuardSettings(Settings):
     section: ClassVar[str] = "guard"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
+    bounds: Literal["auto", "on", "off"] = "auto"
+    """Bound what a client sends by what the others send; auto: over a network, where clients are
+    strangers, and not in a simulation."""
+    share_cap: Annotated[float, Field(ge=1)] = 3.0
+    """Bounds: a client weighs at most as much as so many of median size."""
+    sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
+    """Bounds: clients whose number of samples you know, as hospital:5000; each weighs up to that,
+    whatever the median."""
+    clip_factor: Annotated[float, Field(gt=0)] = 1.5
+    """Bounds: a change is clipped to so many times the median length of the round before."""
+    odd_factor: Annotated[float, Field(gt=1)] = 4.0
+    """Bounds, where clients send sums: a client whose class means differ from the others' by so
+    many times what chance explains is rejected; and prototypes that are so many times as long."""
+
+    @property
+    def stated_sizes(self) -> dict[str, int]:
+        """Return `sizes` by client."""
+        pairs = (each.rpartition(":") for each in self.sizes)
+        return {name: int(size) for name, _, size in pairs}
 
 
 class StatisticsSettings(Settings):

@@ -32,8 +32,9 @@ def unit_features(inputs: Tensor) -> Tensor:
 def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
     """Return features in fewer dimensions, of length 1 again: [..., k] for [..., d].
 
-    By a matrix that depends on the seed alone, so that everybody has the same. Where there are no
-    more dimensions than asked for, features stay as they are.
+    By a matrix that depends on the seed alone, so that everybody has the same. What all coordinates
+    of a sample have in common is taken out first: most features are positive, and that is the same
+    in every class. Where there are no more dimensions than asked for, features stay as they are.
 
     Example:
         >>> import torch
@@ -43,7 +44,8 @@ def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
     size = features.shape[-1]
     if dimensions >= size:
         return features
-    return normalize(features @ _projection(size, dimensions, seed).to(features), dim=-1, eps=1e-12)
+    centred = features - features.mean(dim=-1, keepdim=True)
+    return normalize(centred @ _projection(size, dimensions, seed).to(features), dim=-1, eps=1e-12)
 
 
 @lru_cache(maxsize=4)

@@ -75,6 +75,9 @@ def shorten(value: object) -> str:
 def _to_tensor(name: str, array: NDArray[Any]) -> "torch.Tensor":
     import torch
 
+    # Who calls bytes an array may have sent an archive of several, which numpy opens as such.
+    if not isinstance(array, numpy.ndarray):
+        raise MessageError(f"{name[:80]!r} is no array")
     try:
         # A copy: what came over the wire may lie in memory that nobody may write to.
         return torch.from_numpy(numpy.array(array, order="C"))

@@ -177,7 +177,7 @@ def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | N
             num_classes,
             num_prototypes,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise MessageError(f"the pool cannot be read ({error})") from None
     return Broadcast(
         message.value("round", int), message.tensors("params"), message.tensors("extra"), pool

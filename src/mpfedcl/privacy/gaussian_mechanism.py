@@ -62,7 +62,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 def composed_multiplier(multipliers: Mapping[float, int]) -> float:
     """Return the multiplier of one release that costs what several do: {multiplier: releases}."""
-    return sum(count / multiplier**2 for multiplier, count in multipliers.items()) ** -0.5
+    return 1 / math.sqrt(sum(count / each**2 for each, count in multipliers.items()))
 
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:

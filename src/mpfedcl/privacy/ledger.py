@@ -127,6 +127,11 @@ class ReleaseLog:
         self._write_ledger(charged)
         return found[1]
 
+    def charge(self, multiplier: float, epsilon: float) -> None:
+        """Charge for a release that somebody else keeps, up to an epsilon."""
+        assert self.ledger is not None
+        self._write_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
+
     def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
         """Return who takes part in a round: as drawn before, else drawn and stored."""
         if round_number not in self._chosen:
@@ -177,7 +182,7 @@ class ReleaseFolder(ReleaseLog):
         self.ledger = ledger
 
     def _write(self, path: Path, content: bytes) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         write_atomically(path, content)
 

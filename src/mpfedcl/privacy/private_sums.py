@@ -135,7 +135,8 @@ def _lift(scatter: Tensor, sigma: float) -> Tensor:
     spectrum, basis = torch.linalg.eigh(scatter)
     # The largest eigenvalue of a symmetric matrix of noise: 2 sqrt(d) times its deviation.
     floor = 2 * math.sqrt(len(scatter)) * math.sqrt(2) * sigma
-    return (basis * spectrum.clamp(min=floor)) @ basis.T
+    lifted: Tensor = (basis * spectrum.clamp(min=floor)) @ basis.T
+    return lifted
 
 
 def _flatten(tensors: Tensors) -> Tensor:

@@ -15,7 +15,13 @@ from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.processors.clip import squared_change
 from mpfedcl.tensors import Tensors
+
+LARGEST_LOSS = 1e12
+"""Of one client, either way; beyond it the mean of all says nothing, and might not be finite."""
+LARGEST_SUM = 1e100
+"""Of any number that is added up: all clients' together stay far from the end of the floats."""
 
 
 class Guard:
@@ -100,21 +106,16 @@ class Guard:
             return None
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"
+        if abs(update.loss) > LARGEST_LOSS:
+            return f"loss is {update.loss:.3g}; at most {LARGEST_LOSS:g}"
         return None
 
-    @torch.no_grad()
     def _judge_change(
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
             return None if self._may_withhold else "it withholds its update; this method never does"
-        if isinstance(averaged, StackMember):
-            squares = averaged.stack.squared_changes[averaged.index]
-        else:
-            squares = 0.0
-            for name, value in averaged.items():
-                change = value - broadcast.params[name] if name in broadcast.params else value
-                squares += float(change.square().sum(dtype=torch.float64))
+        squares = squared_change(averaged, broadcast)
         # The sum of squares is finite only if every value is: one pass serves both checks.
         if not math.isfinite(squares):
             return "a tensor holds values that are not finite"
@@ -127,9 +128,9 @@ class Guard:
             # Made in this process from the samples themselves.
             sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
-        odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
-        if odd:
-            return f"the sums {odd[0]} hold values that are not finite"
+        for name, value in update.summed.items():
+            if problem := _judge_size(value):
+                return f"the sums {name} {problem}"
         announced = None if self._label_counts is None else self._label_counts[update.client]
         return self._method.judge_sums(update, announced=announced)
 
@@ -163,7 +164,31 @@ class Guard:
         found = int(prototypes.labels.bincount().max())
         if self._most_prototypes is not None and found > self._most_prototypes:
             return f"a class has {found} prototypes; at most {self._most_prototypes}"
+        return self._judge_announced(update)
+
+    def _judge_announced(self, update: Update) -> str | None:
+        """Hold prototypes to what a client on another machine has said that it holds."""
+        announced = (self._label_counts or {}).get(update.client)
+        # Under a budget nobody says what it holds.
+        if announced is None or self._is_private:
+            return None
+        counts = torch.zeros(self._num_classes, dtype=torch.float64)
+        labels = update.prototypes.labels.cpu()
+        counts.index_add_(0, labels, update.prototypes.counts.cpu().double())
+        for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
+            if sent > held:
+                return (
+                    f"prototypes of class {label} stand for {sent:.0f} samples; this client has "
+                    f"announced {held}"
+                )
         return None
+
+
+def _judge_size(value: Tensor) -> str | None:
+    largest = float(value.double().abs().max()) if value.numel() else 0.0
+    if not math.isfinite(largest):
+        return "hold values that are not finite"
+    return None if largest <= LARGEST_SUM else f"reach {largest:.3g}; at most {LARGEST_SUM:g}"
 
 
 def _judge_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:

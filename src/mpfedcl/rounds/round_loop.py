@@ -1,7 +1,7 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -11,7 +11,9 @@ from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
+from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.bounds import RelativeBounds
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
@@ -33,6 +35,8 @@ class RoundState:
     server: Server
     prototypes: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
+    median_length: float | None = None
+    """Of the clients' changes in the last round that had any, where updates are bounded."""
 
     def to(self, device: torch.device) -> Self:
         """Return the state on a device."""
@@ -48,6 +52,7 @@ class RoundState:
                 name: (received, rows.to(device))
                 for name, (received, rows) in self.prototypes.items()
             },
+            self.median_length,
         )
 
 
@@ -84,6 +89,21 @@ class RoundLoop:
         if self._experiment.privacy.has_budget:
             size = assembly.model.embedding_size
             self.private = PrivateRounds(self._method, len(engine.sizes), size)
+        if engine.label_counts is None and self._guard.template:
+            rule = find_aggregator(self._experiment.aggregation.rule)
+            rule.check(self._experiment, len(self._choose(1, ())))
+        # Clients on other machines are strangers.
+        automatic = engine.label_counts is not None
+        asked = self._experiment.guard.bounds
+        self._is_bounded = asked == "on" or (asked == "auto" and automatic)
+        if self.private is not None or self._experiment.secure_sums:
+            # Bounds compare single clients: noise does not cover that, and masks hide them.
+            if asked == "on":
+                raise InvalidInput(
+                    "guard.bounds is 'on'; with a privacy budget or secure_sums it must be auto or "
+                    "off: bounds compare single clients."
+                )
+            self._is_bounded = False
 
     @property
     def shared_parameters(self) -> Tensors:
@@ -129,6 +149,7 @@ class RoundLoop:
             broadcast,
             chosen,
             keep_sums=self._keeps_client_sums(),
+            bounds=self._make_bounds(),
         )
         read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
         keep = chosen if keep_models else read
@@ -139,6 +160,8 @@ class RoundLoop:
         with self._clock.phase("exchange"):
             self.engine.merge(collector)
         with self._clock.phase("aggregate"):
+            collector.settle()
+            collector.drop_misplaced_prototypes()
             self._aggregate(broadcast.round, collector)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
@@ -170,7 +193,11 @@ class RoundLoop:
             unchanged=not collector.accepted,
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
-            remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            remarks={
+                **self._method.remarks(broadcast),
+                **collector.remarks(),
+                **self.engine.remarks(),
+            },
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
@@ -182,6 +209,12 @@ class RoundLoop:
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
+
+    def _make_bounds(self) -> RelativeBounds | None:
+        """Return what the round before, and the other clients' sizes, allow a client to send."""
+        if not self._is_bounded:
+            return None
+        return RelativeBounds(self._experiment.guard, self.engine.sizes, self.state.median_length)
 
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
@@ -219,7 +252,7 @@ class RoundLoop:
             self._release(number, collector)
             return
         if not rows:
-            self.state = RoundState(number, self.state.server, self.state.prototypes)
+            self.state = replace(self.state, round=number)
             return
         oldest = number - self._experiment.prototypes.pool_ttl
         kept = {name: entry for name, entry in self.state.prototypes.items() if entry[0] > oldest}
@@ -230,7 +263,8 @@ class RoundLoop:
         # Where all have withheld what is averaged there is nothing to fold.
         if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
-        self.state = RoundState(number, server, {**kept, **fresh})
+        length = collector.median_length or self.state.median_length
+        self.state = RoundState(number, server, {**kept, **fresh}, length)
 
     def _release(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on by what a privacy budget lets out of the round, and nothing else."""
@@ -247,7 +281,7 @@ class RoundLoop:
         if released.prototypes is not None:
             prototypes = {name: (number, each) for name, each in rows.items() if len(each)}
         server = self._method.reduce(server, released.means, tally)
-        self.state = RoundState(number, server, prototypes)
+        self.state = RoundState(number, server, prototypes, self.state.median_length)
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):

@@ -199,14 +199,35 @@ class RunLoop:
         if self._group is not None:
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
-            self._restore_checkpoint(checkpoint)
+            self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
 
-    def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def _restore_checkpoint(self, checkpoint: Checkpoint, shown: str = "the checkpoint") -> None:
+        try:
+            if not self._fits(checkpoint):
+                raise ValueError
+            self._engine.restore(checkpoint.clients, checkpoint.record)
+        # A run may come from a stranger, whose tensors can be of any name and shape.
+        except (ValueError, KeyError, IndexError, TypeError, RuntimeError):
+            raise InvalidInput(
+                f"{shown} does not fit the experiment; it must be as the run wrote it, or the run "
+                "must be started again in a new folder."
+            ) from None
         self._round_loop.state = checkpoint.state.to(self._assembly.device)
-        self._engine.restore(checkpoint.clients, checkpoint.record)
+
+    def _fits(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether a checkpoint is of this model: its parameters, and its prototypes' size."""
+
+        def form(tensors: Tensors) -> dict[str, object]:
+            return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+
+        now, width = self._round_loop.state.server.params, self._assembly.model.embedding_size
+        rows = [rows for _, rows in checkpoint.state.prototypes.values()]
+        return form(checkpoint.state.server.params) == form(now) and all(
+            each.dimension == width for each in rows
+        )
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
         """Sum up the run if its last round is done."""

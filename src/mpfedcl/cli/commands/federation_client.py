@@ -34,6 +34,10 @@ def federation_client_command(arguments: FederationClient) -> int:
         raise InvalidInput(
             f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
         )
+    if arguments.max_epsilon is not None and not 0 < arguments.max_epsilon <= 100:
+        raise InvalidInput(
+            f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
+        )
     if arguments.data is not None:
         from mpfedcl.data.own_samples import open_own_samples
 
@@ -104,7 +108,7 @@ def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
             console.print(words, markup=False)
 
 
-def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int]:
+def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int | float]:
     """Return the settings of the client's own process; none of it is sent to the server."""
     paths = {
         "memory": client.memory,
@@ -112,7 +116,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "encoder-weights": arguments.encoder_weights,
         "key": None if arguments.insecure else client.key,
     }
-    values: dict[str, str | int] = {
+    values: dict[str, str | int | float] = {
         "name": client.name,
         "device": arguments.device,
         "min-cluster-size": arguments.min_cluster_size,
@@ -122,4 +126,6 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "secure-sums": arguments.secure_sums,
         **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
+    if arguments.max_epsilon is not None:
+        values["max-epsilon"] = arguments.max_epsilon
     return values if arguments.share is None else {**values, "share": arguments.share}

@@ -30,10 +30,13 @@ from mpfedcl.network.packing import (
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.privacy.ledger import BudgetSpent
+from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.secure_checks import check_secure_sums
 from mpfedcl.rounds.sum_layout import SumLayout
 
+_MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
 """How encoders begin whose names go on with something else than a file."""
 
@@ -54,6 +57,8 @@ class ClientSettings:
     encoder_weights: Path | None = None
     min_cluster_size: int = 1
     """A prototype that stands for fewer images never leaves, whatever the experiment says."""
+    max_epsilon: float | None = None
+    """What this client lets out of its samples in its whole life, in all runs together."""
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
@@ -75,6 +80,9 @@ class ClientSettings:
         for key, number in numbers.items():
             if number is not None and not str(number).isdecimal():
                 raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
+        most = values.get("max-epsilon")
+        if most is not None and not 0 < float(most) <= _MOST_EPSILON:
+            raise InvalidInput(f"max-epsilon is {most}; it must be above 0 and at most 100.")
         names = ("memory", "data", "encoder-weights", "key")
         paths = {key: _path(values.get(key)) for key in names}
         return cls(
@@ -85,6 +93,7 @@ class ClientSettings:
             encoder=str(values["encoder"]) if values.get("encoder") else None,
             encoder_weights=paths["encoder-weights"],
             min_cluster_size=int(numbers["min-cluster-size"]),
+            max_epsilon=None if most is None else float(most),
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
             key=paths["key"],
@@ -110,6 +119,8 @@ class NetworkClient:
             return self._answer(kind, message)
         except (ClientRefusal, SumRefusal):
             raise
+        except BudgetSpent:
+            raise ClientRefusal("what it lets out in its life is spent (--max-epsilon).") from None
         except InvalidInput as error:
             # It may name files, and the names of files may name people.
             print(error, file=sys.stderr, flush=True)
@@ -123,6 +134,7 @@ class NetworkClient:
             raise ClientRefusal(f"the {newer} is of a newer version; the {older} must be updated.")
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
+        self._check_budget(experiment)
         if kind == "secure":
             return self._sums(experiment, message).answer()
         device = find_device(self._settings.device)
@@ -151,7 +163,8 @@ class NetworkClient:
         if message.value("read", bool):
             has_own = after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
-            readings = trainer.evaluate(broadcast, own, message.value("confuse", bool))
+            confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
+            readings = trainer.evaluate(broadcast, own, confuses)
             late = {"late": readings.to_values()}
             # Whoever trains has kept it; nothing is made of one exchange before its outcome.
             if kind == "close" and own and not assembly.method.trains:
@@ -163,6 +176,8 @@ class NetworkClient:
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
         if experiment.privacy.has_budget:
             update = self._release(update, experiment, store, broadcast.round)
+        elif self._settings.min_cluster_size > 1:
+            update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.round, kept, after=after)
         if experiment.secure_sums:
             encode = partial(SumLayout(assembly).encode, update)
@@ -193,8 +208,26 @@ class NetworkClient:
         """
         if experiment.privacy.trust == "nobody" and update.summed:
             drawn = dict(update.summed)
-            update = replace(update, summed=store.keep_release(round_number, drawn))
+            mechanism = PrivateSums.of(experiment.privacy, has_moments="moment" in drawn)
+            assert mechanism is not None
+            limit = self._settings.max_epsilon
+            summed = store.keep_release(
+                round_number, drawn, mechanism.multiplier, experiment.privacy, limit
+            )
+            update = replace(update, summed=summed)
         return replace(update, num_samples=1, loss=None)
+
+    def _check_budget(self, experiment: Experiment) -> None:
+        """Refuse an experiment that keeps no budget, or a larger one than this client allows."""
+        most, privacy = self._settings.max_epsilon, experiment.privacy
+        if most is None:
+            return
+        if privacy.epsilon is None or privacy.epsilon > most or privacy.trust != "nobody":
+            asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
+            raise ClientRefusal(
+                f"privacy.epsilon is {asked} and privacy.trust {privacy.trust!r}; this client "
+                f"takes part with at most {most:g}, and with noise of its own (trust nobody)."
+            )
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment, without any path or code that it names."""
@@ -272,7 +305,7 @@ class NetworkClient:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
-            train=tuple(data.label_counts()[0].tolist()) if tells_counts else (),
+            train=self._told_counts(data) if tells_counts else (),
             test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
@@ -280,6 +313,11 @@ class NetworkClient:
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
         ).to_message()
+
+    def _told_counts(self, data: FederatedData) -> tuple[int, ...]:
+        """Return how many images there are of each class; too few of one are told as none."""
+        least = self._settings.min_cluster_size
+        return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 
 
 def _path(value: Any) -> Path | None:

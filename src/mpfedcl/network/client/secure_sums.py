@@ -173,7 +173,7 @@ def draw_once(
         "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
         "clients": torch.tensor(num_clients),
     }
-    kept = store.keep_release(round_number, drawn)
+    kept = store.keep_drawn(round_number, drawn)
     share = experiment.secure.threshold
     if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
         raise ProtocolError("its share of the noise was drawn for a sum of more clients")

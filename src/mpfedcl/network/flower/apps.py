@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
@@ -24,6 +24,8 @@ from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Kind, Message, MessageError
 
 if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
+
     from mpfedcl.runs.observer import Companions
 
 RequestHandler = Callable[[Kind, Message], Message]
@@ -49,12 +51,14 @@ def make_server_app(find_companions: "Callable[[], Companions]") -> ServerApp:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_experiment(grid, context.run_config, find_companions())
+        run_experiment(cast("HttpGrid", grid), context.run_config, find_companions())
 
     return server_app
 
 
-def run_experiment(grid: Grid, run_config: Mapping[str, Any], companions: "Companions") -> None:
+def run_experiment(
+    grid: "HttpGrid", run_config: Mapping[str, Any], companions: "Companions"
+) -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
     from mpfedcl.network.flower.run_config import parse_run_config
@@ -71,6 +75,16 @@ def run_experiment(grid: Grid, run_config: Mapping[str, Any], companions: "Compa
     try:
         request = parse_run_config(run_config)
         shared = (request.status, observer, companions)
+        if request.update is not None:
+            told = companions.change_exchange(
+                transport,
+                request.update,
+                request.client,
+                leave=request.leave,
+                status=request.status,
+            )
+            status.write("done", path=str(request.update.resolve()), change=dict(told))
+            return
         if request.resume is not None:
             result = resume_serving(transport, request.resume, request.rounds, *shared)
         else:
@@ -114,15 +128,15 @@ def _describe(record: Mapping[str, Any]) -> str:
     )
 
 
-def answer(request: FlowerMessage, handle: RequestHandler) -> FlowerMessage:
+def answer(
+    request: FlowerMessage, read: Callable[[], Message], handle: RequestHandler
+) -> FlowerMessage:
     """Return a client's answer to a request, or in one sentence why there is none."""
     try:
         kind = _KINDS.get(request.metadata.message_type)
         if kind is None:
             raise MessageError(f"it has no answer to {request.metadata.message_type[:40]!r}")
-        return FlowerMessage(
-            to_records(handle(kind, from_records(request.content))), reply_to=request
-        )
+        return FlowerMessage(to_records(handle(kind, read())), reply_to=request)
     except (InvalidInput, MessageError) as error:
         reason = str(error)
     except Exception as error:
@@ -145,4 +159,4 @@ def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
 
         return NetworkClient(ClientSettings.parse(context.node_config)).answer(kind, message)
 
-    return answer(request, handle)
+    return answer(request, lambda: from_records(request.content), handle)

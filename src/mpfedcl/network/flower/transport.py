@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flwr.app import Message as FlowerMessage
@@ -97,9 +98,8 @@ class FlowerTransport:
         for request_id, arrival in list(self._arrivals.items()):
             if failures or time.monotonic() > end:
                 break
-            opening = arrival.opening or call(
-                lambda i=request_id, a=arrival: self._open(i, a, limits[i])  # type: ignore[misc]
-            )
+            work = partial(self._open, request_id, arrival, limits[request_id])
+            opening = arrival.opening or call(work)
             # One that hangs is looked at again, and not waited for, each time.
             patience = 0.0 if arrival.opening else min(OPEN_SECONDS, end - time.monotonic())
             arrival.opening = opening
@@ -120,7 +120,10 @@ class FlowerTransport:
         announced, self._looking = self._looking.result(), None
         failures = []
         for each in announced:
-            if each.error is not None:
+            if each.request_id not in limits:
+                # Asked for before, and nobody waits for it any more.
+                self._discard(each.root)
+            elif each.error is not None:
                 failures.append(_describe(each.request_id, each.error))
                 self._discard(each.root)
             else:

@@ -11,6 +11,7 @@ _ALLOWANCE = 2**24
 """Bytes beside, of headers and small things."""
 _ARRAYS_BESIDE = 64
 _TEXT = 2**22
+_LONGEST_TEXT = 2**26
 _COUNT = 16
 """Bytes of a count in a table of which class is taken for which."""
 _LABEL_AND_COUNT = 16
@@ -32,7 +33,7 @@ def limit_answer(assembly: Assembly, num_samples: int) -> AnswerLimit:
     return AnswerLimit(
         num_arrays=2 * names + _ARRAYS_BESIDE,
         array_bytes=min(MOST_BYTES, _SPARE * expected + _ALLOWANCE),
-        text_bytes=_TEXT + _COUNT * method.num_classes * (method.num_classes + 1),
+        text_bytes=min(_LONGEST_TEXT, _TEXT + _COUNT * method.num_classes**2),
     )
 
 

@@ -23,10 +23,11 @@ from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.sum_layout import SumLayout
 from mpfedcl.secure_sums import NothingOpened, describe_lost_round
 from mpfedcl.secure_sums.roster import Session
-from mpfedcl.tensors import Tensors
+from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _Content = TypeVar("_Content")
 _SETTLED = "settled/"
+_SUMS = "sums/"
 
 
 class NetworkEngine(Engine):
@@ -62,6 +63,9 @@ class NetworkEngine(Engine):
         """The same by class."""
         self._accepted: dict[str, int] = {}
         """The last round in which each client's update was accepted."""
+        self._sent_sums: dict[str, str] = {}
+        self.sums_digests: dict[str, str] = {}
+        """The SHA-256 of the sums of each accepted client: who leaves must send them again."""
         self._silent = SilentClients()
         registry.introduced.clear()
         self._round = 0
@@ -163,13 +167,19 @@ class NetworkEngine(Engine):
         counted = {name: self._late[name] for name in accepted if name in self._late}
         self.previous_readings = gather_readings(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
+        sums = {name: self._sent_sums[name] for name in accepted if name in self._sent_sums}
+        self.sums_digests |= sums
         # Perhaps its images are others than when it introduced itself.
         self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def state(self) -> Tensors:
         """Return the last round in which each client's update was accepted, and who is silent."""
         accepted = {f"{_SETTLED}{name}": torch.tensor(r) for name, r in self._accepted.items()}
-        return {**accepted, **self._silent.state()}
+        sums = {
+            f"{_SUMS}{name}": torch.tensor(list(bytes.fromhex(each)), dtype=torch.uint8)
+            for name, each in self.sums_digests.items()
+        }
+        return {**accepted, **sums, **self._silent.state()}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
@@ -177,6 +187,11 @@ class NetworkEngine(Engine):
             name.removeprefix(_SETTLED): int(number)
             for name, number in state.items()
             if name.startswith(_SETTLED)
+        }
+        self.sums_digests = {
+            name.removeprefix(_SUMS): bytes(each.tolist()).hex()
+            for name, each in state.items()
+            if name.startswith(_SUMS)
         }
         self._silent.restore(state)
         self._round = int(record["round"])
@@ -259,6 +274,9 @@ class NetworkEngine(Engine):
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)
+        # Under a privacy budget not even their hash is kept, and nobody leaves.
+        if update.summed and not self._experiment.privacy.has_budget:
+            self._sent_sums[name] = digest_sums(update.summed)
         if "late" in message.values:
             self._late |= self._read_late(name, message)
         return update.to(self._device)
@@ -274,6 +292,11 @@ class NetworkEngine(Engine):
         self._status.write(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
+
+
+def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of a client's sums, to the bit."""
+    return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
 def _read_reply(

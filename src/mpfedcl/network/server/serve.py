@@ -16,7 +16,8 @@ from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model, make_mlp
 from mpfedcl.network.packing import Form
-from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
+from mpfedcl.network.server.class_agreement import agree_on_classes
+from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
@@ -110,7 +111,8 @@ def check_experiment(experiment: Experiment) -> Experiment:
 def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
     """Wait for clients; return the experiment with the classes that they have."""
     registry.wait_for_clients()
-    experiment = agree_on_classes(experiment, registry.members)
+    experiment, odd = agree_on_classes(experiment, registry.members)
+    registry.exclude(odd)
     assert registry.form is not None
     if registry.form.samples == "vectors":
         experiment = experiment.replace(encoder__name="none")
@@ -146,21 +148,22 @@ def _run(
     directory.write_json("federation.json", known)
     assembly = assemble(
         experiment,
-        _make_model(experiment, registry.form, device),
+        make_network_model(experiment, registry.form, device),
         num_classes=len(classes),
         input_size=registry.form.input_size,
         device=device,
     )
     engine = NetworkEngine(assembly, transport, registry, known["run"], status)
     run_loop = NetworkRunLoop(assembly, engine, classes)
-    monitor = _RunMonitor(registry, directory, classes, status, observer)
+    monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
     try:
         return run_loop.run(directory, monitor.observer)
     except RunCutShort as error:
         raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
 
 
-def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
+def make_network_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
+    """Return the model that fits what all clients have in common."""
     num_classes, hidden = len(experiment.dataset.classes), experiment.model.hidden
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
@@ -184,7 +187,9 @@ class _RunMonitor:
         classes: tuple[str, ...],
         status: Status,
         observer: Observer,
+        engine: NetworkEngine,
     ) -> None:
+        self._engine = engine
         self._registry, self._directory, self._classes = registry, directory, classes
         self._idle = self._rounds = 0
         self._observer = observer
@@ -202,6 +207,9 @@ class _RunMonitor:
 
     def _on_round(self, record: Any) -> None:
         self._write_partition()
+        if sums := self._engine.sums_digests:
+            known = self._directory.read_json("federation.json") or {}
+            self._directory.write_json("federation.json", {**known, "sums": sums})
         self._observer.on_round(record)
         self._idle = self._idle + 1 if record["unchanged"] else 0
         if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < self._rounds:
