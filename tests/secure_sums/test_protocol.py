@@ -288,3 +288,23 @@ def test_server_takes_no_shares_that_nobody_may_see() -> None:
     ]:
         with pytest.raises(ProtocolError, match=words):
             server.take_revealed(name, revealed)
+
+
+def test_clients_refuse_names_that_are_not_in_the_sum() -> None:
+    client = SumClient("ana", SESSION)
+    with pytest.raises(ProtocolError, match="mask was asked for; the next stage here is advertise"):
+        _ = client.num_clients
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    sealed = running.server.shares_for("ana")
+    with pytest.raises(ProtocolError, match="not in the roster"):
+        running.clients["ana"].mask(running.numbers["ana"], {**sealed, "zoe": bytes(80)})
+    running = Sum(draw(NAMES, 4))
+    running.share(gone=["ed"])
+    running.mask()
+    for survivors in (["bo", "cy", "di"], NAMES):
+        with pytest.raises(ProtocolError, match="not among those who have shared"):
+            # A client that has refused once does not answer that stage again.
+            SumClient.from_values("ana", SESSION, running.clients["ana"].to_values()).reveal(
+                survivors
+            )
