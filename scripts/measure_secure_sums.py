@@ -67,8 +67,8 @@ def measure(
             wait_until_shared(lab / "clients" / NAMES[1] / "memory")
             supervisor = psutil.Process(clients[1].pid)
             # Itself first, or it would start its process again.
-            for process in (supervisor, *supervisor.children(recursive=True)):
-                process.kill()
+            for part in (supervisor, *supervisor.children(recursive=True)):
+                part.kill()
         running.wait(600)
         seconds = time.monotonic() - began
     finally:
