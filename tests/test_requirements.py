@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def entries(name: str) -> dict[str, tuple[str, list[str]]]:
     """Version and hashes of each package of a lock."""
-    found = {}
+    found: dict[str, tuple[str, list[str]]] = {}
     text = re.sub(r"^#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE)
     for entry in re.split(r"\n(?=\S)", text.strip()):
         package, version = entry.split()[0].split("==")
