@@ -12,6 +12,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -63,7 +64,7 @@ def main(folder: Path) -> None:
             # One seed: a run takes a minute.
             store.measure(
                 f"client/model, {ROUNDS} rounds/{images}/{epsilon:g}/0",
-                lambda n=images, e=epsilon: read_rounds(n, e),
+                partial(read_rounds, images, epsilon),
             )
     print(write_table(store))
     draw(store, folder / "privacy.png")
