@@ -27,6 +27,10 @@ help:
 	@echo "make fuzz       changed messages, files and settings against all that reads them (four minutes)"
 	@echo "make coverage   branches of the modules that guard the rest, in percent"
 	@echo "make mutation   faults put into these modules that the tests notice (resumes where it ended)"
+	@echo "make attacks    try to break it and to learn more than promised: expected and seen (five minutes)"
+	@echo "make attacks-full  the same at length: the numbers of docs/leaks.md (MPFEDCL_DATA, with mnist)"
+	@echo "make lock       requirements.lock anew; make .venv-locked installs from it"
+	@echo "make sbom       the bill of materials of .venv, build/sbom.json (CycloneDX)"
 	@echo "make wheel      build the wheel"
 
 $(READY): pyproject.toml constraints.txt
@@ -139,8 +143,38 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: attacks attacks-full lock sbom
+
+attacks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py
+
+attacks-full: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py --full
+
+# For another version of torch give its CPU build: make lock LOCK='--wheel FILE'.
+lock: $(READY)
+	$(BIN)/python scripts/write_lock.py $(LOCK)
+
+# Only what requirements.lock names, by hash; the package itself is built with what came so.
+.venv-locked: requirements.lock
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$@/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation .
+	$@/bin/pip check
+	touch $@
+
+# The tool has a venv of its own, so that the bill does not name it.
+build/sbom-tool:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+
+sbom: $(READY) build/sbom-tool
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--validate --output-file build/sbom.json .venv
+	@echo build/sbom.json
+
 wheel: $(READY)
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf .venv demo dist
+	rm -rf .venv .venv-locked demo dist

@@ -113,7 +113,7 @@ def test_the_result_is_the_loops(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("rule", "clip"), [("mean", 0.05), ("median", None), ("median", 0.05)], ids=str
+    ("rule", "clip"), [("mean", 0.05), ("median", None), ("krum", 0.05)], ids=str
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_with_every_rule_and_clipped_the_result_is_the_loops(
@@ -130,6 +130,19 @@ def test_with_every_rule_and_clipped_the_result_is_the_loops(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
     clipped = [record["processed"].get("clip", []) for record in read_records(found.path)]
     assert any(clipped) == (clip is not None and method not in ("local", "fedproto"))
+
+
+@pytest.mark.parametrize("rule", ["mean", "trimmed-mean", "geometric-median"])
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedgauss"])
+def test_within_bounds_the_result_is_the_loops(
+    images: Path, tmp_path: Path, reference: Reference, method: str, rule: str
+) -> None:
+    bounds = {"guard__bounds": "on", "guard__clip_factor": 0.8, "aggregation__rule": rule}
+    experiment = double(images, method, RAGGED | bounds)
+    found = ENGINES["auto"](experiment, tmp_path / "run")
+    assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
+    last = read_records(found.path)[-1]
+    assert ("bound on length" in last["processed"]) == (method == "mp-fedcl")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -33,7 +33,7 @@ def make_record(number: int) -> dict[str, Any]:
     return RoundRecord(
         round=number,
         loss=1.5,
-        accuracy=table,  # type: ignore[arg-type]
+        accuracy=table,
         accuracy_per_client={"client-0": 50.0, "client-1": None},
         loss_per_client={"client-0": 1.5},
         seconds={"train": 0.5},

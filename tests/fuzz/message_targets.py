@@ -32,6 +32,7 @@ from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_rea
 from mpfedcl.network.server.class_agreement import agree_on_classes
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -148,7 +149,8 @@ class IntroductionTarget(MessageTarget):
         experiment, odd = agree_on_classes(Experiment(), {**honest, "fuzzed": member})
         assert odd.keys() <= {member.name}, "an honest client was shut out"
         assert Experiment.parse_toml(experiment.to_toml(), Path("a")) == experiment
-        counts = {"train": list(member.train), "test": member.test}
+        train = list(member.train) or [0] * len(member.classes)
+        counts = {"train": train, "test": member.test}
         written = {"classes": list(member.classes), "clients": {member.name: counts}}
         assert json.loads(json.dumps(written, allow_nan=False)) == written
         Partition.model_validate(written)
@@ -214,7 +216,7 @@ class UpdateTarget(MessageTarget):
     def honest(self) -> list[Message]:
         """Return an honest answer, with what the client has read of the round before."""
         packed = pack_update(self._situation.updates[0])
-        table = {test: dict.fromkeys(READINGS, 50.0) for test in TESTS}
+        table = _half_right()
         late = ClientReadings(table, True, None).to_values()
         return [packed, Message({**packed.values, "late": late}, packed.arrays)]
 
@@ -250,6 +252,10 @@ class SumsTarget(UpdateTarget):
     method = "fedgauss"
 
 
+def _half_right() -> AccuracyTable:
+    return {test: {str(reading): 50.0 for reading in READINGS} for test in TESTS}
+
+
 class ReadingsTarget(MessageTarget):
     """What a client has read: percentages and counts, which go into the records."""
 
@@ -257,7 +263,7 @@ class ReadingsTarget(MessageTarget):
 
     def honest(self) -> list[Message]:
         """Return readings with and without counts of confusions."""
-        table = {test: dict.fromkeys(READINGS, 50.0) for test in TESTS}
+        table = _half_right()
         rows = [[3] * 4 for _ in range(3)]
         made = [ClientReadings(table, True, confusion) for confusion in (None, rows)]
         return [Message({"late": each.to_values()}) for each in made]

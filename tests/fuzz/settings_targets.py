@@ -89,10 +89,10 @@ class FlagsTarget(Target):
 
     def make(self, random: Random) -> Any:
         """Return words, as JSON."""
-        words = ["run"]
-        for _ in range(random.randrange(1, 4)):
+        words = ["run", "--rounds", "3"]
+        for _ in range(random.randrange(3)):
             name = random.choice(NAMES).replace("_", "-")
-            value = random.choice([*WORDS, *map(str, ODD_VALUES)])
+            value = random.choice([*WORDS, *map(str, ODD_VALUES)] + ["1", "2", "0.5"] * 20)
             words += random.choice([[f"--{name}", value], [f"--{name}={value}"], [f"--{name}"]])
         return json.dumps(words).encode()
 

@@ -9,7 +9,7 @@ from fuzzer import CORPUS, TARGETS, fuzz
 
 SAVED = sorted(path for path in CORPUS.glob("*/*") if path.is_file())
 FEW = 60
-SLOW = {"flags": 5}
+SLOW = {"flags": 8}
 """Each parse takes a long time."""
 
 

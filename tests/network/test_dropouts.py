@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from federations import round_of
 from flwr.app import Message as FlowerMessage
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from loopback import LoopbackGrid, join_all
 
 from mpfedcl.api import COMPANIONS
@@ -52,9 +53,10 @@ class FaultyGrid(LoopbackGrid):
                 self._due[identity] = time.monotonic() + TIMEOUT + 1
         return identities
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[FlowerMessage]:
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
         now = time.monotonic()
-        return super().pull_messages([i for i in message_ids if self._due.get(i, 0) <= now])
+        due = [each for each in request.message_ids if self._due.get(each, 0) <= now]
+        return super().PullMessages(PullAppMessagesRequest(message_ids=due))
 
 
 def accuracies(

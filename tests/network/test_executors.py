@@ -10,7 +10,7 @@ import httpx
 import numpy
 import pytest
 import tomli_w
-from flwr.app import Error
+from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.flower import client_executor
+from mpfedcl.network.flower import client_executor, fleet
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.apps import answer
 from mpfedcl.network.flower.client_executor import take_part
@@ -27,6 +27,7 @@ from mpfedcl.network.flower.fleet import (
     FleetNode,
     NotLetInError,
     NotTakenError,
+    Request,
     read_request,
     write_request,
 )
@@ -35,6 +36,7 @@ from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
+from mpfedcl.network.transport import AnswerLimit
 
 SUPERLINK_NODE = 1
 
@@ -81,10 +83,10 @@ def run_of(server: RunningServer) -> Iterator[_Grid]:
         grid.close()
 
 
-def send(grid: _Grid, node: int, kind: str = "train") -> str:
+def send(grid: _Grid, node: int, kind: str = "train", size: int = 6) -> str:
     # The clients of a test are in the same process, and have said who they are.
     TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
-    content = to_records(Message({"x": 1}, {"averaged/w": numpy.arange(6.0)}))
+    content = to_records(Message({"x": 1}, {"averaged/w": numpy.arange(float(size))}))
     [identity] = grid.push_messages([FlowerMessage(content, node, kind, ttl=60)])
     return identity
 
@@ -99,6 +101,10 @@ def pull(grid: _Grid, identity: str) -> FlowerMessage:
 
 def echo(kind: Kind, message: Message) -> Message:
     return Message({"kind": kind, **message.values}, message.arrays)
+
+
+def reply_to(node: FleetNode, request: Request) -> None:
+    node.reply(answer(request.header, lambda: node.open(request), echo))
 
 
 def test_only_keys_that_were_let_in_and_each_once(server: RunningServer, connect: Connect) -> None:
@@ -117,7 +123,7 @@ def test_only_keys_that_were_let_in_and_each_once(server: RunningServer, connect
         stranger.enter(number)
     stranger.number = number
     with pytest.raises(NotLetInError):
-        stranger.receive(lambda _: None)
+        stranger.receive()
     # One whose process was killed goes on at once, without waiting for the server to notice.
     assert twin.enter(number) == number
     twin.leave()
@@ -135,21 +141,45 @@ def test_a_message_there_and_back_and_nobody_asks_for_the_app(
     server.asked.clear()
     with run_of(server) as grid:
         assert [(each.node_id, each.name) for each in grid.get_nodes()] == [(number, "a")]
-        assert node.receive(lambda _: None) is None
+        assert node.receive() is None
         identity = send(grid, number)
-        request = node.receive(lambda _: None)
+        request = node.receive()
         assert request is not None
-        node.reply(answer(request, echo))
+        reply_to(node, request)
         reply = pull(grid, identity)
     found = from_records(reply.content)
     assert found.values == {"kind": "round", "x": 1}
     assert numpy.array_equal(found.arrays["averaged/w"], numpy.arange(6.0))
     # The run is over.
     with pytest.raises(NotTakenError):
-        node.reply(answer(request, echo))
+        node.reply(answer(request.header, lambda: Message({}), echo))
+    # Its objects have been fetched, and are gone.
+    with pytest.raises(MessageError, match="it did not get the whole request"):
+        node.open(request)
     node.leave()
     assert {"/v1/fleet/pull-object", "/v1/fleet/push-object"} < set(server.asked)
     assert not [path for path in server.asked if "fab" in path]
+
+
+def test_a_request_of_a_server_that_is_too_large_is_not_opened(
+    server: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = connect("a")
+    number = node.enter(None)
+    with run_of(server) as grid:
+        # A thousandth of what honest ones may have, and ten times that.
+        limit = AnswerLimit(num_arrays=10, array_bytes=50_000, text_bytes=10_000)
+        monkeypatch.setattr(fleet, "LIMIT", limit)
+        identity = send(grid, number, size=100_000)
+        request = node.receive()
+        assert request is not None
+        reply_to(node, request)
+        assert pull(grid, identity).error.reason == "the request is too large"
+        identity = send(grid, number)
+        request = node.receive()
+        assert request is not None
+        reply_to(node, request)
+        assert not pull(grid, identity).has_error()
 
 
 @pytest.mark.parametrize(
@@ -169,10 +199,10 @@ def test_failures_come_as_sentences(
     def fail(kind: Kind, message: Message) -> Message:
         raise error
 
-    reply = answer(FlowerMessage(to_records(Message({})), 1, "train"), fail)
+    reply = answer(FlowerMessage(RecordDict(), 1, "train"), lambda: Message({}), fail)
     assert reply.error.reason == said
     assert ("secret" in capsys.readouterr().err) == isinstance(error, OSError)
-    reply = answer(FlowerMessage(to_records(Message({})), 1, "train.other"), echo)
+    reply = answer(FlowerMessage(RecordDict(), 1, "train.other"), lambda: Message({}), echo)
     assert reply.error.reason == "it has no answer to 'train.other'"
 
 
@@ -226,7 +256,9 @@ def test_what_a_killed_process_was_working_on_is_not_waited_for(
     number = killed.number
     with run_of(server) as grid:
         identity = send(grid, number)
-        assert killed.receive(place.begin) is not None
+        request = killed.receive()
+        assert request is not None
+        place.begin(request.header)
         # No word of farewell, and a new process.
         killed._stop_heartbeat()
         killed.number = 0

@@ -8,6 +8,7 @@ import pytest
 from federations import save_pictures
 
 from command_processes import environment
+from mpfedcl import Experiment, run
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Say
 
@@ -50,6 +51,17 @@ def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
     assert "client-00, client-01" in out
     assert "mpfedcl federation server" in " ".join(out.split())
     assert (tmp_path / "lab/clients/client-10/node.key").is_file()
+
+
+def test_an_update_that_cannot_be(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
+    words = ("federation", "update", lab)
+    assert_sentence(said(*words, "--client", "d"), "run is missing; it must be given: --run")
+    assert_sentence(said(*words, "--run", three), "client is missing; it must be given: --run")
+    given = (*words, "--client", "d", "--run")
+    assert_sentence(said(*given, tmp_path), "it must be a folder that holds a run")
+    assert_sentence(said(*given, three), "it must be a run over a network")
+    trained = run(Experiment(method="fedavg", rounds=1, clients=2), tmp_path / "run").path
+    assert_sentence(said(*given, trained), "it must be of a method of one exchange, such as fed")
 
 
 def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:

@@ -61,10 +61,11 @@ def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, FleetNode]]]:
 
 def receive(node: FleetNode) -> FlowerMessage:
     end = time.monotonic() + 20
-    while (request := node.receive(lambda _: None)) is None:
+    while (request := node.receive()) is None:
         assert time.monotonic() < end
         time.sleep(0.05)
-    return request
+    node.open(request)
+    return request.header
 
 
 def answer(request: FlowerMessage, who: str) -> FlowerMessage:

@@ -213,12 +213,12 @@ def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
 
 
 @pytest.mark.parametrize(
-    ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 2 s")]
+    ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 20 s")]
 )
 def test_enough_answers_or_a_deadline_close_a_round(
     tmp_path: Path, places: dict[str, Path], enough: float, why: str
 ) -> None:
-    changes = {"network__enough": enough, "network__round_timeout": 2.0, "rounds": 1}
+    changes = {"network__enough": enough, "network__round_timeout": 20.0, "rounds": 1}
     federation = gathered(tmp_path, places, **changes)
 
     def hang(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:

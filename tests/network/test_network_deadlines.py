@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from loopback import Objects
 
 from mpfedcl.network.server.silence import SilentClients
-from small_experiments import Json, read_records
+from small_experiments import Json, VirtualTime, read_records
 
-pytestmark = pytest.mark.usefixtures("quick_network")
-
-TIMEOUT = 2.5
+TIMEOUT = 4.0
+BUSY = 3.0
+"""Seconds that a busy machine may take beside; an idle one takes less than one."""
 STUCK = tuple(f"client-{number}" for number in range(10))
 HONEST = ("client-10", "client-11")
 
@@ -37,6 +37,7 @@ HONEST = ("client-10", "client-11")
 def crowd(many_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopbackFederation:
     """Twelve clients, ten of which will be stuck."""
     monkeypatch.setattr("mpfedcl.network.flower.transport.OPEN_SECONDS", 0.1)
+    monkeypatch.setattr("mpfedcl.network.server.client_registry.POLL_SECONDS", 0.01)
     experiment = float64_experiment(
         many_images,
         "fedavg",
@@ -67,8 +68,8 @@ def test_ten_half_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
     crowd.grid.tamper_objects = withhold
     record, seconds = serve_and_measure(crowd)
     assert record["clients"]["answered"] == list(HONEST)
-    assert record["remarks"]["missing"] == dict.fromkeys(STUCK, "no answer within 2.5 s")
-    assert seconds < TIMEOUT + 1
+    assert record["remarks"]["missing"] == dict.fromkeys(STUCK, "no answer within 4 s")
+    assert seconds < TIMEOUT + BUSY
 
 
 def test_ten_calls_that_hang_end_with_the_round(
@@ -93,7 +94,7 @@ def test_ten_calls_that_hang_end_with_the_round(
     is_over.append(True)
     assert record["clients"]["answered"] == list(HONEST)
     assert record["clients"]["missing"] == list(STUCK)
-    assert seconds < TIMEOUT + 1
+    assert seconds < TIMEOUT + BUSY
 
 
 def test_a_message_that_cannot_be_sent_ends_with_the_round(
@@ -122,7 +123,7 @@ def test_a_message_that_cannot_be_sent_ends_with_the_round(
         2: release,
     }
     crowd.serve(before_rounds(actions))
-    assert ended[0] - began[0] < 2
+    assert ended[0] - began[0] < 1 + BUSY
     missing = read_records(crowd.path)[0]["remarks"]["missing"]
     assert missing["client-6"] == "the message could not be sent"
 
@@ -135,9 +136,11 @@ def say_nothing(client: str, request: FlowerMessage, reply: FlowerMessage) -> Fl
 
 
 @pytest.fixture
-def federation(images: Path, tmp_path: Path) -> Callable[[str], LoopbackFederation]:
+def federation(
+    quick_network: VirtualTime, images: Path, tmp_path: Path
+) -> Callable[[str], LoopbackFederation]:
     """Three clients, one of which never answers in a round."""
-    changes = {"rounds": 10, "network__round_timeout": 1.0}
+    changes = {"rounds": 10, "network__round_timeout": 20.0}
     experiment = float64_experiment(images, "fedavg", **changes)
     return lambda name: LoopbackFederation(experiment, tmp_path / name, say_nothing)
 
@@ -146,7 +149,7 @@ def why_missing(path: Path) -> list[str]:
     return [each["remarks"].get("missing", {}).get("client-2", "") for each in read_records(path)]
 
 
-SILENT = "no answer within 1 s"
+SILENT = "no answer within 20 s"
 
 
 def left_out(times: int, until: int) -> str:
@@ -154,11 +157,10 @@ def left_out(times: int, until: int) -> str:
 
 
 def test_a_silent_client_is_left_out_and_asked_again(
-    federation: Callable[[str], LoopbackFederation],
+    federation: Callable[[str], LoopbackFederation], quick_network: VirtualTime
 ) -> None:
-    whole = federation("whole")
-    began = time.monotonic()
-    run = whole.serve()
+    run = federation("whole").serve()
+    waited = quick_network.now
     expected = [
         *[SILENT] * 2,
         *[left_out(2, 5)] * 2,
@@ -169,7 +171,7 @@ def test_a_silent_client_is_left_out_and_asked_again(
     assert why_missing(run.path) == expected
     assert all(each["clients"]["missing"] == ["client-2"] for each in read_records(run.path))
     # Four rounds are waited for in vain and not ten; the closing evaluation leaves it out too.
-    assert time.monotonic() - began < 9 * 1.0
+    assert 80 <= waited < 100
     closing = read_records(run.path)[-1]["remarks"]["closing"]["missing"]
     assert closing == {"client-2": left_out(4, 19)}
     # A run that was stopped meanwhile goes on as if it had not been.

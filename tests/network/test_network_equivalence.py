@@ -79,6 +79,20 @@ def test_so_it_does_with_other_clients_and_settings(
             assert_same_readings(ours, theirs, method)
 
 
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedgauss"])
+def test_strangers_are_bounded_unless_one_says_otherwise(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    changes = {"guard__bounds": "auto", "guard__clip_factor": 0.8, "aggregation__rule": "median"}
+    experiment = float64_experiment(images, method, **RAGGED | changes)
+    found = LoopbackFederation(experiment, tmp_path).serve()
+    wanted = run(experiment.replace(guard__bounds="on"), tmp_path / "simulation")
+    assert_like_simulation(found.path, wanted.path, experiment)
+    told = [[each["processed"] for each in read_records(r.path)] for r in (found, wanted)]
+    assert told[0] == told[1]
+    assert any("bound on length" in each for each in told[0]) == (method == "mp-fedcl")
+
+
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
 def test_so_it_does_when_clients_are_sampled(images: Path, tmp_path: Path, method: str) -> None:
     changes = {"clients": 5, "fraction": 0.4, "prototypes__pool_ttl": 2, "rounds": 4}

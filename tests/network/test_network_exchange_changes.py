@@ -191,7 +191,7 @@ def test_others_who_are_connected_are_left_alone(start: Start) -> None:
 
 
 def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
-    sites = start("abc", network__round_timeout=0.5)
+    sites = start("abc", network__round_timeout=20.0)
     first = contents(sites.path)
     sites.come("a")
     with pytest.raises(RunCutShort, match=r"^d was not there after 0.3 s\.$"):
@@ -200,7 +200,7 @@ def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
     sites.federation.grid._tamper = lambda _, request, reply: (
         None if is_training(request) else reply
     )
-    with pytest.raises(RunCutShort, match=r"^d was asked: no answer within 0.5 s\.$"):
+    with pytest.raises(RunCutShort, match=r"^d was asked: no answer within 20 s\.$"):
         sites.update("d")
     assert contents(sites.path) == first
 

@@ -13,11 +13,24 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Aggregator, find_aggregator
+from mpfedcl.rounds.aggregation.centred_clipping import CentredClipping
+from mpfedcl.rounds.aggregation.geometric_median import GeometricMedian
+from mpfedcl.rounds.aggregation.krum import Krum
 from mpfedcl.rounds.aggregation.mean import WeightedMean
 from mpfedcl.rounds.aggregation.median import CoordinateMedian
+from mpfedcl.rounds.aggregation.multi_krum import MultiKrum
+from mpfedcl.rounds.aggregation.trimmed_mean import TrimmedMean
 from mpfedcl.tensors import Tensors
 
-RULES = {"mean": WeightedMean, "median": CoordinateMedian}
+RULES = {
+    "mean": WeightedMean,
+    "median": CoordinateMedian,
+    "trimmed-mean": TrimmedMean,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+    "geometric-median": GeometricMedian,
+    "centred-clipping": CentredClipping,
+}
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 rows = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=1)
@@ -70,7 +83,10 @@ def test_rules_are_found_by_their_files() -> None:
     assert {name: find_aggregator(name) for name in RULES} == RULES
     with pytest.raises(InvalidInput) as caught:
         Experiment(aggregation={"rule": "mode"})
-    assert str(caught.value) == "aggregation.rule is 'mode'; it must be 'mean' or 'median'."
+    assert str(caught.value) == (
+        "aggregation.rule is 'mode'; it must be 'centred-clipping', 'geometric-median', 'krum', "
+        "'mean', 'median', 'multi-krum' or 'trimmed-mean'."
+    )
 
 
 @given(rows)

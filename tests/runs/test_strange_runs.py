@@ -14,7 +14,6 @@ from mpfedcl import resume, run
 from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.errors import InvalidInput
 from mpfedcl.report.run_description import RunRecords
-from mpfedcl.runs import checkpoint as checkpoints
 from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.tensors import digest
@@ -135,49 +134,7 @@ def test_other_odd_files_are_told_in_a_sentence(tmp_path: Path, name: str, conte
         RunDirectory(tmp_path).read_json(name)
 
 
-# Checkpoints whose hash is right and that are none
-
-
-def forge_manifest(path: Path, change: Callable[[Json], Any]) -> None:
-    """Change the newest manifest and sign it again."""
-    file = sorted(path.glob("round-*.json"))[-1]
-    manifest = json.loads(file.read_bytes())
-    del manifest["sha256"]
-    forged = change(manifest)
-    content = file.with_suffix(".safetensors").read_bytes()
-    signed = {"sha256": checkpoints._sign(forged, content), **forged}
-    file.write_text(json.dumps(signed))
-
-
-ODD_MANIFESTS: dict[str, Callable[[Json], Json]] = {
-    "no record": lambda m: {**m, "record": None},
-    "an odd record": lambda m: {**m, "record": {"round": 2}},
-    "no round": lambda m: {k: v for k, v in m.items() if k != "round"},
-    "a round as a text": lambda m: {**m, "round": "2"},
-    "clients as a list": lambda m: {**m, "received": []},
-    "a client that is not there": lambda m: {**m, "received": {"nobody": 1}},
-    "an age below 0": lambda m: {**m, "received": dict.fromkeys(m["received"], -1)},
-    "a format to come": lambda m: {**m, "format": 999},
-}
-
-
-@pytest.mark.parametrize("name", ODD_MANIFESTS)
-def test_a_signed_manifest_that_is_none_gives_way(path: Path, name: str) -> None:
-    forge_manifest(path / "checkpoint", ODD_MANIFESTS[name])
-    found, problems = load_checkpoint(path / "checkpoint")
-    assert found is not None
-    assert found.state.round == 1
-    assert problems[0].startswith("round-000002 is damaged (")
-
-
-def test_signed_tensors_that_are_none_give_way(path: Path) -> None:
-    folder = path / "checkpoint"
-    (folder / "round-000002.safetensors").write_bytes(b"\xff" * 64)
-    forge_manifest(folder, lambda manifest: manifest)
-    found, problems = load_checkpoint(folder)
-    assert found is not None
-    assert found.state.round == 1
-    assert "round-000002 is damaged" in problems[0]
+# Checkpoints of another model
 
 
 def forge_state(path: Path, change: Callable[[Checkpoint], None]) -> None:

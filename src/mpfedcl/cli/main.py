@@ -42,6 +42,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl data     cache                                       encoded images that are kept
   mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
+  mpfedcl federation update DIR --run RUN --client NAME        one client joins or leaves it later
   mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what leaves
   mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
@@ -78,6 +79,7 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "federation server": (federation.FederationServer, "federation"),
     "federation client": (federation.FederationClient, "federation_client"),
     "federation start": (federation.FederationStart, "federation_start"),
+    "federation update": (federation.FederationUpdate, "federation_update"),
 }
 """What each command takes, and the module of `cli.commands` that does it: `data list` is done by
 its `data_list_command`."""

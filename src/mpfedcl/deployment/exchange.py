@@ -202,6 +202,11 @@ def open_exchange(path: Path) -> Exchange:
             f"RUN is {str(path)!r}, a run of {experiment.method}, which keeps no sums; it must be "
             "of a method of one exchange, such as fedgauss."
         )
+    if experiment.secure_sums:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}; it must be a run without secure_sums: in this one nobody knows "
+            "single clients, so that none can be added, taken out or compared."
+        )
     for name in (statistics_files.POOLED, "pool.safetensors"):
         if not (path / name).is_file():
             raise InvalidInput(

@@ -5,13 +5,13 @@ connected.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.deployment.exchange import Exchange, open_exchange
 from mpfedcl.deployment.exchange_changes import write_joined, write_left
-from mpfedcl.deployment.exchange_join import leave_exchange
+from mpfedcl.deployment.exchange_join import check_leaving, leave_exchange
 from mpfedcl.deployment.ledger import make_event, write_events
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -61,40 +61,61 @@ def update_over_network(
             send the very sums that are in the total.
         status: A file that says what is being done.
     """
-    try:
-        check_name(client)
-    except MessageError as error:
-        raise InvalidInput(f"client is {client!r}; {error}.") from None
-    with RunDirectory.resume(run, "RUN") as directory:
-        before = open_exchange(run)
-        known = directory.read_json("federation.json")
-        if known is None:
-            raise InvalidInput(f"RUN is {str(run)!r}; it must be a run over a network.")
-        is_in = client in before.pool.names
-        if leave and (before.keeps_clients or not is_in or before.pool.num_clients == 1):
+    with RunDirectory.resume(run, "RUN"):
+        before, known = check_change(run, client, leave=leave)
+        if leave and before.keeps_clients:
             return NetworkChange(client, "left", leave_exchange(run, client).names)
-        if is_in and not leave and not before.keeps_clients:
-            raise InvalidInput(
-                f"RUN is {str(run)!r}: only pooled sums were kept (statistics.keep), so {client} "
-                "cannot send others in their place; it must leave with the samples that it had, "
-                "and join again with those of now."
-            )
-        if leave and client not in known.get("sums", {}):
-            raise InvalidInput(
-                f"RUN is {str(run)!r}: only pooled sums were kept (statistics.keep), and nothing "
-                f"tells which were those of {client}, so it cannot be taken out of them."
-            )
         told = SingleClient(transport, _experiment_of(before), known, client, Status(status))
         update, rejected = told.ask(before.fit().outcome)
         if leave and rejected is None and digest_sums(update.summed) != known["sums"][client]:
             rejected = "its sums are not those that it sent: its samples have changed since"
         if rejected is not None:
-            event = {**make_event("rejected", client), "reason": rejected}
-            write_events(run, event)
+            write_events(run, {**make_event("rejected", client), "reason": rejected})
             return NetworkChange(client, "rejected", before.pool.names, rejected)
         if leave:
             return _leave(before, client, update)
-        return _join(before, told, update, event="replaced" if is_in else "joined")
+        event = "replaced" if client in before.pool.names else "joined"
+        return _join(before, told, update, event)
+
+
+def check_change(run: Path, client: str, *, leave: bool) -> tuple[Exchange, dict[str, Any]]:
+    """Return the federation and its federation.json; refuse what cannot be, asking nobody."""
+    try:
+        check_name(client)
+    except MessageError as error:
+        raise InvalidInput(f"client is {client!r}; {error}.") from None
+    exchange = open_exchange(run)
+    known = RunDirectory(run).read_json("federation.json")
+    if known is None:
+        raise InvalidInput(f"RUN is {str(run)!r}; it must be a run over a network.")
+    if leave:
+        check_leaving(exchange, client)
+    if exchange.keeps_clients or client not in exchange.pool.names:
+        return exchange, known
+    pooled = f"RUN is {str(run)!r}: only pooled sums were kept (statistics.keep)"
+    if not leave:
+        raise InvalidInput(
+            f"{pooled}, so {client} cannot send others in their place; it must leave with the "
+            "samples that it had, and join again with those of now."
+        )
+    if client not in known.get("sums", {}):
+        raise InvalidInput(
+            f"{pooled}, and nothing tells which were those of {client}, so it cannot be taken out "
+            "of them."
+        )
+    return exchange, known
+
+
+def change_exchange(
+    transport: Transport,
+    run: Path,
+    client: str,
+    *,
+    leave: bool = False,
+    status: Path | None = None,
+) -> dict[str, Any]:
+    """Do what `update_over_network` does; return what is told of it, as plain values."""
+    return asdict(update_over_network(transport, run, client, leave=leave, status=status))
 
 
 def _experiment_of(exchange: Exchange) -> Experiment:

@@ -4,7 +4,6 @@ Every process runs the same round loop on the same state. Between training and a
 exchange what they took in: the sums of models are added up, prototypes and who answered gathered.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,12 @@ from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
+from mpfedcl.rounds.process_messages import (
+    pack_named,
+    pack_prototypes,
+    unpack_named,
+    unpack_prototypes,
+)
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors, pack_tensors
 
@@ -66,10 +71,10 @@ class DistributedEngine(Engine):
         """Make one collector of those of all processes."""
         collector.merge(self._group)
         if collector.client_sums is not None:
-            parts = (_pack(name, sums) for name, sums in collector.client_sums.items())
+            parts = (pack_named(name, sums) for name, sums in collector.client_sums.items())
             # The leader alone writes them down; one at a time passes from process to process.
             gathered = self._group.gather_to_leader(parts)
-            collector.client_sums = dict(_unpack(part) for part in gathered)
+            collector.client_sums = dict(unpack_named(part) for part in gathered)
         own = {
             "losses": collector.losses,
             "weights": collector.weights,
@@ -137,9 +142,9 @@ class DistributedEngine(Engine):
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield all clients' models to the leader, one at a time."""
-        own = (_pack(name, params) for name, params in self._engine.personal_models(shared))
+        own = (pack_named(name, params) for name, params in self._engine.personal_models(shared))
         for part in self._group.gather_to_leader(own):
-            yield _unpack(part)
+            yield unpack_named(part)
 
     def state(self) -> Tensors:
         """Return what all clients keep, to the leader; an empty dict to the others."""
@@ -159,8 +164,8 @@ class DistributedEngine(Engine):
         """Return what every process reports, as plain values, and the prototypes of all."""
         reports: list[Any] = []
         found: dict[str, Prototypes] = {}
-        for part in self._group.gather(_pack_prototypes(report, rows)):
-            said, theirs = _unpack_prototypes(part)
+        for part in self._group.gather(pack_prototypes(report, rows)):
+            said, theirs = unpack_prototypes(part)
             reports.append(said)
             found |= theirs
         return reports, {name: found[name].to(self._device) for name in sorted(found)}
@@ -178,42 +183,3 @@ def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 counts[name] = counts.get(name, 0) + told
     told = dict(sorted(counts.items())) | ({"fallback": fallbacks} if fallbacks else {})
     return {"training": told} if told else {}
-
-
-def _pack(name: str, tensors: Tensors) -> bytes:
-    """Return tensors that belong to a name."""
-    return name.encode() + b"\0" + pack_tensors(tensors)
-
-
-def _unpack(part: bytes) -> tuple[str, Tensors]:
-    name, _, content = part.partition(b"\0")
-    return name.decode(), load(content)
-
-
-def _pack_prototypes(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
-    """Return plain values, and clients' prototypes as one array each."""
-    said = json.dumps([report, list(rows)])
-    if not rows:
-        return _pack(said, {})
-    return _pack(
-        said,
-        {
-            "vectors": torch.cat([each.vectors for each in rows.values()]),
-            "labels": torch.cat([each.labels for each in rows.values()]),
-            "counts": torch.cat([each.counts for each in rows.values()]),
-            "sizes": torch.tensor([len(each) for each in rows.values()]),
-        },
-    )
-
-
-def _unpack_prototypes(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
-    said, tensors = _unpack(part)
-    report, names = json.loads(said)
-    if not tensors:
-        return report, {}
-    sizes = tensors["sizes"].tolist()
-    columns = (torch.split(tensors[name], sizes) for name in ("vectors", "labels", "counts"))
-    return report, {
-        name: Prototypes(*parts)
-        for name, parts in zip(names, zip(*columns, strict=True), strict=True)
-    }

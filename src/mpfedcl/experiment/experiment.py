@@ -35,6 +35,7 @@ from mpfedcl.experiment.settings import (
     NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
+    SecureSettings,
     Settings,
     StatisticsSettings,
     TrainSettings,
@@ -89,6 +90,8 @@ class Experiment(Settings):
     """At least this many clients train in a round."""
     share_model: bool = True
     """FedCL family: average the models (else only prototypes travel)."""
+    secure_sums: bool = False
+    """Let the server see sums over clients alone, and no single client's update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes data split, initial weights, batches and clustering."""
     device: str = "cpu"
@@ -126,6 +129,7 @@ class Experiment(Settings):
     statistics: StatisticsSettings = StatisticsSettings()
     privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
+    secure: SecureSettings = SecureSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
@@ -199,6 +203,11 @@ class Experiment(Settings):
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""
         return round_number == self.rounds or round_number % self.evaluate_every == 0
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients on other machines say how many samples they have of each class."""
+        return not self.privacy.has_budget and not self.secure_sums
 
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""

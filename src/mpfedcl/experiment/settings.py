@@ -226,6 +226,12 @@ class AggregationSettings(Settings):
 
     section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
+    attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of a round's clients that a rule other than the mean is to withstand: so many are
+    trimmed at each end, or left out by Krum."""
+    bucket: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
+    clients differ much, and halves what can be withstood."""
 
 
 class ModelSettings(Settings):
@@ -243,6 +249,25 @@ class GuardSettings(Settings):
     section: ClassVar[str] = "guard"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
+    bounds: Literal["auto", "on", "off"] = "auto"
+    """Bound what a client sends by what the others send; auto: over a network, where clients are
+    strangers, and not in a simulation."""
+    share_cap: Annotated[float, Field(ge=1)] = 3.0
+    """Bounds: a client weighs at most as much as so many of median size."""
+    sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
+    """Bounds: clients whose number of samples you know, as hospital:5000; each weighs up to that,
+    whatever the median."""
+    clip_factor: Annotated[float, Field(gt=0)] = 1.5
+    """Bounds: a change is clipped to so many times the median length of the round before."""
+    odd_factor: Annotated[float, Field(gt=1)] = 4.0
+    """Bounds, where clients send sums: a client whose class means differ from the others' by so
+    many times what chance explains is rejected; and prototypes that are so many times as long."""
+
+    @property
+    def stated_sizes(self) -> dict[str, int]:
+        """Return `sizes` by client."""
+        pairs = (each.rpartition(":") for each in self.sizes)
+        return {name: int(size) for name, _, size in pairs}
 
 
 class StatisticsSettings(Settings):
@@ -267,6 +292,16 @@ class NetworkSettings(Settings):
     max_images: Annotated[int, Field(ge=1)] = 10_000_000
     """Training images that a client may claim: its weight in the average, which nobody can
     check. One that claims more may not take part."""
+
+
+class SecureSettings(Settings):
+    """Secure sums (`--secure-sums`): when a sum is opened."""
+
+    section: ClassVar[str] = "secure"
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
+    """More than this share of a round's clients must be left at its end, or nothing is opened. With
+    more than two thirds, a server that cheats together with a third of the clients learns no more
+    than one that does not."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

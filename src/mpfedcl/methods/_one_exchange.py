@@ -22,12 +22,15 @@ from mpfedcl.gaussian import (
     StackedSums,
     choose_shrinkage,
     find_impossible_sums,
+    find_impossible_totals,
     make_components,
     own_statistics,
     pack_symmetric,
     pool_of_one,
+    pooled_of_totals,
     project_features,
     sums_to_fit,
+    totals_of_one,
     unit_features,
 )
 from mpfedcl.messages import Broadcast, Update
@@ -94,6 +97,7 @@ class OneExchange(ClosedForm, ABC):
     reading: ClassVar[Reading] = "averaged_classifier"
     shares_prototypes = True
     keeps_sums = True
+    totals_suffice = True
     second_moment: ClassVar[SecondMoment | None] = None
     """What clients send beside counts and sums by class, if anything."""
     has_private_sums: ClassVar[bool] = True
@@ -101,6 +105,8 @@ class OneExchange(ClosedForm, ABC):
     _nothing_sent: bool = False
     sends_fit: ClassVar[bool] = False
     """Whether clients need what `fit` has found beside the classifier; else the server keeps it."""
+    estimates_effects: ClassVar[bool] = False
+    """Whether `fit` finds out how clients differ; where only totals are known that takes more."""
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
@@ -117,8 +123,10 @@ class OneExchange(ClosedForm, ABC):
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return the classifier of the pooled sums, and what else was found.
 
-        `sums` are those of all clients in float64, `groups` the class means of each. What was found
-        has `covariance`, S packed, and `fit`, which begins with lambda, if there is such a metric.
+        `sums` are those of all clients in float64, `groups` the class means of each; where only
+        totals are known `groups` is of one client that stands for all, and `sums` are `totals_of`
+        them. What was found has `covariance`, S packed, and `fit`, which begins with lambda, if
+        there is such a metric.
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -163,6 +171,28 @@ class OneExchange(ClosedForm, ABC):
             return None
         most = self.experiment.network.max_images
         return find_impossible_sums(update.summed, most, in_full=False)
+
+    def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
+        """Return the pooled statistics of one client alone, and what tells clients apart.
+
+        Under a privacy budget the sums as they are: what they add up to gets noise.
+        """
+        if self.private_sums is not None:
+            return {name: value.double() for name, value in summed.items()}
+        one = self.pool_of_one(self.own_statistics(summed))
+        return totals_of_one(one, with_effects=self.estimates_effects)
+
+    def judge_totals(self, totals: Tensors) -> str | None:
+        """Return why no clients have these totals."""
+        if self.private_sums is not None:
+            # More than half of the clients are left: their noise has less than twice the variance.
+            noisy = self.private_sums.with_share(math.sqrt(2) * self.private_sums.sigma)
+            return noisy.find_impossible(totals)
+        return find_impossible_totals(totals)
+
+    def statistics_of(self, totals: Tensors) -> Tensors:
+        """Return what is kept of totals."""
+        return pooled_of_totals(totals)
 
     def prototypes_of(self, update: Update) -> Prototypes:
         """Return a client's class means: its sums say them already."""
@@ -250,6 +280,18 @@ class OneExchange(ClosedForm, ABC):
     def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
         """Return the prototypes that the averaged classifier is made of."""
         return self.reference(pool)
+
+
+def degrees_of(sums: Tensors, groups: ClientMeans) -> float:
+    """Return Σ_i f_i: the samples less the groups of client and class, at least 1."""
+    if is_total(sums):
+        return max(1.0, float(sums["counts"].sum() - sums["groups"].sum()))
+    return max(1.0, float(groups.degrees.sum()))
+
+
+def is_total(sums: Tensors) -> bool:
+    """Tell whether nothing is known of single clients, so that sums say what tells them apart."""
+    return "groups" in sums
 
 
 def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from mpfedcl.tensors import Tensors
 
 Arrays = dict[str, NDArray[Any]]
-Kind = Literal["hello", "round", "close"]
-"""hello: introduce yourself. round: train. close: evaluate the last round."""
+Kind = Literal["hello", "secure", "round", "close"]
+"""hello: introduce yourself. secure: a stage of a secure sum beside the round itself. round: train.
+close: evaluate the last round."""
 
 FORMAT = 3
 """Of messages; another one is refused: server and clients must be of versions that share it."""

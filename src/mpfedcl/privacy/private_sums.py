@@ -83,7 +83,7 @@ class PrivateSums:
         tensors = {name: value.double() for name, value in summed.items()}
         return _unflatten(add_exact_noise(_flatten(tensors), self.sigma), tensors)
 
-    def deviations(self, num_noises: int = 1) -> dict[str, float]:
+    def deviations(self, num_noises: float = 1) -> dict[str, float]:
         """Return the noise's deviation in each field, where so many clients have added it."""
         sigma = self.sigma * math.sqrt(num_noises)
         # Off the diagonal; on it, it is 2 sigma.
@@ -106,7 +106,7 @@ class PrivateSums:
             )
         return None
 
-    def repair(self, noisy: Mapping[str, Tensor], num_noises: int = 1) -> Tensors:
+    def repair(self, noisy: Mapping[str, Tensor], num_noises: float = 1) -> Tensors:
         """Return statistics that images could have: `counts`, `sums` and `moment` [d, d].
 
         It looks at noisy numbers alone, so it costs nothing of the budget: counts become whole and

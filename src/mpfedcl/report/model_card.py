@@ -277,6 +277,8 @@ def _shared_section(subject: CardSubject) -> str:
         else f"Nothing: each client {'trained' if subject.trains else 'was'} alone.",
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
+    if subject.experiment.secure_sums:
+        lines.insert(2, "The server saw nothing of it but totals over clients (secure sums).")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.processors.clip import squared_change
 from mpfedcl.tensors import Tensors
 
 LARGEST_LOSS = 1e12
@@ -109,19 +110,12 @@ class Guard:
             return f"loss is {update.loss:.3g}; at most {LARGEST_LOSS:g}"
         return None
 
-    @torch.no_grad()
     def _judge_change(
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
             return None if self._may_withhold else "it withholds its update; this method never does"
-        if isinstance(averaged, StackMember):
-            squares = averaged.stack.squared_changes[averaged.index]
-        else:
-            squares = 0.0
-            for name, value in averaged.items():
-                change = value - broadcast.params[name] if name in broadcast.params else value
-                squares += float(change.square().sum(dtype=torch.float64))
+        squares = squared_change(averaged, broadcast)
         # The sum of squares is finite only if every value is: one pass serves both checks.
         if not math.isfinite(squares):
             return "a tensor holds values that are not finite"
@@ -170,6 +164,23 @@ class Guard:
         found = int(prototypes.labels.bincount().max())
         if self._most_prototypes is not None and found > self._most_prototypes:
             return f"a class has {found} prototypes; at most {self._most_prototypes}"
+        return self._judge_announced(update)
+
+    def _judge_announced(self, update: Update) -> str | None:
+        """Hold prototypes to what a client on another machine has said that it holds."""
+        announced = (self._label_counts or {}).get(update.client)
+        # Under a budget nobody says what it holds.
+        if announced is None or self._is_private:
+            return None
+        counts = torch.zeros(self._num_classes, dtype=torch.float64)
+        labels = update.prototypes.labels.cpu()
+        counts.index_add_(0, labels, update.prototypes.counts.cpu().double())
+        for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
+            if sent > held:
+                return (
+                    f"prototypes of class {label} stand for {sent:.0f} samples; this client has "
+                    f"announced {held}"
+                )
         return None
 
 

@@ -174,14 +174,16 @@ class PrivateRounds:
         assert isinstance(self._method, OneExchange)
         mechanism = self._method.private_sums
         assert mechanism is not None
+        if collector.noise is not None:
+            return {**collector.sums, "noises": collector.noise}
         noisy = dict(collector.sums) if mechanism.is_local else mechanism.add_noise(collector.sums)
         noises = len(collector.accepted) if mechanism.is_local else 1
-        return {**noisy, "noises": torch.tensor(noises)}
+        return {**noisy, "noises": torch.tensor(float(noises), dtype=torch.float64)}
 
     def _open_sums(self, method: OneExchange, noisy: Tensors, like: Tensor) -> Released:
         mechanism = method.private_sums
         assert mechanism is not None
-        own = mechanism.repair(noisy, int(noisy["noises"]))
+        own = mechanism.repair(noisy, float(noisy["noises"]))
         held = own["counts"].nonzero().squeeze(1)
         means = own["sums"][held] / own["counts"][held].unsqueeze(1)
         rows = Prototypes(means.to(like.dtype), held, own["counts"][held].long())
@@ -199,8 +201,9 @@ class PrivateRounds:
         for name, like in collector.template.items():
             begin = start.get(name, torch.zeros_like(like)).double()
             change = means[name].double() - begin if name in means else torch.zeros_like(begin)
-            noise = draw_noise(sigma, like.shape).to(begin)
-            noisy = begin + change * (answers / expected) + noise
+            noisy = begin + change * (answers / expected)
+            if collector.noise is None:
+                noisy = noisy + draw_noise(sigma, like.shape).to(begin)
             found[f"averaged/{name}"] = noisy.to(like.dtype)
         return found
 

@@ -1,7 +1,7 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -11,12 +11,15 @@ from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
+from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.bounds import RelativeBounds
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
 
@@ -32,6 +35,8 @@ class RoundState:
     server: Server
     prototypes: dict[str, tuple[int, Prototypes]]
     """Each client's latest prototypes and the round they came in."""
+    median_length: float | None = None
+    """Of the clients' changes in the last round that had any, where updates are bounded."""
 
     def to(self, device: torch.device) -> Self:
         """Return the state on a device."""
@@ -47,6 +52,7 @@ class RoundState:
                 name: (received, rows.to(device))
                 for name, (received, rows) in self.prototypes.items()
             },
+            self.median_length,
         )
 
 
@@ -83,6 +89,21 @@ class RoundLoop:
         if self._experiment.privacy.has_budget:
             size = assembly.model.embedding_size
             self.private = PrivateRounds(self._method, len(engine.sizes), size)
+        if engine.label_counts is None and self._guard.template:
+            rule = find_aggregator(self._experiment.aggregation.rule)
+            rule.check(self._experiment, len(self._choose(1, ())))
+        # Clients on other machines are strangers.
+        automatic = engine.label_counts is not None
+        asked = self._experiment.guard.bounds
+        self._is_bounded = asked == "on" or (asked == "auto" and automatic)
+        if self.private is not None or self._experiment.secure_sums:
+            # Bounds compare single clients: noise does not cover that, and masks hide them.
+            if asked == "on":
+                raise InvalidInput(
+                    "guard.bounds is 'on'; with a privacy budget or secure_sums it must be auto or "
+                    "off: bounds compare single clients."
+                )
+            self._is_bounded = False
 
     @property
     def shared_parameters(self) -> Tensors:
@@ -120,13 +141,15 @@ class RoundLoop:
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
         server = self.state.server
-        collector = UpdateCollector(
+        collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
+        collector = collect(
             self._method,
             self._guard,
             server,
             broadcast,
             chosen,
             keep_sums=self._keeps_client_sums(),
+            bounds=self._make_bounds(),
         )
         read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
         keep = chosen if keep_models else read
@@ -137,6 +160,8 @@ class RoundLoop:
         with self._clock.phase("exchange"):
             self.engine.merge(collector)
         with self._clock.phase("aggregate"):
+            collector.settle()
+            collector.drop_misplaced_prototypes()
             self._aggregate(broadcast.round, collector)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
@@ -153,7 +178,7 @@ class RoundLoop:
         heard = {*collector.accepted, *collector.rejected}
         record = RoundRecord(
             round=broadcast.round,
-            loss=self._mean_loss(collector.losses),
+            loss=self._mean_loss(collector),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(main) if readings else None,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
@@ -168,7 +193,11 @@ class RoundLoop:
             unchanged=not collector.accepted,
             withheld=sorted(collector.withheld),
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
-            remarks={**self._method.remarks(broadcast), **self.engine.remarks()},
+            remarks={
+                **self._method.remarks(broadcast),
+                **collector.remarks(),
+                **self.engine.remarks(),
+            },
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
@@ -181,10 +210,17 @@ class RoundLoop:
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
 
+    def _make_bounds(self) -> RelativeBounds | None:
+        """Return what the round before, and the other clients' sizes, allow a client to send."""
+        if not self._is_bounded:
+            return None
+        return RelativeBounds(self._experiment.guard, self.engine.sizes, self.state.median_length)
+
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
         keep = self._experiment.statistics.keep
-        if not self._method.keeps_sums or keep == "pooled" or self.private is not None:
+        is_blind = self.private is not None or self._experiment.secure_sums
+        if not self._method.keeps_sums or keep == "pooled" or is_blind:
             return False
         own = self._method.own_statistics(self._guard.sums)
         size = 8 * sum(each.numel() for each in own.values())
@@ -216,7 +252,7 @@ class RoundLoop:
             self._release(number, collector)
             return
         if not rows:
-            self.state = RoundState(number, self.state.server, self.state.prototypes)
+            self.state = replace(self.state, round=number)
             return
         oldest = number - self._experiment.prototypes.pool_ttl
         kept = {name: entry for name, entry in self.state.prototypes.items() if entry[0] > oldest}
@@ -227,7 +263,8 @@ class RoundLoop:
         # Where all have withheld what is averaged there is nothing to fold.
         if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
-        self.state = RoundState(number, server, {**kept, **fresh})
+        length = collector.median_length or self.state.median_length
+        self.state = RoundState(number, server, {**kept, **fresh}, length)
 
     def _release(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on by what a privacy budget lets out of the round, and nothing else."""
@@ -244,7 +281,7 @@ class RoundLoop:
         if released.prototypes is not None:
             prototypes = {name: (number, each) for name, each in rows.items() if len(each)}
         server = self._method.reduce(server, released.means, tally)
-        self.state = RoundState(number, server, prototypes)
+        self.state = RoundState(number, server, prototypes, self.state.median_length)
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
@@ -256,10 +293,12 @@ class RoundLoop:
                 return readings
             return readings.only(self.private.readings)
 
-    def _mean_loss(self, losses: Mapping[str, float | None]) -> float | None:
+    def _mean_loss(self, collector: UpdateCollector) -> float | None:
         known = [
-            (each, self.engine.sizes[n]) for n, each in sorted(losses.items()) if each is not None
+            (each, self.engine.sizes[n])
+            for n, each in sorted(collector.losses.items())
+            if each is not None
         ]
         if not known:
-            return None
+            return collector.mean_loss
         return sum(loss * size for loss, size in known) / sum(size for _, size in known)

@@ -3,20 +3,27 @@
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
+from mpfedcl.rounds.bounded_aggregation import BoundedAggregation
+from mpfedcl.rounds.bounds import RelativeBounds
+from mpfedcl.rounds.class_outliers import FEWEST_HOLDERS, drop_misplaced, find_odd_clients
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.process_messages import gather_prototypes
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
 
 _LONGEST_REASON = 300
 """It may quote what a stranger sent, and stays in the records."""
+MISPLACED = "misplaced prototypes"
+"""What a record's `processed` says of the clients whose prototypes were left out."""
 
 
 class UpdateCollector:
@@ -31,6 +38,7 @@ class UpdateCollector:
         chosen: Collection[str],
         *,
         keep_sums: bool = False,
+        bounds: RelativeBounds | None = None,
     ) -> None:
         self.prototypes: dict[str, Prototypes] = {}
         self.losses: dict[str, float | None] = {}
@@ -48,14 +56,25 @@ class UpdateCollector:
         """What the totals of all processes come to."""
         self._stack: StackedSums | None = None
         self._members: list[int] = []
+        self.noise: Tensor | None = None
+        """Where clients have added the noise that a budget asks for: its variance over that."""
+        self.mean_loss: float | None = None
+        """Where losses are known in total alone."""
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
         experiment = method.experiment
         rule = find_aggregator(experiment.aggregation.rule)
-        self._aggregator = rule(guard.template, experiment)
         self.template = guard.template
         """Tensors of the shapes and types of what is averaged."""
+        self._aggregation = BoundedAggregation(
+            rule(guard.template, experiment, broadcast.round), broadcast, bounds
+        )
+        self._bounds = bounds
+        self._waiting: list[Update] = []
+        """Whose sums are added once all are there."""
+        self._is_settled = False
+        self._remarks: dict[str, Any] = {}
         self._processors = ProcessorChain(experiment)
         self._method = method
         self._guard = guard
@@ -68,8 +87,9 @@ class UpdateCollector:
         """The clients whose updates count, in order of name."""
         return sorted(self.prototypes)
 
-    def add(self, update: Update | Failure) -> None:
+    def add(self, update: Update | Failure | Total) -> None:
         """Judge an update; fold it in, or write down why not. A client's first verdict stands."""
+        assert not isinstance(update, Total)
         if isinstance(update, Failure):
             self._reject(update, update.reason)
             return
@@ -84,12 +104,14 @@ class UpdateCollector:
             self._reject(update, reason)
         elif update.client not in self._chosen:
             self._reject(update, "this client was not asked")
+        elif too_many := self._judge_claim(update):
+            self._reject(update, too_many)
         else:
             self._weigh(update)
 
     def merge(self, peers: Peers) -> None:
         """Take in what the updates in other processes came to; the rest is plain values."""
-        self._aggregator.merge(peers)
+        self.settle(peers)
         self._add_stack()
         for name, zero in self._guard.sums.items():
             self._add_up(name, zero)
@@ -98,9 +120,46 @@ class UpdateCollector:
             self._totals.add(self._guard.sums)
             self._parts = peers.sum(self._totals.parts())
 
+    def settle(self, peers: Peers | None = None) -> None:
+        """Fold what had to wait until all updates were there; once, before anything is asked."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if self._bounds is not None:
+            self._reject_odd_sums(self._bounds, peers)
+        self._aggregation.settle(peers)
+        self.weights |= self._aggregation.weights
+        self.processed |= self._aggregation.processed
+
+    def drop_misplaced_prototypes(self) -> None:
+        """Leave out prototypes that lie where the other clients have another class."""
+        if self._bounds is None or self._guard.sums:
+            return
+        kept = drop_misplaced(self.prototypes, self._method.num_classes, self._bounds.odd_factor)
+        self.prototypes = kept.prototypes
+        if kept.dropped:
+            self.processed[MISPLACED] = sorted(kept.dropped)
+            self._remarks["prototypes_left_out"] = kept.dropped
+        if kept.unjudged:
+            self._remarks["prototypes_not_judged"] = {
+                "classes": kept.unjudged,
+                "reason": f"fewer than {FEWEST_HOLDERS} clients hold them: no rule can tell who "
+                "lies",
+            }
+
     def means(self) -> Tensors:
         """Return what the tensors to be averaged came to."""
-        return self._aggregator.result()
+        return self._aggregation.result()
+
+    @property
+    def median_length(self) -> float | None:
+        """The median length of the changes that clients sent, after `means`; None: unbounded."""
+        return self._aggregation.median_length
+
+    def remarks(self) -> dict[str, Any]:
+        """Return what the round's record should say of the aggregation."""
+        told = self._aggregation.remarks()
+        return {**self._remarks, **({"aggregation": told} if told else {})}
 
     def tally(self, sizes: Mapping[str, int]) -> Tally:
         """Return whose updates these were; `sizes` are the samples of all clients."""
@@ -161,12 +220,12 @@ class UpdateCollector:
         if update.averaged is None:
             self.withheld.append(update.client)
         else:
-            self._aggregator.add(update, weight)
-        self._add_sums(update.summed)
-        if self.client_sums is not None:
-            self.client_sums[update.client] = dict(update.summed)
-        if self._totals is not None:
-            self._totals.add(update.summed)
+            self._aggregation.add(update, weight)
+        if self._bounds is None:
+            self._add_statistics(update)
+        elif update.summed:
+            # What is odd shows only beside the others'.
+            self._waiting.append(update)
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
         self.prototypes[update.client] = self._method.prototypes_of(update)
@@ -177,6 +236,38 @@ class UpdateCollector:
             "prototype_floats": update.prototypes.vectors.numel(),
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
+
+    def _judge_claim(self, update: Update) -> str | None:
+        if self._bounds is None or not update.summed_shapes:
+            return None
+        return self._bounds.judge_claim(update.client, update.num_samples)
+
+    def _reject_odd_sums(self, bounds: RelativeBounds, peers: Peers | None) -> None:
+        """Add up what has waited, but for clients whose class means are odd beside the others'."""
+        if not self._guard.sums:
+            return
+        own = {each.client: self.prototypes[each.client] for each in self._waiting}
+        everyone = gather_prototypes(own, peers) if peers else own
+        odd = find_odd_clients(everyone, self._method.num_classes, bounds.odd_factor)
+        for update in self._waiting:
+            if update.client not in odd:
+                self._add_statistics(update)
+                continue
+            for known in (self.prototypes, self.weights, self.losses):
+                known.pop(update.client)
+            self._reject(
+                update,
+                f"its class means differ from the others' {odd[update.client]:.3g} times as much "
+                f"as chance explains; at most {bounds.odd_factor:g}",
+            )
+        self._waiting = []
+
+    def _add_statistics(self, update: Update) -> None:
+        self._add_sums(update.summed)
+        if self.client_sums is not None:
+            self.client_sums[update.client] = dict(update.summed)
+        if self._totals is not None:
+            self._totals.add(update.summed)
 
     def _add_sums(self, summed: Mapping[str, Tensor]) -> None:
         if not isinstance(summed, MemberSums):
@@ -209,14 +300,14 @@ class UpdateCollector:
 
 
 def in_name_order(
-    updates: Iterable[Update | Failure], chosen: Sequence[str]
-) -> Iterator[Update | Failure]:
+    updates: Iterable[Update | Failure | Total], chosen: Sequence[str]
+) -> Iterator[Update | Failure | Total]:
     """Pass updates on in the order of `chosen`, whatever their arrival: sums depend on the order.
 
     One that comes early waits for those before it; what nobody asked for comes last.
     """
-    early: dict[str, Update | Failure] = {}
-    last: list[Update | Failure] = []
+    early: dict[str, Update | Failure | Total] = {}
+    last: list[Update | Failure | Total] = []
     expected = deque(chosen)
     for update in updates:
         # A list, not a set: a name that cannot be hashed must not end the round.

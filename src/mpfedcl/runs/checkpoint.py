@@ -89,6 +89,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         "format": FORMAT,
         "round": state.round,
         "received": {name: received for name, (received, _) in state.prototypes.items()},
+        "median_length": state.median_length,
         "record": checkpoint.record,
     }
     return manifest, content
@@ -147,5 +148,5 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         for name, received in manifest["received"].items()
     }
     server = Server(below("params"), below("extra"), below("private"))
-    state = RoundState(manifest["round"], server, rows)
+    state = RoundState(manifest["round"], server, rows, manifest.get("median_length"))
     return Checkpoint(state, below("clients"), manifest["record"])

@@ -17,8 +17,14 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
-from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import (
+    check_enough_clients,
+    check_secure_sums,
+    describe_secure_sums,
+)
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
@@ -35,12 +41,13 @@ def run_simulation(
     _refuse_in_worker()
     asked = experiment.rounds
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    check_secure_sums(experiment)
     if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         observer.on_warning(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
-    experiment = limit_rounds(experiment, observer.on_warning)
+    experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
@@ -99,12 +106,14 @@ class _Simulation(RunLoop):
         if group is not None:
             engine = DistributedEngine(local, sizes, group, device)
         engine = wrap_engine(assembly, engine, local, group)
+        if experiment.secure_sums:
+            engine = _add_securely(assembly, engine)
         super().__init__(assembly, engine, self._data.class_names)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        for notice in self._data.notices:
+        for notice in [*self._data.notices, *describe_secure_sums(self._experiment)]:
             observer.on_warning(notice)
         return super().run(directory, observer)
 
@@ -141,6 +150,14 @@ class _Simulation(RunLoop):
                 "as then, or the run must be started again in a new folder."
             )
         directory.write_partition(now)
+
+
+def _add_securely(assembly: Assembly, engine: Engine) -> Engine:
+    # Only now: what it needs is an extra.
+    from mpfedcl.engines.secure_sums import SecureSumsEngine
+
+    check_enough_clients(assembly.experiment, len(engine.sizes))
+    return SecureSumsEngine(assembly, engine)
 
 
 def _refuse_in_worker() -> None:

@@ -80,6 +80,8 @@ class FederationClient:
     max_epsilon: _OpenFloat = None
     """Take part only under a privacy budget whose noise this client adds itself, and let out no
     more than this in all runs together."""
+    secure_sums: Flag = False
+    """Take part with secure sums alone: the server must not see this client's updates."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()
@@ -114,3 +116,24 @@ class FederationStart:
     json: Flag = False
     """Print the summary as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class FederationUpdate:
+    """Let one client join a finished run of one exchange, bring new images to it, or leave it.
+
+    Only that client need be connected to the federation's server. Examples:
+    `mpfedcl federation update lab --run runs/lab --client clinic-7`,
+    `mpfedcl federation update lab --run runs/lab --client clinic-7 --leave`.
+    """
+
+    directory: _Dir
+    """The federation's folder."""
+    run: _OpenPath = None
+    """The run directory: of fedgauss or its family, over a network."""
+    client: _OpenText = None
+    """The client's name; one that is in the run sends sums that stand for all it had."""
+    leave: Flag = False
+    """Take the client out; it must be connected only where the run keeps no sums of each."""
+    json: Flag = False
+    """Print what came of it as JSON and nothing else."""

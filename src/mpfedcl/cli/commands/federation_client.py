@@ -114,6 +114,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "memory": client.memory,
         "data": arguments.data,
         "encoder-weights": arguments.encoder_weights,
+        "key": None if arguments.insecure else client.key,
     }
     values: dict[str, str | int | float] = {
         "name": client.name,
@@ -122,6 +123,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "methods": " ".join(arguments.methods),
         "encoder": arguments.encoder or "",
         "insecure": arguments.insecure,
+        "secure-sums": arguments.secure_sums,
         **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
     if arguments.max_epsilon is not None:

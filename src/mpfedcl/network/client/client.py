@@ -20,6 +20,7 @@ from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.messages import Update
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
+from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
@@ -32,6 +33,8 @@ from mpfedcl.network.packing import (
 from mpfedcl.privacy.ledger import BudgetSpent
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.secure_checks import check_secure_sums
+from mpfedcl.rounds.sum_layout import SumLayout
 
 _MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
@@ -59,6 +62,10 @@ class ClientSettings:
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
+    key: Path | None = None
+    """The client's key in the federation, by which it signs its part in secure sums."""
+    only_secure_sums: bool = False
+    """Whether it takes part in no run but those with secure sums."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -76,7 +83,8 @@ class ClientSettings:
         most = values.get("max-epsilon")
         if most is not None and not 0 < float(most) <= _MOST_EPSILON:
             raise InvalidInput(f"max-epsilon is {most}; it must be above 0 and at most 100.")
-        paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
+        names = ("memory", "data", "encoder-weights", "key")
+        paths = {key: _path(values.get(key)) for key in names}
         return cls(
             name=name,
             state=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
@@ -88,6 +96,8 @@ class ClientSettings:
             max_epsilon=None if most is None else float(most),
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
+            key=paths["key"],
+            only_secure_sums=values.get("secure-sums") is True,
         )
 
 
@@ -107,7 +117,7 @@ class NetworkClient:
         """Return the answer to a request."""
         try:
             return self._answer(kind, message)
-        except ClientRefusal:
+        except (ClientRefusal, SumRefusal):
             raise
         except BudgetSpent:
             raise ClientRefusal("what it lets out in its life is spent (--max-epsilon).") from None
@@ -125,6 +135,8 @@ class NetworkClient:
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
         self._check_budget(experiment)
+        if kind == "secure":
+            return self._sums(experiment, message).answer()
         device = find_device(self._settings.device)
         if kind == "hello":
             # A run begins: images may have come since the one before.
@@ -133,7 +145,7 @@ class NetworkClient:
             self.loaded = (experiment, *self._load(experiment, device))
         _, data, model = self.loaded
         if kind == "hello":
-            return self._introduce(data, tells_counts=not experiment.privacy.has_budget)
+            return self._introduce(data, tells_counts=experiment.tells_counts)
         assembly = assemble(
             experiment,
             model,
@@ -167,8 +179,24 @@ class NetworkClient:
         elif self._settings.min_cluster_size > 1:
             update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.round, kept, after=after)
-        answer = pack_update(update)
+        if experiment.secure_sums:
+            encode = partial(SumLayout(assembly).encode, update)
+            if experiment.privacy.has_budget:
+                encode = partial(draw_once, store, broadcast.round, experiment, encode)
+            answer = self._sums(experiment, message).mask(encode)
+        else:
+            answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
+
+    def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
+        if not experiment.secure_sums:
+            raise ClientRefusal("secure_sums is False; it must be True for such a message.")
+        try:
+            check_secure_sums(experiment)
+        except InvalidInput as error:
+            raise ClientRefusal(str(error)) from None
+        settings = self._settings
+        return SecureSums(settings.name, settings.state, settings.key, experiment, message)
 
     def _release(
         self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
@@ -219,6 +247,11 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
+        if settings.only_secure_sums and not experiment.secure_sums:
+            raise ClientRefusal(
+                "secure_sums is False; this client takes part with secure sums alone "
+                "(--secure-sums)."
+            )
         name = settings.encoder or experiment.encoder.name
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
             # The server cannot know, and says what is right for images.

@@ -72,18 +72,27 @@ class ClientStateStore:
         All runs together may cost `most`; what they have cost stands beside their folders, and
         outlives them.
         """
-        path = self._folder / f"released-{round_number:06d}.safetensors"
+        path = self._release_path(round_number)
+        if not path.is_file():
+            budget = ReleaseFolder(self._root)
+            unit = privacy.unit_for(trains=False)
+            limit = most or _NO_LIMIT
+            budget.begin(Ledger(unit, limit, privacy.delta, multiplier))
+            budget.charge(multiplier, limit)
+        return self.keep_drawn(round_number, drawn)
+
+    def keep_drawn(self, round_number: int, drawn: Tensors) -> Tensors:
+        """Return what was sent in a round before, else keep what is drawn now."""
+        path = self._release_path(round_number)
         if path.is_file():
             # Damaged, it is refused: noise that is drawn twice protects half as much.
             return load_tensors(path)
-        budget = ReleaseFolder(self._root)
-        unit = privacy.unit_for(trains=False)
-        limit = most or _NO_LIMIT
-        budget.begin(Ledger(unit, limit, privacy.delta, multiplier))
-        budget.charge(multiplier, limit)
         self._make_folder()
         write_atomically(path, pack_tensors(drawn))
         return drawn
+
+    def _release_path(self, round_number: int) -> Path:
+        return self._folder / f"released-{round_number:06d}.safetensors"
 
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Save the state after a round anew, as what the round has brought becomes known."""

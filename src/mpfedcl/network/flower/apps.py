@@ -34,7 +34,12 @@ _GRACE_SECONDS = 5.0
 """Seconds that a process has to end in good order."""
 FAILED = 400
 """Our own error code for a client that says in one sentence why it cannot do what it was asked."""
-_KINDS: dict[str, Kind] = {"query": "hello", "train": "round", "evaluate": "close"}
+_KINDS: dict[str, Kind] = {
+    "query": "hello",
+    "query.secure": "secure",
+    "train": "round",
+    "evaluate": "close",
+}
 """What is asked, by Flower's types of messages."""
 
 client_app = ClientApp()
@@ -70,6 +75,16 @@ def run_experiment(
     try:
         request = parse_run_config(run_config)
         shared = (request.status, observer, companions)
+        if request.update is not None:
+            told = companions.change_exchange(
+                transport,
+                request.update,
+                request.client,
+                leave=request.leave,
+                status=request.status,
+            )
+            status.write("done", path=str(request.update.resolve()), change=dict(told))
+            return
         if request.resume is not None:
             result = resume_serving(transport, request.resume, request.rounds, *shared)
         else:
@@ -113,15 +128,15 @@ def _describe(record: Mapping[str, Any]) -> str:
     )
 
 
-def answer(request: FlowerMessage, handle: RequestHandler) -> FlowerMessage:
+def answer(
+    request: FlowerMessage, read: Callable[[], Message], handle: RequestHandler
+) -> FlowerMessage:
     """Return a client's answer to a request, or in one sentence why there is none."""
     try:
         kind = _KINDS.get(request.metadata.message_type)
         if kind is None:
             raise MessageError(f"it has no answer to {request.metadata.message_type[:40]!r}")
-        return FlowerMessage(
-            to_records(handle(kind, from_records(request.content))), reply_to=request
-        )
+        return FlowerMessage(to_records(handle(kind, read())), reply_to=request)
     except (InvalidInput, MessageError) as error:
         reason = str(error)
     except Exception as error:
@@ -132,6 +147,7 @@ def answer(request: FlowerMessage, handle: RequestHandler) -> FlowerMessage:
 
 
 @client_app.query()
+@client_app.query("secure")
 @client_app.train()
 @client_app.evaluate()
 def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
@@ -143,4 +159,4 @@ def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
 
         return NetworkClient(ClientSettings.parse(context.node_config)).answer(kind, message)
 
-    return answer(request, handle)
+    return answer(request, lambda: from_records(request.content), handle)

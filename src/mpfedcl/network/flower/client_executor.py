@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from mpfedcl.network.flower.fleet import (
     FleetNode,
     NotLetInError,
     NotTakenError,
+    Request,
     read_request,
     write_request,
 )
@@ -61,11 +63,12 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
     )
     try:
         _enter(node, folder, place, say)
-        _give_up(node, place, "its process was killed at this work")
+        _give_up_unfinished(node, place)
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, say)) is not None:
-                _send(node, answer(request, handle))
+                place.begin(request.header)
+                _send(node, answer(request.header, partial(node.open, request), handle))
                 place.finish()
                 wait = _SHORTEST_POLL
             else:
@@ -192,32 +195,30 @@ def _explain(node: FleetNode, place: _Place, error: NotLetInError) -> str:
     )
 
 
-def _receive(
-    node: FleetNode, folder: ClientFolder, place: _Place, say: Say
-) -> FlowerMessage | None:
+def _receive(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> Request | None:
     try:
-        return node.receive(place.begin)
+        return node.receive()
     except NotLetInError:
         # The server was set up anew.
         _enter(node, folder, place, say)
     except NotTakenError as error:
-        print(f"A request was lost: {error}", file=sys.stderr, flush=True)
-        _give_up(node, place, "it did not get the whole request")
+        print(f"The server cannot be asked: {error}", file=sys.stderr, flush=True)
     return None
 
 
-def _give_up(node: FleetNode, place: _Place, reason: str) -> None:
-    """Tell the server not to wait for an answer to the request that has come."""
+def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
+    """Tell the server not to wait for what a killed process was working on."""
     if (request := place.unfinished()) is not None:
-        # First, and once: it may be what the process before was killed by.
+        # First, and once: it may be what the process was killed by.
         place.finish()
-        _send(node, FlowerMessage(Error(FAILED, reason), reply_to=request))
+        error = Error(FAILED, "its process was killed at this work")
+        _send(node, FlowerMessage(error, reply_to=request))
 
 
 def _send(node: FleetNode, reply: FlowerMessage) -> None:
     try:
         node.reply(reply)
-    except NotTakenError as error:
+    except (NotTakenError, NotLetInError) as error:
         # The run is over, or the server does not wait for this answer any more.
         print(f"An answer was not taken: {error}", file=sys.stderr, flush=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.constant import (
@@ -41,9 +42,11 @@ def register_clients(folder: ServerFolder) -> list[str]:
         known = {node.name for node in nodes}
         new = [name for name in folder.clients if name not in known]
         for name in new:
-            key = public_key_to_bytes(load_ssh_public_key(folder.public_key(name).read_bytes()))
+            key = load_ssh_public_key(folder.public_key(name).read_bytes())
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
             try:
-                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                client.RegisterNode(request)
             except httpx.HTTPStatusError as error:
                 # Flower does not list all that it knows at any moment.
                 if _find_error(error)[0] != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:

@@ -1,7 +1,9 @@
 """A node of Flower's fleet: how a client reaches its server, by Flower's own client and keys."""
 
 import contextlib
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +22,12 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.message_pb2 import Message as ProtobufMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
@@ -38,7 +45,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
-    inflate_object_from_contents,
     pull_objects,
     push_objects,
 )
@@ -48,7 +54,15 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from mpfedcl.network.flower.answers import open_answer
+from mpfedcl.network.flower.records import LONGEST_TEXT
+from mpfedcl.network.message import MOST_BYTES, Message, MessageError
+from mpfedcl.network.transport import AnswerLimit
+
 _Answer = TypeVar("_Answer")
+
+LIMIT = AnswerLimit(num_arrays=10_000, array_bytes=MOST_BYTES, text_bytes=LONGEST_TEXT)
+"""What a request may be at most."""
 
 _LONGEST_WAIT = 20
 """Seconds between two tries of a call that the network has lost."""
@@ -69,6 +83,16 @@ class NotLetInError(Exception):
 
 class NotTakenError(Exception):
     """A message that the server does not want, or has no more."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message of the server that nobody else gets, so that it must be answered."""
+
+    header: FlowerMessage
+    """All but its content."""
+    tree: ObjectTree
+    """The objects that are its content."""
 
 
 class FleetNode:
@@ -140,33 +164,43 @@ class FleetNode:
             pass
         return True
 
-    def receive(self, begin: Callable[[FlowerMessage], object]) -> FlowerMessage | None:
-        """Return the next request, or None if there is none.
-
-        Nobody else gets it from now on, so `begin` is called with it before its content is here.
-        """
+    def receive(self) -> Request | None:
+        """Return the next request, without its content, or None if there is none."""
         node = Node(node_id=self.number)
         found = self._call(self._client.PullMessages, PullMessagesRequest(node=node))
         if not found.messages_list:
             return None
-        begin(message_from_proto(found.messages_list[0]))
-        run = found.messages_list[0].metadata.run_id
-        tree = found.message_object_trees[0]
+        return Request(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
+
+    def open(self, request: Request) -> Message:
+        """Fetch and read a request, and never more of it than a message may have."""
+        node, run = Node(node_id=self.number), request.header.metadata.run_id
+        root = request.tree.object_id
+        identities = list({each.object_id for each in iterate_object_tree(request.tree)})
+        left = LIMIT.array_bytes + LIMIT.text_bytes
+
+        def pull(wanted: PullObjectRequest) -> PullObjectResponse:
+            nonlocal left
+            found = self._call(self._client.PullObject, wanted)
+            left -= len(found.object_content)
+            if left < 0:
+                raise MessageError("the request is too large")
+            return found
+
         try:
-            contents = pull_objects(
-                [each.object_id for each in iterate_object_tree(tree)],
-                make_pull_object_fn_protobuf(
-                    lambda request: self._call(self._client.PullObject, request), node, run
-                ),
+            objects = pull_objects(
+                identities,
+                make_pull_object_fn_protobuf(pull, node, run),
                 max_time=_PULL_SECONDS,
             )
-        except ObjectPullError as error:
-            raise NotTakenError(str(error)) from None
-        self._call(
-            self._client.ConfirmMessageReceived,
-            ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=tree.object_id),
-        )
-        return _inflate(tree.object_id, contents)
+            self._call(
+                self._client.ConfirmMessageReceived,
+                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=root),
+            )
+        except (ObjectPullError, NotTakenError) as error:
+            print(f"A request was lost: {error}", file=sys.stderr, flush=True)
+            raise MessageError("it did not get the whole request") from None
+        return open_answer(root, lambda identity, _: objects[identity], LIMIT)
 
     def reply(self, message: FlowerMessage) -> None:
         """Send an answer."""
@@ -231,18 +265,6 @@ class FleetNode:
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None and self._heartbeat.is_running:
             self._heartbeat.stop()
-
-
-def _inflate(identity: str, contents: dict[str, bytes]) -> FlowerMessage:
-    try:
-        message = inflate_object_from_contents(identity, contents)
-    # Flower has many ways to find that something is no message.
-    except Exception as error:
-        raise NotTakenError(f"it cannot be read ({type(error).__name__})") from None
-    if not isinstance(message, FlowerMessage):
-        raise NotTakenError(f"it is no message but of type {type(message).__name__}")
-    message.metadata.__dict__["_message_id"] = identity
-    return message
 
 
 def write_request(request: FlowerMessage) -> bytes:

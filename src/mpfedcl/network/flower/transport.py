@@ -20,7 +20,12 @@ from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.transport import AnswerLimit, Reply
 
-_MESSAGE_TYPES: dict[Kind, str] = {"hello": "query", "round": "train", "close": "evaluate"}
+_MESSAGE_TYPES: dict[Kind, str] = {
+    "hello": "query",
+    "secure": "query.secure",
+    "round": "train",
+    "close": "evaluate",
+}
 _LONGEST_REASON = 500
 _GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
 """Flower's error codes for what is nobody's fault; the SuperLink itself sends these."""
@@ -115,7 +120,10 @@ class FlowerTransport:
         announced, self._looking = self._looking.result(), None
         failures = []
         for each in announced:
-            if each.error is not None:
+            if each.request_id not in limits:
+                # Asked for before, and nobody waits for it any more.
+                self._discard(each.root)
+            elif each.error is not None:
                 failures.append(_describe(each.request_id, each.error))
                 self._discard(each.root)
             else:

@@ -209,7 +209,7 @@ class ClientRegistry:
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
         if any(each in present for each in elsewhere):
             return "another client of that name is connected"
-        if not member.train and not self._experiment.privacy.has_budget:
+        if not member.train and self._experiment.tells_counts:
             return "it does not say how many images it has"
         most = self._experiment.network.max_images
         if member.num_samples > most:

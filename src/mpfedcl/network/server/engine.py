@@ -6,18 +6,23 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.errors import RunCutShort
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
 from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
 from mpfedcl.network.server.answer_limits import limit_answer
 from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
+from mpfedcl.network.server.secure_round import SecureRound
 from mpfedcl.network.server.silence import SilentClients
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.sum_layout import SumLayout
+from mpfedcl.secure_sums import NothingOpened, describe_lost_round
+from mpfedcl.secure_sums.roster import Session
 from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _Content = TypeVar("_Content")
@@ -65,6 +70,7 @@ class NetworkEngine(Engine):
         registry.introduced.clear()
         self._round = 0
         self._missing: dict[str, str] = {}
+        self._warnings: list[str] = []
         self._replied: set[str] = set()
         self._late: dict[str, ClientReadings] = {}
         """What clients read of the round before, by client; it counts if they are accepted."""
@@ -91,16 +97,48 @@ class NetworkEngine(Engine):
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update | Failure | Total]:
         """Send the broadcast and yield updates, until enough clients have answered or time is up.
 
         The same message asks clients to evaluate the round before, if it is to be evaluated.
         """
         self._round, self._replied, self._late = broadcast.round, set(), {}
+        self._warnings = []
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
-        for update in self._exchange("round", broadcast, names, self._read_update, reads=reads):
+        self._note_absent()
+        if self._experiment.secure_sums:
+            yield from self._add_up_securely(broadcast, names, reads=reads)
+            return
+        messages = self._compose("round", broadcast, names, reads=reads)
+        for update in self._exchange("round", messages, self._read_update):
             self._replied.add(update.client)
             yield update
+
+    def _add_up_securely(
+        self, broadcast: Broadcast, names: Sequence[str], *, reads: bool
+    ) -> Iterator[Failure | Total]:
+        """Let the named clients add up their updates; where too few are left nothing is opened."""
+        session = Session(self._run, broadcast.round, self._experiment.secure.threshold)
+        common = {"format": FORMAT, "experiment": self._document}
+        secure = SecureRound(self._exchange, session, SumLayout(self._assembly), common)
+        messages = self._compose("round", broadcast, names, reads=reads)
+
+        def note(name: str, message: Message) -> None:
+            if "late" in message.values:
+                self._late |= self._read_late(name, message)
+
+        try:
+            total = secure.run(names, messages.__getitem__, note)
+        except NothingOpened as error:
+            told = describe_lost_round(broadcast.round, error)
+            if broadcast.round == self._experiment.rounds:
+                raise RunCutShort(told) from None
+            self._warnings = [told]
+            total = None
+        self._replied.update(each.client for each in secure.failures)
+        yield from secure.failures
+        if total is not None:
+            yield total
 
     def read_last_round(self, broadcast: Broadcast) -> tuple[RoundReadings | None, dict[str, Any]]:
         """Let all connected clients read the last round; return also who said nothing sound."""
@@ -108,7 +146,9 @@ class NetworkEngine(Engine):
         late: dict[str, ClientReadings] = {}
         rejected: dict[str, str] = {}
         names = sorted(self._connected.keys() - self._resting.keys())
-        for each in self._exchange("close", broadcast, names, self._read_late, reads=True):
+        self._note_absent()
+        messages = self._compose("close", broadcast, names, reads=True)
+        for each in self._exchange("close", messages, self._read_late):
             if isinstance(each, Failure):
                 rejected[each.client] = each.reason
             else:
@@ -119,7 +159,8 @@ class NetworkEngine(Engine):
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
-        return {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
+        told = {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
+        return {**told, **({"warnings": self._warnings} if self._warnings else {})}
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Note whose update was accepted; each client is told with its next message."""
@@ -155,35 +196,41 @@ class NetworkEngine(Engine):
         self._silent.restore(state)
         self._round = int(record["round"])
 
+    def _note_absent(self) -> None:
+        away = self.sizes.keys() - self._connected.keys()
+        self._missing = {**dict.fromkeys(away, "not connected"), **self._resting}
+
     def _exchange(
         self,
         kind: Kind,
-        broadcast: Broadcast,
-        names: Sequence[str],
+        messages: Mapping[str, Message],
         read: Callable[[str, Message], _Content],
         *,
-        reads: bool,
+        limit: AnswerLimit | None = None,
+        share: float = 1.0,
     ) -> Iterator[_Content | Failure]:
-        """Send each named client its message and yield the content of replies as they come."""
+        """Send each named client its message and yield the content of replies as they come.
+
+        `limit` bounds each answer, `share` the time: that part of a round's.
+        """
         settings = self._experiment.network
-        end = time.monotonic() + settings.round_timeout
-        away = self.sizes.keys() - self._connected.keys()
-        self._missing = {**dict.fromkeys(away, "not connected"), **self._resting}
-        clients = {self._connected[name]: name for name in names}
+        seconds = share * settings.round_timeout
+        end = time.monotonic() + seconds
+        clients = {self._connected[name]: name for name in messages}
         with self._clock.phase("broadcast"):
-            sent = self._send(kind, broadcast, clients, reads=reads)
+            asked = {node: messages[name] for node, name in clients.items()}
+            sent = self._transport.send(kind, asked, seconds, seconds=seconds)
         waiting = {request_id: clients[node] for node, request_id in sent.items()}
-        limits = {each: self._limit_answer(name) for each, name in waiting.items()}
+        limits = {each: limit or self._limit_answer(name) for each, name in waiting.items()}
         unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
         # The closing evaluation waits for every client that is connected.
-        share = settings.enough if kind == "round" else 1.0
-        enough = max(1, round(share * len(names)))
+        enough = max(1, round((settings.enough if kind == "round" else 1.0) * len(messages)))
         answered = 0
         while waiting and answered < enough and (left := end - time.monotonic()) > 0:
             with self._clock.phase("train"):
                 replies = self._transport.receive({each: limits[each] for each in waiting}, left)
-                self._write_status(kind, broadcast.round, waiting, answered)
+                self._write_status(kind, self._round, waiting, answered)
                 if not replies:
                     time.sleep(max(0.0, min(POLL_SECONDS, end - time.monotonic())))
             for reply in replies:
@@ -200,17 +247,17 @@ class NetworkEngine(Engine):
         if answered >= enough:
             why = "enough others had answered"
         else:
-            why = f"no answer within {settings.round_timeout:g} s"
-            self._silent.note_silence(waiting.values(), broadcast.round)
+            why = f"no answer within {seconds:g} s"
+            self._silent.note_silence(waiting.values(), self._round)
         self._missing |= dict.fromkeys(waiting.values(), why)
 
     def _limit_answer(self, name: str) -> AnswerLimit:
         return limit_answer(self._assembly, self.sizes[name])
 
-    def _send(
-        self, kind: Kind, broadcast: Broadcast, clients: Mapping[int, str], *, reads: bool
-    ) -> dict[int, str]:
-        """Send each node its message; return message ids by node."""
+    def _compose(
+        self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool
+    ) -> dict[str, Message]:
+        """Return the message to each named client."""
         packed = pack_broadcast(broadcast)
         values = {
             **packed.values,
@@ -220,12 +267,10 @@ class NetworkEngine(Engine):
             "read": reads,
             "confuse": kind == "close",
         }
-        messages = {
-            node: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
-            for node, name in clients.items()
+        return {
+            name: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
+            for name in names
         }
-        timeout = self._experiment.network.round_timeout
-        return self._transport.send(kind, messages, timeout, seconds=timeout)
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)

@@ -23,6 +23,8 @@ from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
@@ -42,7 +44,7 @@ def serve(
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
     warn = (observer or Observer()).on_warning
-    experiment = limit_rounds(check_experiment(experiment), warn)
+    experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
@@ -88,6 +90,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
     """
     encoder = experiment.encoder.name
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    check_secure_sums(experiment)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
@@ -130,6 +133,8 @@ def _run(
     observer: Observer,
 ) -> RunResult:
     cap_threads()
+    for notice in describe_secure_sums(experiment):
+        observer.on_warning(notice)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
     assert registry.form is not None

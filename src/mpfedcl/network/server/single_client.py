@@ -8,7 +8,7 @@ import torch
 
 from mpfedcl.errors import RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.messages import Broadcast, Failure, Update
 from mpfedcl.network.packing import Form
 from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine, digest_sums
@@ -79,8 +79,10 @@ class SingleClient:
         collector = UpdateCollector(method, guard, server, broadcast, [self.name])
         (answer,) = answers
         collector.add(answer)
-        if not isinstance(answer, Update):
+        if isinstance(answer, Failure):
             raise RunCutShort(f"{self.name} could not do it: {answer.reason}")
+        # Totals are of secure sums, in which no client is asked by itself.
+        assert isinstance(answer, Update)
         return answer, collector.rejected.get(self.name)
 
     def close(self, outcome: Broadcast) -> tuple[RoundReadings | None, RoundReadings | None]:

@@ -1,16 +1,23 @@
 """What every rule of aggregation offers to the round loop."""
 
-import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from safetensors.torch import load
+from torch import Tensor
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import AggregationSettings
 from mpfedcl.messages import Update
+from mpfedcl.rng import numpy_generator
 from mpfedcl.tensors import Tensors, pack_tensors
+
+_FARTHEST = 1e6
+"""Median distances: what is farther from the others has no place in a combination of them."""
 
 
 class Peers(Protocol):
@@ -29,11 +36,18 @@ class Aggregator(ABC):
     Args:
         template: A tensor of the right shape and type for each name that clients send.
         experiment: All settings, a rule's own among them.
+        round_number: The round, which what is drawn depends on.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment) -> None:
+    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
         self.template = template
         self.experiment = experiment
+        self.round = round_number
+
+    @classmethod
+    @abstractmethod
+    def check(cls, experiment: Experiment, num_clients: int) -> None:
+        """Refuse an experiment whose rounds have too few clients for what is asked of the rule."""
 
     @abstractmethod
     def add(self, update: Update, weight: float) -> None:
@@ -50,18 +64,49 @@ class Aggregator(ABC):
     def result(self) -> Tensors:
         """Return what the updates come to; empty where there was none."""
 
+    def remarks(self) -> list[str]:
+        """Return what the round's record should say of the result."""
+        return []
+
 
 class RuleOverAll(Aggregator):
-    """A rule that must see every update at once: it keeps them until the round is over."""
+    """A rule that must see every update at once: it keeps them until the round is over.
 
-    def __init__(self, template: Tensors, experiment: Experiment) -> None:
-        super().__init__(template, experiment)
+    All clients count alike: a weight is what a client says of itself. Where `aggregation.bucket` is
+    more than 1, clients are drawn into buckets of so many, and the rule sees the buckets' means
+    (Karimireddy, He and Jaggi, 2022): these differ less than the clients do.
+    """
+
+    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
+        super().__init__(template, experiment, round_number)
         self._updates: dict[str, Tensors] = {}
-        self._weights: dict[str, float] = {}
+        self._remarks: list[str] = []
+
+    @classmethod
+    def most_attackers(cls, count: int) -> int:
+        """Return how many of `count` updates may be hostile; below 0 the rule has no result."""
+        return (count - 1) // 2
 
     @abstractmethod
-    def combine(self, updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-        """Return one of all updates, which are at least one, in order of client name."""
+    def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
+        """Return one of all updates, which are at least one, in an order that decides nothing.
+
+        `attackers` of them may be hostile; the rule can withstand so many.
+        """
+
+    @classmethod
+    def check(cls, experiment: Experiment, num_clients: int) -> None:
+        """Refuse to withstand more attackers than the rule can."""
+        settings = experiment.aggregation
+        count, wanted = math.ceil(num_clients / settings.bucket), _attackers(settings, num_clients)
+        most = max(0, cls.most_attackers(count))
+        if wanted > most:
+            seen = f"{count} buckets" if settings.bucket > 1 else "so many"
+            raise InvalidInput(
+                f"aggregation.attackers is {settings.attackers:g}, {wanted} of a round's "
+                f"{num_clients} clients; it must be at most {most / num_clients:.3g}, because of "
+                f"{seen} aggregation.rule {settings.rule} withstands {most}."
+            )
 
     def add(self, update: Update, weight: float) -> None:
         """Keep the update."""
@@ -69,29 +114,110 @@ class RuleOverAll(Aggregator):
             averaged = update.written_out().averaged
             assert isinstance(averaged, dict)
             self._updates[update.client] = averaged
-            self._weights[update.client] = weight
 
     def merge(self, peers: Peers) -> None:
         """Gather the updates of all processes."""
         device = next((value.device for value in self.template.values()), torch.device("cpu"))
-        parts = peers.gather(_pack(self._updates, self._weights))
-        self._updates, self._weights = {}, {}
+        parts = peers.gather(_pack(self._updates))
+        self._updates = {}
         for part in parts:
-            head, _, content = part.partition(b"\n")
-            self._weights |= json.loads(head)
-            for key, value in load(content).items():
+            for key, value in load(part).items():
                 client, _, name = key.partition("/")
                 self._updates.setdefault(client, {})[name] = value.to(device)
 
     def result(self) -> Tensors:
         """Return what the rule makes of all updates."""
-        names = sorted(self._updates)
-        if not names:
+        if not self._updates:
             return {}
-        return self.combine([self._updates[n] for n in names], [self._weights[n] for n in names])
+        seen = self._fill_buckets()
+        wanted = _attackers(self.experiment.aggregation, len(self._updates))
+        most = self.most_attackers(len(seen))
+        name, found = self.experiment.aggregation.rule, f"{len(self._updates)} updates"
+        self._remarks = []
+        if most < max(1, wanted):
+            self._remarks.append(
+                f"Of {found} the rule {name} withstands {max(0, most)} hostile ones."
+            )
+        if most < 0:
+            return means_of(seen)
+        return self.combine(seen, min(most, max(1, wanted)))
+
+    def remarks(self) -> list[str]:
+        """Say where fewer attackers are withstood than may be there."""
+        return self._remarks
+
+    def _fill_buckets(self) -> list[Tensors]:
+        names, size = sorted(self._updates), self.experiment.aggregation.bucket
+        if size == 1:
+            return [self._updates[name] for name in names]
+        draw = numpy_generator(self.experiment.seed, self.round, "buckets of clients")
+        order = [names[place] for place in draw.permutation(len(names))]
+        buckets = [order[first : first + size] for first in range(0, len(order), size)]
+        return [means_of([self._updates[name] for name in sorted(each)]) for each in buckets]
 
 
-def _pack(updates: Mapping[str, Tensors], weights: Mapping[str, float]) -> bytes:
+class RuleByDistances(RuleOverAll):
+    """A rule whose result is a combination of updates that their distances alone decide.
+
+    All of it happens in the distances [n, n]: models are read once, and never laid side by side.
+    """
+
+    @abstractmethod
+    def shares(self, squared_distances: Tensor, attackers: int) -> Tensor:
+        """Return how much of each update [n] is in the result; they sum to 1, all in float64."""
+
+    def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
+        """Return the combination."""
+        squares = squared_distances(updates)
+        near = _find_near(squares)
+        updates = [updates[place] for place in near]
+        shares = self.shares(squares[near][:, near], min(attackers, self.most_attackers(len(near))))
+        # An update that is left out must not count, whatever it holds.
+        kept = [(each, float(share)) for each, share in zip(updates, shares, strict=True) if share]
+        return {
+            name: sum((share * each[name] for each, share in kept), torch.zeros_like(value))
+            for name, value in updates[0].items()
+        }
+
+
+def means_of(updates: Sequence[Tensors]) -> Tensors:
+    """Return the plain means of updates."""
+    return {name: torch.stack([each[name] for each in updates]).mean(0) for name in updates[0]}
+
+
+def squared_distances(updates: Sequence[Tensors]) -> Tensor:
+    """Return |x_i - x_j|² over all tensors [n, n], float64."""
+    device = next((value.device for value in updates[0].values()), torch.device("cpu"))
+    found = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=device)
+    for i, one in enumerate(updates):
+        for j, other in enumerate(updates[:i]):
+            squares = [(one[n] - other[n]).square().sum(dtype=torch.float64) for n in one]
+            found[i, j] = found[j, i] = sum(squares, found.new_zeros(()))
+    return found
+
+
+def _find_near(squared_distances: Tensor) -> list[int]:
+    """Return which updates are not out of all proportion, with which distances cannot be taken."""
+    typical = squared_distances.median(dim=1).values
+    return (typical <= _FARTHEST**2 * typical.median()).nonzero().squeeze(1).tolist()
+
+
+def distances_to(shares: Tensor, squared_distances: Tensor) -> Tensor:
+    """Return |x_i - z| [n] of z = Σ_j shares_j x_j, shares that sum to 1.
+
+    |x_i - z|² = Σ_j s_j D_ij - ½ Σ_jk s_j s_k D_jk.
+    """
+    weighted = squared_distances @ shares
+    return (weighted - shares @ weighted / 2).clamp(min=0).sqrt()
+
+
+def _attackers(settings: AggregationSettings, num_clients: int) -> int:
+    # A share of 0.3 of 10 clients is 3 of them, whatever the product rounds to.
+    return int(settings.attackers * num_clients + 1e-9)
+
+
+def _pack(updates: Mapping[str, Tensors]) -> bytes:
     # A client's name has no slash, so that the first one ends it.
-    tensors = {f"{c}/{name}": value for c, each in updates.items() for name, value in each.items()}
-    return json.dumps(dict(weights)).encode() + b"\n" + pack_tensors(tensors)
+    return pack_tensors(
+        {f"{c}/{name}": value for c, each in updates.items() for name, value in each.items()}
+    )

@@ -2,6 +2,7 @@
 
 import torch
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import StackMember, Update, UpdateStack
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers
@@ -15,12 +16,21 @@ class WeightedMean(Aggregator):
     that follow each other are summed by the stack itself.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment) -> None:
-        super().__init__(template, experiment)
+    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
+        super().__init__(template, experiment, round_number)
         self._sums: Tensors = {}
         self._weight: float = 0
         self._stack: UpdateStack | None = None
         self._shares: dict[int, float] = {}
+
+    @classmethod
+    def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: ARG003
+        """Refuse buckets, which change nothing here."""
+        if experiment.aggregation.bucket > 1:
+            raise InvalidInput(
+                f"aggregation.bucket is {experiment.aggregation.bucket}; with aggregation.rule "
+                "'mean' it must be 1: a mean of means is the mean."
+            )
 
     def add(self, update: Update, weight: float) -> None:
         """Fold in an update."""
@@ -30,7 +40,8 @@ class WeightedMean(Aggregator):
             if self._stack is not update.averaged.stack:
                 self._sum_stack()
             self._stack = update.averaged.stack
-            self._shares[update.averaged.index] = weight
+            index = update.averaged.index
+            self._shares[index] = self._shares.get(index, 0.0) + weight
         else:
             assert update.averaged is not None
             self._sum_stack()

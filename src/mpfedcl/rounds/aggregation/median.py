@@ -14,7 +14,7 @@ class CoordinateMedian(RuleOverAll):
     Of an even number of clients it is the mean of the two in the middle.
     """
 
-    def combine(self, updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
         """Return the medians."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
         medians: Tensors = {}

@@ -42,8 +42,9 @@ class Clip(Processor):
     name = "clip"
     stage = "clip"
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, mark: str = name) -> None:
         self._limit = limit
+        self._mark = mark
         self._stacks: dict[int, ClippedStack] = {}
 
     @classmethod
@@ -75,11 +76,8 @@ class Clip(Processor):
         if not update.averaged:
             return update
         assert isinstance(update.averaged, dict)
-        changes = {
-            name: value - broadcast.params[name] if name in broadcast.params else value
-            for name, value in update.averaged.items()
-        }
-        squares = sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
+        changes = changes_of(update.averaged, broadcast)
+        squares = _squares(changes)
         if _scale(squares, limit) == 1:
             return update
         scale = _scale(squares, self._limit)
@@ -89,7 +87,7 @@ class Clip(Processor):
             else scale * change
             for name, change in changes.items()
         }
-        return _mark(replace(update, averaged=clipped))
+        return _mark(replace(update, averaged=clipped), self._mark)
 
     def _clip_member(self, update: Update, member: StackMember, broadcast: Broadcast) -> Update:
         """Clip within the stack, so that its clients are still summed without being written out."""
@@ -103,7 +101,7 @@ class Clip(Processor):
         if all(scale == 1 for scale in clipped.scales):
             return update
         update = replace(update, averaged=StackMember(clipped, member.index))
-        return _mark(update) if clipped.scales[member.index] < 1 else update
+        return _mark(update, self._mark) if clipped.scales[member.index] < 1 else update
 
 
 class ClippedStack:
@@ -143,6 +141,26 @@ class ClippedStack:
         return {n: self._start[n] + scale * (value - self._start[n]) for n, value in own.items()}
 
 
+@torch.no_grad()
+def squared_change(averaged: Tensors | StackMember, broadcast: Broadcast) -> float:
+    """Return |x_i - x|² of what a client sends to be averaged; not finite where a value is not."""
+    if isinstance(averaged, StackMember):
+        return averaged.stack.squared_changes[averaged.index]
+    return _squares(changes_of(averaged, broadcast))
+
+
+def changes_of(averaged: Tensors, broadcast: Broadcast) -> Tensors:
+    """Return what a client sends less what it was sent under the same names."""
+    return {
+        name: value - broadcast.params[name] if name in broadcast.params else value
+        for name, value in averaged.items()
+    }
+
+
+def _squares(changes: Tensors) -> float:
+    return sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
+
+
 def _scale(squares: float, limit: float) -> float:
     """Return what shortens a change of this squared length to the limit; 1 where it is shorter.
 
@@ -152,5 +170,5 @@ def _scale(squares: float, limit: float) -> float:
     return limit / length if length > limit else 1.0
 
 
-def _mark(update: Update) -> Update:
-    return replace(update, processed=tuple(sorted({*update.processed, Clip.name})))
+def _mark(update: Update, mark: str) -> Update:
+    return replace(update, processed=tuple(sorted({*update.processed, mark})))

@@ -1,0 +1,211 @@
+"""Robust rules: loops from the papers' formulas, and what a few liars can do to them."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Update
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.rng import numpy_generator
+from mpfedcl.rounds.aggregation import RuleOverAll, find_aggregator
+
+ROBUST = (
+    *("median", "trimmed-mean", "krum", "multi-krum"),
+    *("geometric-median", "centred-clipping"),
+)
+Rows = NDArray[numpy.float64]
+
+
+def combine(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: object) -> Rows:
+    """Return what a rule makes of clients, each of two tensors: a number and the rest."""
+    made = make(rule, rows, **settings)
+    found = made.result()
+    return numpy.concatenate([found["a"].numpy(), found["b"].numpy()])
+
+
+def make(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: object) -> RuleOverAll:
+    experiment = Experiment(aggregation={"rule": rule, **settings})
+    made = find_aggregator(rule)({}, experiment, 3)
+    assert isinstance(made, RuleOverAll)
+    for number, row in enumerate(rows):
+        values = torch.tensor(row, dtype=torch.float64)
+        tensors = {"a": values[:1], "b": values[1:]}
+        # Weights are claims, and must not count.
+        made.add(Update(f"client-{number:02}", 1, tensors, Prototypes.empty(2), 0.0), 10.0**number)
+    return made
+
+
+def draw(count: int, seed: int = 0) -> Rows:
+    return numpy.random.default_rng(seed).normal(size=(count, 3))
+
+
+@given(st.integers(3, 12), st.integers(0, 50), st.sampled_from([0.0, 0.2, 0.3]))
+def test_the_trimmed_mean_leaves_out_both_ends(count: int, seed: int, share: float) -> None:
+    rows, wanted = draw(count, seed), []
+    cut = min((count - 1) // 2, max(1, int(share * count + 1e-9)))
+    for column in rows.T:
+        kept = sorted(column)[cut : count - cut]
+        wanted.append(sum(kept) / len(kept))
+    numpy.testing.assert_allclose(combine("trimmed-mean", rows, attackers=share), wanted)
+
+
+def score_by_krum(rows: Rows, attackers: int) -> list[float]:
+    scores = []
+    for i, one in enumerate(rows):
+        away = sorted(sum((one - other) ** 2) for j, other in enumerate(rows) if j != i)
+        scores.append(sum(away[: len(rows) - attackers - 2]))
+    return scores
+
+
+@given(st.integers(5, 12), st.integers(0, 50))
+def test_krum_takes_the_one_with_the_nearest_neighbours(count: int, seed: int) -> None:
+    rows = draw(count, seed)
+    scores = score_by_krum(rows, max(1, int(0.2 * count + 1e-9)))
+    numpy.testing.assert_allclose(combine("krum", rows), rows[scores.index(min(scores))])
+
+
+@given(st.integers(5, 12), st.integers(0, 50))
+def test_multi_krum_takes_the_mean_of_the_best(count: int, seed: int) -> None:
+    rows, attackers = draw(count, seed), max(1, int(0.2 * count + 1e-9))
+    scores = score_by_krum(rows, attackers)
+    best = sorted(range(count), key=scores.__getitem__)[: count - attackers]
+    numpy.testing.assert_allclose(combine("multi-krum", rows), rows[best].mean(0))
+
+
+@given(st.integers(3, 12), st.integers(0, 50))
+def test_the_geometric_median_has_the_least_sum_of_distances(count: int, seed: int) -> None:
+    rows = draw(count, seed)
+    found = combine("geometric-median", rows)
+
+    def total(point: Rows) -> float:
+        return sum(math.dist(point, row) for row in rows)
+
+    best = total(found)
+    for step, axis, sign in itertools.product((1e-2, 1e-3), range(3), (-1, 1)):
+        moved = found.copy()
+        moved[axis] += sign * step
+        assert best <= total(moved) + 1e-9
+    assert best <= min(map(total, rows)) + 1e-4
+
+
+def test_the_geometric_median_of_a_triangle() -> None:
+    # The Fermat point of an equilateral triangle is its centre; where an angle has 120 degrees or
+    # more it is that corner.
+    triangle = [[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]]
+    numpy.testing.assert_allclose(
+        combine("geometric-median", triangle), [0.5, math.sqrt(3) / 6], atol=1e-9
+    )
+    flat = [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.1]]
+    numpy.testing.assert_allclose(combine("geometric-median", flat), [0.0, 0.1], atol=1e-4)
+
+
+@given(st.integers(1, 12), st.integers(0, 50))
+def test_centred_clipping_is_the_papers_loop(count: int, seed: int) -> None:
+    rows = draw(count, seed)
+    middles = []
+    for one in rows:
+        away = sorted(math.dist(one, other) for other in rows)
+        middles.append(away[(count - 1) // 2])
+    centre = rows[middles.index(min(middles))]
+    for _ in range(3):
+        away = [math.dist(row, centre) for row in rows]
+        radius = numpy.median(away)
+        steps = [
+            (row - centre) * (min(1.0, radius / far) if far else 1.0)
+            for row, far in zip(rows, away, strict=True)
+        ]
+        centre = centre + sum(steps) / count
+    numpy.testing.assert_allclose(combine("centred-clipping", rows), centre, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_equal_updates_are_the_result(rule: str, count: int) -> None:
+    row = [0.1, -2.0, 1e5]
+    numpy.testing.assert_allclose(combine(rule, [row] * count), row, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_two_clients_are_averaged_or_one_is_taken(rule: str) -> None:
+    found = combine(rule, [[0.0, 0.0], [2.0, 4.0]])
+    numpy.testing.assert_allclose(found, [1.0, 2.0], atol=1.0 + 1e-9)
+    assert found[1] == pytest.approx(2 * found[0])
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("lie", [1e6, -1e30, 3.0])
+def test_a_fifth_of_liars_moves_the_result_little(rule: str, lie: float) -> None:
+    rows = draw(10)
+    honest = rows[2:].copy()
+    rows[:2] = lie
+    found = combine(rule, rows)
+    # Nobody among the honest is farther from the honest mean than the result is.
+    farthest = max(math.dist(row, honest.mean(0)) for row in honest)
+    assert math.dist(found, honest.mean(0)) <= farthest
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_the_order_of_clients_decides_nothing(rule: str) -> None:
+    rows = draw(9)
+    wanted = combine(rule, rows)
+    for seed in range(3):
+        order = numpy.random.default_rng(seed).permutation(9)
+        numpy.testing.assert_allclose(combine(rule, rows[order]), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_ties_go_to_the_first_name(rule: str) -> None:
+    rows = [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.5, 0.5]]
+    assert numpy.array_equal(combine(rule, rows), combine(rule, rows))
+    if rule == "krum":
+        assert combine(rule, rows).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_buckets_are_drawn_by_the_round_and_averaged(rule: str) -> None:
+    rows = draw(9)
+    order = numpy_generator(0, 3, "buckets of clients").permutation(9)
+    buckets = numpy.array([rows[order[first : first + 2]].mean(0) for first in range(0, 9, 2)])
+    # One of nine is expected to lie, and so one of five buckets.
+    numpy.testing.assert_allclose(combine(rule, rows, bucket=2), combine(rule, buckets), atol=1e-9)
+
+
+def test_where_too_few_came_the_record_says_so() -> None:
+    made = make("krum", draw(2))
+    numpy.testing.assert_allclose(made.result()["a"].numpy(), draw(2).mean(0)[:1])
+    assert made.remarks() == ["Of 2 updates the rule krum withstands 0 hostile ones."]
+    made = make("median", draw(10), attackers=0.4)
+    made.result()
+    assert made.remarks() == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "settings", "most"),
+    [
+        ("krum", 5, {"attackers": 0.4}, "2 of a round's 5 clients; it must be at most 0.2"),
+        ("multi-krum", 10, {"bucket": 2}, "of 5 buckets aggregation.rule multi-krum withstands 1"),
+        ("median", 10, {"attackers": 0.49, "bucket": 2}, "withstands 2"),
+    ],
+)
+def test_what_a_rule_cannot_withstand_is_refused(
+    rule: str, clients: int, settings: dict[str, float], most: str
+) -> None:
+    experiment = Experiment(aggregation={"rule": rule, **settings})
+    with pytest.raises(InvalidInput) as caught:
+        find_aggregator(rule).check(experiment, clients)
+    assert most in str(caught.value)
+    find_aggregator(rule).check(experiment.replace(aggregation__attackers=0.1), clients)
+
+
+def test_buckets_of_the_mean_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="bucket is 2; with aggregation"):
+        find_aggregator("mean").check(Experiment(aggregation={"bucket": 2}), 10)
