@@ -1,10 +1,11 @@
 """Measure secure sums: a federation of three processes on this machine, with and without.
 
-    python scripts/measure_secure_sums.py [FOLDER]
+    python scripts/measure_secure_sums.py [FOLDER [NUMBERS OF ROWS, FROM 0]]
 
 Prints the table of docs/secure-sums.md: seconds, bytes and accuracy of one exchange and of five
 rounds; plain, with secure sums, with a budget of epsilon 3, and with a client that is killed after
-it has shared its secrets and before its numbers have come. Takes about five minutes.
+it has shared its secrets and before its numbers have come, and started again at once. Takes about
+five minutes.
 """
 
 import json
@@ -45,7 +46,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with started(lab, "server", folder / "server.log"):
         for number, (name, settings, kills) in enumerate(RUNS):
-            measure(lab, folder, f"{number}", name, settings, kills=kills)
+            if str(number) in (sys.argv[2:] or [str(number)]):
+                measure(lab, folder, f"{number}", name, settings, kills=kills)
 
 
 def measure(
@@ -55,8 +57,7 @@ def measure(
     out = folder / f"run-{run}"
     clients = []
     for share, client in enumerate(NAMES):
-        words = ["client", "--name", client, "--share", str(share)]
-        clients.append(start(lab, words, folder / f"{client}.log"))
+        clients.append(start(lab, client_words(share), folder / f"{client}.log"))
     try:
         time.sleep(8)
         began = time.monotonic()
@@ -69,6 +70,7 @@ def measure(
             # Itself first, or it would start its process again.
             for part in (supervisor, *supervisor.children(recursive=True)):
                 part.kill()
+            clients.append(start(lab, client_words(1), folder / f"{NAMES[1]}.log"))
         running.wait(600)
         seconds = time.monotonic() - began
     finally:
@@ -86,6 +88,11 @@ def measure(
         f"{answered} |",
         flush=True,
     )
+
+
+def client_words(share: int) -> list[str]:
+    """Return the command of a client."""
+    return ["client", "--name", NAMES[share], "--share", str(share)]
 
 
 def wait_until_shared(memory: Path) -> None:

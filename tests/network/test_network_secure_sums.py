@@ -372,3 +372,11 @@ def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
     assert numpy.array_equal(first, again)
     with pytest.raises(ProtocolError, match="drawn for a sum of more clients"):
         draw_once(store, 1, plan, lambda _: numbers, 3)
+
+
+def test_fewer_than_three_are_waited_for(images: Path, tmp_path: Path) -> None:
+    """Rounds are not lost one after the other where no sum could be opened."""
+    plan = experiment(images, network__patience=1.0)
+    federation = LoopbackFederation(plan, tmp_path, count=2)
+    with pytest.raises(RunCutShort, match="min_clients is 3; fewer were there"):
+        federation.serve()

@@ -162,3 +162,22 @@ def test_a_plan_is_printed(said: Say) -> None:
     )
     assert json.loads(out)["budgets"][0]["advice"] in ("model", "nothing")
     assert isinstance(Said, type)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgauss"])
+def test_receipt_of_secure_sums(images: Path, tmp_path: Path, method: str) -> None:
+    """The client goes through the whole sum, with companions who are not there."""
+    experiment = float64_experiment(
+        images, method, rounds=1, secure_sums=True, privacy__epsilon=3.0, encoder__name="none"
+    )
+    receipt = receipt_for(experiment, 0)
+    federation = LoopbackFederation(experiment, tmp_path)
+    federation.serve()
+    said = [from_records(m.content) for name, m in federation.grid.replies if name == "client-0"]
+    masked = next(each for each in said if "masked" in each.arrays)
+    listed = {each.name: each for each in receipt.fields if each.message == "round"}
+    assert {name: each.num_bytes for name, each in listed.items()} == sizes(masked)
+    assert listed["masked"].least is None
+    secure = {each.name for each in receipt.fields if each.message == "secure"}
+    assert secure == {"advert", "sealed", "seeds", "keys"}
+    assert receipt.trust == "sum"

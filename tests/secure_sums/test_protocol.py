@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_runs import NAMES, SESSION, Sum, add_up, draw
 
+from mpfedcl import secure_sums
+from mpfedcl.errors import InvalidInput
 from mpfedcl.secure_sums import NothingOpened, ProtocolError, least_left
 from mpfedcl.secure_sums.client import Revealed, SumClient
 from mpfedcl.secure_sums.primitives import join_shares, split_secret
@@ -308,3 +310,9 @@ def test_clients_refuse_names_that_are_not_in_the_sum() -> None:
             SumClient.from_values("ana", SESSION, running.clients["ana"].to_values()).reveal(
                 survivors
             )
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure_sums, "find_spec", lambda name: None if name == "Crypto" else name)
+    with pytest.raises(InvalidInput, match=r"secure_sums is True; it needs .*mpfedcl\[flower\]"):
+        secure_sums.check_installed()

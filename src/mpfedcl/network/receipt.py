@@ -22,11 +22,13 @@ from mpfedcl.methods import Method, find_method
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment
+from mpfedcl.network.secure_rehearsal import rehearse_secure_sum
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.budget_check import check_budget
+from mpfedcl.rounds.noise_shares import fix_noise
 
 Counts = NDArray[numpy.int64]
 """Samples by class."""
@@ -41,7 +43,7 @@ class Field:
     """One field of a message up."""
 
     message: str
-    """hello, round or close."""
+    """hello, secure, round or close."""
     name: str
     numbers: int
     num_bytes: int
@@ -62,6 +64,7 @@ class Receipt:
     delta: float
     unit: str
     trust: str
+    """Who adds the noise: the server, this client (nobody), or all clients to their sum (sum)."""
 
     @property
     def least(self) -> int | None:
@@ -94,14 +97,18 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
             # As the server does; here this client is alone.
             experiment = experiment.replace(dataset__classes=introduction.classes)
             hello = client.answer("hello", _request(experiment))
-        experiment = experiment.resolved(method_class.defaults)
+        experiment = fix_noise(experiment.resolved(method_class.defaults))
         assert client.loaded is not None
         own, data, model = client.loaded
         assembly = assemble(own, model, num_classes=data.num_classes, input_size=data.input_size)
         check_budget(assembly.method)
         broadcast = _first_broadcast(assembly.method, assembly.initial, assembly.model)
         answers: dict[Kind, Message] = {"hello": hello}
-        answers["round"] = client.answer("round", _request(experiment, broadcast))
+        begun = _request(experiment, broadcast)
+        if experiment.secure_sums:
+            answers |= rehearse_secure_sum(client.answer, settings.name, experiment, begun)
+        else:
+            answers["round"] = client.answer("round", begun)
         closing = replace(broadcast, round=2)
         answers["close"] = client.answer("close", _request(experiment, closing, settled=1))
     counts = data.label_counts()[0]
@@ -120,7 +127,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         privacy.epsilon if privacy.epsilon is None else _promised(privacy.epsilon, privacy.delta),
         privacy.delta,
         privacy.unit_for(trains=assembly.method.trains),
-        privacy.trust,
+        "sum" if own.secure_sums else privacy.trust,
     )
 
 
@@ -195,7 +202,8 @@ def _least_behind(name: str, value: Any, counts: Counts, test: int) -> int | Non
 
 def _least_in(name: str, arrays: Mapping[str, Any], counts: Counts) -> int | None:
     """Return the fewest samples behind any number of an array, None where it is empty."""
-    if not arrays[name].size:
+    # Masked, a number is one of the sum, and tells of no samples by itself.
+    if not arrays[name].size or name == "masked":
         return None
     if name.startswith("prototypes/"):
         return int(arrays["prototypes/counts"].min())

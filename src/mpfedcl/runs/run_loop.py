@@ -221,7 +221,12 @@ class RunLoop:
         """Tell whether a checkpoint is of this model: its parameters, and its prototypes' size."""
 
         def form(tensors: Tensors) -> dict[str, object]:
-            return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+            if self._method.trains:
+                return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+            # A classifier in closed form has as many parts per class, [C, parts, ...], as it needs.
+            return {
+                n: (*each.shape[:1], *each.shape[2:], each.dtype) for n, each in tensors.items()
+            }
 
         now, width = self._round_loop.state.server.params, self._assembly.model.embedding_size
         rows = [rows for _, rows in checkpoint.state.prototypes.values()]

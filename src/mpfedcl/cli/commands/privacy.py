@@ -177,10 +177,10 @@ def _tell_budget(receipt: Receipt) -> str:
     if receipt.epsilon is None:
         return "Privacy budget: none, so nothing is promised of what leaves."
     unit = {"record": "one image", "client": "all that this client has"}[receipt.unit]
-    who = (
-        "kept by this client's own noise, against the server too"
-        if receipt.trust == "nobody"
-        else "kept by the server's noise: the server itself sees what leaves as it is"
-    )
+    who = {
+        "nobody": "kept by this client's own noise, against the server too",
+        "sum": "kept by all clients' shares of the noise in their sum, against the server too",
+        "server": "kept by the server's noise: the server itself sees what leaves as it is",
+    }[receipt.trust]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
     return f"Privacy budget: {promise}, {who}."

@@ -28,6 +28,7 @@ from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
+from mpfedcl.secure_sums import LEAST_CLIENTS
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which no update was accepted, before the run ends."""
@@ -91,6 +92,10 @@ def check_experiment(experiment: Experiment) -> Experiment:
     encoder = experiment.encoder.name
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     check_secure_sums(experiment)
+    if experiment.secure_sums:
+        # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.
+        enough = max(experiment.min_clients, LEAST_CLIENTS)
+        experiment = experiment.replace(min_clients=enough)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
