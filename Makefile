@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange bench bench-quick bench-peers \
-	test-browser test-federation test-machines wheel clean help
+	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
@@ -21,7 +21,16 @@ help:
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
+	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (a quarter of an hour)"
+	@echo "make soak       a hundred kills at random moments, drop-outs in every round (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
+	@echo "make fuzz       changed messages, files and settings against all that reads them (four minutes)"
+	@echo "make coverage   branches of the modules that guard the rest, in percent"
+	@echo "make mutation   faults put into these modules that the tests notice (resumes where it ended)"
+	@echo "make attacks    try to break it and to learn more than promised: expected and seen (five minutes)"
+	@echo "make attacks-full  the same at length: the numbers of docs/leaks.md (MPFEDCL_DATA, with mnist)"
+	@echo "make lock       requirements.lock anew; make .venv-locked installs from it"
+	@echo "make sbom       the bill of materials of .venv, build/sbom.json (CycloneDX)"
 	@echo "make wheel      build the wheel"
 
 $(READY): pyproject.toml constraints.txt
@@ -44,7 +53,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not scale and not soak'
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
 reproduce: $(READY)
@@ -106,6 +115,27 @@ test-federation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/federation --durations=0
 	@cat build/faults.md
 
+# Fifty clients, one killed each second: MPFEDCL_NODES and MPFEDCL_RUNS change the numbers.
+test-federation-scale: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m scale -s tests/federation/test_scale.py
+
+# A hundred random kills, each resumed to the same bits; drop-outs and stragglers in every round.
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/runs/test_random_kills.py tests/network/test_dropouts.py
+
+# What fails is kept in tests/fuzz/corpus, which make test tries again. Longer: make fuzz SECONDS_PER_TARGET=600.
+SECONDS_PER_TARGET ?= 20
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzzer.py --seconds $(SECONDS_PER_TARGET)
+
+coverage: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/guard_tests.py coverage
+
+# At most ten minutes at a time; the same command goes on. MUTATION_SECONDS=3600 takes longer.
+MUTATION_SECONDS ?= 600
+mutation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/guard_tests.py mutation --seconds $(MUTATION_SECONDS)
+
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py
 
@@ -113,8 +143,38 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: attacks attacks-full lock sbom
+
+attacks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py
+
+attacks-full: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python attacks/run_attacks.py --full
+
+# For another version of torch give its CPU build: make lock LOCK='--wheel FILE'.
+lock: $(READY)
+	$(BIN)/python scripts/write_lock.py $(LOCK)
+
+# Only what requirements.lock names, by hash; the package itself is built with what came so.
+.venv-locked: requirements.lock
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$@/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation .
+	$@/bin/pip check
+	touch $@
+
+# The tool has a venv of its own, so that the bill does not name it.
+build/sbom-tool:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+
+sbom: $(READY) build/sbom-tool
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--validate --output-file build/sbom.json .venv
+	@echo build/sbom.json
+
 wheel: $(READY)
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf .venv demo dist
+	rm -rf .venv .venv-locked demo dist

@@ -189,8 +189,11 @@ class MaliciousClients(WrappedEngine):
         if not bool((own.labels == TARGET).any()):
             # It may have announced none of that class.
             return own
-        parts = [rows.vectors, own.vectors[kept]], [rows.labels, own.labels[kept]]
-        return Prototypes(*map(torch.cat, parts), torch.cat([counts, own.counts[kept]]))
+        return Prototypes(
+            torch.cat([rows.vectors, own.vectors[kept]]),
+            torch.cat([rows.labels, own.labels[kept]]),
+            torch.cat([counts, own.counts[kept]]),
+        )
 
 
 def permute_classes(prototypes: Prototypes) -> Prototypes:
@@ -198,7 +201,7 @@ def permute_classes(prototypes: Prototypes) -> Prototypes:
 
     So nothing is claimed of a class that was not announced.
     """
-    classes = prototypes.labels.unique().tolist()
+    classes = sorted(set(prototypes.labels.tolist()))
     following = dict(zip(classes, [*classes[1:], *classes[:1]], strict=True))
     vectors = prototypes.vectors.clone()
     for label in classes:
@@ -239,7 +242,7 @@ def poison_data(
         if attack == "little":
             return replace(client, inputs=means[labels] - DEVIATIONS * deviations[labels])
         if attack == "permuted-prototypes":
-            held = labels.unique().tolist()
+            held = sorted(set(labels.tolist()))
             following = torch.arange(classes)
             following[held] = torch.tensor([*held[1:], *held[:1]])
             return replace(client, labels=following[labels])

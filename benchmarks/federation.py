@@ -1,6 +1,6 @@
 """What a round costs over Flower, against the simulation: seconds, and who used the processor.
 
-    python benchmarks/federation.py [--rounds 10] [--poll 0.1 0.5 1]
+    python benchmarks/federation.py [--rounds 10]
 
 A server and three clients on this machine, TLS and keys on. Run it on an idle machine: what is
 waited for is wall-clock time. It prints the tables of docs/federation.md.
@@ -26,11 +26,9 @@ from measuring import Table
 
 PROGRAM = [sys.executable, "-m", "mpfedcl"]
 KINDS = {
-    "flower-superlink": "server: SuperLink",
-    "flwr-serverapp": "server: our ServerApp",
-    "flower-superexec": "Flower's process a message, and who starts it",
-    "flower-supernode": "clients: SuperNode",
-    "mpfedcl.network.client.service": "clients: training",
+    "mpfedcl.network.flower.superlink": "server: Flower's SuperLink",
+    "mpfedcl.flower_app": "server: the run",
+    "mpfedcl.network.flower.client_executor": "the clients",
 }
 CLIENTS = 3
 SETTINGS = ["--clients", str(CLIENTS), "--partition.alpha", "1"]
@@ -46,7 +44,7 @@ def wait_for(path: Path, words: str, seconds: float = 180) -> None:
 
 
 @contextlib.contextmanager
-def federation(folder: Path, poll: str) -> Iterator[Path]:
+def federation(folder: Path) -> Iterator[Path]:
     """Run a server and clients in a folder."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -54,7 +52,7 @@ def federation(folder: Path, poll: str) -> Iterator[Path]:
     lab = folder / "lab"
     words = ["federation", "init", str(lab), "--clients", str(CLIENTS), "--port", port]
     subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
-    env = {**os.environ, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": poll, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     started: list[subprocess.Popen[bytes]] = []
     try:
         commands = [["server", str(lab)]]
@@ -67,8 +65,6 @@ def federation(folder: Path, poll: str) -> Iterator[Path]:
                 words = [*PROGRAM, "federation", *command]
                 started.append(subprocess.Popen(words, env=env, stderr=file, stdout=file))
             wait_for(said, "Ctrl-C ends it")
-        for number in range(CLIENTS):
-            wait_for(lab / "clients" / f"client-{number}" / "supernode.log", "SuperNode ID")
         yield lab
     finally:
         for process in reversed(started):
@@ -86,11 +82,10 @@ def used(lab: Path) -> dict[str, float]:
         if not home.startswith(str(lab.resolve())) or times is None:
             continue
         command = " ".join(process.info["cmdline"] or ())
-        # User and system time; for the starter of processes also that of its children.
-        count = 4 if "flower-superexec" in command else 2
         for name, kind in KINDS.items():
             if name in command:
-                seconds[kind] += sum(times[:count])
+                # User and system time.
+                seconds[kind] += sum(times[:2])
     return seconds
 
 
@@ -101,11 +96,12 @@ def run_over_network(lab: Path, rounds: int, out: Path) -> tuple[float, dict[str
     records = out / "rounds.jsonl"
     wait_for(records, '"round": 2,')
     before, began = used(lab), time.monotonic()
-    wait_for(records, f'"round": {rounds},', 600)
+    # Before the last one: with it the run's process ends.
+    wait_for(records, f'"round": {rounds - 1},', 600)
     after, ended = used(lab), time.monotonic()
     if process.wait(120):
         raise SystemExit("the run failed")
-    each = rounds - 2
+    each = rounds - 3
     spent = {kind: (after[kind] - before[kind]) / each for kind in after}
     return (ended - began) / each, spent
 
@@ -120,53 +116,29 @@ def simulate(rounds: int, out: Path) -> float:
     return statistics.mean(seconds)
 
 
-def start_of_a_process() -> tuple[float, float]:
-    """Return the wall-clock and processor seconds of starting Flower's process for a message."""
-    code = "import flwr.supernode.cli, flwr.supernode.runtime.run_clientapp, mpfedcl.flower_app"
-    walls, processors = [], []
-    for _ in range(3):
-        began, before = time.monotonic(), os.times()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        after = os.times()
-        walls.append(time.monotonic() - began)
-        processors.append(sum(after[2:4]) - sum(before[2:4]))
-    return statistics.median(walls), statistics.median(processors)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What a round costs over Flower.")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each run")
-    parser.add_argument("--poll", nargs="+", default=["0.1", "0.5", "1"], help="seconds to try")
-    arguments = parser.parse_args()
-    wall, processor = start_of_a_process()
-    columns, spent_by_poll, idle = [], [], []
+    rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:
-        simulated = simulate(arguments.rounds, Path(name) / "simulated")
-        for poll in arguments.poll:
-            place = Path(name) / f"poll-{poll}"
-            place.mkdir()
-            with federation(place, poll) as lab:
-                before = used(lab)
-                time.sleep(10)
-                after = used(lab)
-                idle.append(sum(after.values()) - sum(before.values()))
-                seconds, spent = run_over_network(lab, arguments.rounds, place / "run")
-            columns.append(seconds)
-            spent_by_poll.append(spent)
-    load = os.getloadavg()[0]
-    heads = ["", *[f"poll every {poll} s" for poll in arguments.poll]]
+        place = Path(name)
+        simulated = simulate(rounds, place / "simulated")
+        with federation(place) as lab:
+            before = used(lab)
+            time.sleep(10)
+            after = used(lab)
+            idle = sum(after.values()) - sum(before.values())
+            seconds, spent = run_over_network(lab, rounds, place / "run")
     rows = [
-        ["a round over Flower", *[f"{each:.1f}" for each in columns]],
-        ["the same round simulated", *[f"{simulated:.2f}"] * len(columns)],
-        *[[f"processor: {k}", *[f"{s[k]:.2f}" for s in spent_by_poll]] for k in KINDS.values()],
-        ["processor while idle, a second", *[f"{each / 10:.3f}" for each in idle]],
+        ["a round over Flower", f"{seconds:.1f}"],
+        ["the same round simulated", f"{simulated:.2f}"],
+        *[[f"processor: {kind}", f"{spent[kind]:.2f}"] for kind in KINDS.values()],
+        ["processor while idle, a second", f"{idle / 10:.3f}"],
     ]
-    note = (
-        f"Starting Flower's process for one message: {wall:.1f} s, of which {processor:.1f} s of "
-        f"the processor. Load when this was measured: {load:.1f} on {os.cpu_count()} cores."
-    )
-    print(Table(f"Seconds a round, {CLIENTS} clients", heads, rows, note).markdown())
+    load = os.getloadavg()[0]
+    note = f"Load when this was measured: {load:.1f} on {os.cpu_count()} cores."
+    print(Table(f"Seconds a round, {CLIENTS} clients", ["", "seconds"], rows, note).markdown())
 
 
 if __name__ == "__main__":

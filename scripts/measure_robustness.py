@@ -26,7 +26,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attacks"))
 from malicious_clients import TARGET, MaliciousClients, add_trigger, choose_attackers, poison_data
-
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model

@@ -5,6 +5,7 @@ So there is one process for each that runs tests, which loads them once; what is
 interrupted is a process of its own. `test_cli` and others start `mpfedcl` from nothing, too.
 """
 
+import importlib
 import multiprocessing
 import os
 import resource
@@ -18,8 +19,11 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 from small_experiments import HIDDEN
+from unrendered_figures import render
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -27,10 +31,18 @@ FORKS.set_forkserver_preload(
         *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
         "mpfedcl.report.figures",
         "mpfedcl.worker",
-        "mpfedcl.network.client.service",
+        "mpfedcl.network.client.client",
         "warm_commands",
     ]
 )
+
+
+def start_server() -> None:
+    """Start the process that others are forked from, if there is none yet."""
+    # It does not look where this process does, and is silent about what it cannot import.
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(places)}):
+        forkserver.ensure_running()
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -56,12 +68,15 @@ class CommandProcess:
         file_size: int | None = None,
         small_model: bool = False,
         forked_jobs: bool = False,
+        forked_workers: bool = False,
+        figures: bool = False,
         program: Callable[[list[str]], object] | None = None,
     ) -> None:
         """Run `mpfedcl`, or the main function of another program.
 
         `small_model` makes that of the fixture of this name of the paper's, in this process alone;
-        `forked_jobs` has the processes of --jobs forked like this one, not started from nothing.
+        `forked_jobs` and `forked_workers` have the processes of --jobs and --workers forked like
+        this one, not started from nothing; `figures` makes pixels of what is drawn.
         """
         pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         self._said = [bytearray(), bytearray()]
@@ -72,7 +87,9 @@ class CommandProcess:
         given = [str(word) for word in words]
         writers = [pipe[1] for pipe in pipes]
         places = (str(cwd), environment(**variables or {}))
-        changes = (new_session, file_size, small_model, forked_jobs, program)
+        start_server()
+        forked = (forked_jobs, forked_workers)
+        changes = (new_session, file_size, small_model, forked, figures, program)
         self._process = FORKS.Process(target=_run, args=(given, *places, writers, *changes))
         self._process.start()
         for writer in writers:
@@ -121,20 +138,36 @@ class CommandProcess:
 
 
 def call(
-    *words: object,
-    cwd: Path,
-    variables: Mapping[str, str] | None = None,
-    file_size: int | None = None,
-    small_model: bool = False,
+    *words: object, cwd: Path, variables: Mapping[str, str] | None = None, **changes: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end in a process of its own."""
-    process = CommandProcess(words, cwd, variables, file_size=file_size, small_model=small_model)
+    """Run a command to its end in a process of its own; `changes` are those of `CommandProcess`."""
+    process = CommandProcess(words, cwd, variables, **changes)
     try:
         out, err = process.communicate()
     finally:
         process.kill()
     given = [str(word) for word in words]
     return subprocess.CompletedProcess(given, process.wait(), out, err)
+
+
+def into_a_full_disk(words: list[str]) -> None:
+    """Be `mpfedcl` whose standard output is a file on a full disk."""
+    _say_into(os.open("/dev/full", os.O_WRONLY), words)
+
+
+def to_nobody(words: list[str]) -> None:
+    """Be `mpfedcl` whose reader has gone away."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    _say_into(writing, words)
+
+
+def _say_into(file: int, words: list[str]) -> None:
+    from mpfedcl.cli.main import main
+
+    os.dup2(file, 1)
+    os.close(file)
+    main(words)
 
 
 def forked_from_server() -> list[int]:
@@ -161,13 +194,15 @@ def _run(
     new_session: bool,
     file_size: int | None,
     small_model: bool,
-    forked_jobs: bool,
+    forked: tuple[bool, bool],
+    figures: bool,
     program: Callable[[list[str]], object] | None,
 ) -> None:
     """Become the program."""
     import torch
 
     from mpfedcl.cli.main import main
+    from mpfedcl.engines import process_group
     from mpfedcl.models import mlp
     from mpfedcl.studies import jobs
 
@@ -183,10 +218,62 @@ def _run(
     os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(1)
+    render(pixels=figures)
     if small_model:
         vars(mlp)["HIDDEN_ON_PIXELS"] = HIDDEN
-    if forked_jobs:
+    forked_jobs, forked_workers = forked
+    if any(forked):
         # It knows the server that it was forked from, but would start another.
         vars(forkserver._forkserver)["ensure_running"] = lambda: None
+    if forked_jobs:
         vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
+    if forked_workers:
+        vars(process_group)["subprocess"] = SimpleNamespace(
+            Popen=_ForkedWorker,
+            PIPE=subprocess.PIPE,
+            DEVNULL=subprocess.DEVNULL,
+            TimeoutExpired=subprocess.TimeoutExpired,
+        )
     (program or main)(words)
+
+
+class _ForkedWorker:
+    """What `process_group` needs of a process that it starts."""
+
+    def __init__(self, words: list[str], *, env: dict[str, str], **_: object) -> None:
+        stdin, self.stdin = FORKS.Pipe(duplex=False)
+        stderr = Connection(os.dup(2), readable=False)
+        places = (str(Path.cwd()), env)
+        self._process = FORKS.Process(target=_work, args=(words[-1], *places, stdin, stderr))
+        self._process.start()
+        for stream in (stdin, stderr):
+            stream.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("worker", timeout or 0)
+
+
+def _work(
+    module: str, cwd: str, variables: dict[str, str], stdin: Connection, stderr: Connection
+) -> None:
+    """Become a worker."""
+    os.setpgid(0, 0)
+    for number, stream in ((0, stdin), (2, stderr)):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.exit(importlib.import_module(module).main())

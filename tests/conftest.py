@@ -1,9 +1,9 @@
 """What all tests share."""
 
 import gc
+import re
 import subprocess
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,22 +14,32 @@ import torch
 import comparison_command
 import tuning_command
 from browser_fixtures import browser, live, live_server  # noqa: F401  -- fixtures
-from command_processes import FORKS, CommandProcess
+from command_processes import FORKS, CommandProcess, start_server
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
 from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
+from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
-from small_experiments import EXAMPLES, HIDDEN, Say, save_images, save_vectors
+from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
+from unrendered_figures import render, rendered
 
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile("mpfedcl", deadline=None)
 hypothesis.settings.load_profile("mpfedcl")
+WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.whole\b", re.MULTILINE)
 # What is imported and collected stays until the end: to look for garbage in it takes seconds.
 gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without whole runs, import no files of nothing else: half of all, and slow ones."""
+    if "not whole" in config.option.markexpr and collection_path.name.startswith("test_"):
+        return bool(WHOLE.search(collection_path.read_text())) or None
+    return None
 
 
 def pytest_collection_finish() -> None:
@@ -42,6 +52,21 @@ def quick_files() -> Iterator[None]:
     """Nobody pulls the plug here, and waiting for the disk is most of what small runs do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_figures() -> Iterator[None]:
+    """Figures are drawn, but not made into pixels: nobody looks at them."""
+    render(pixels=False)
+    yield
+    render(pixels=True)
+
+
+@pytest.fixture
+def rendered_figures() -> Iterator[None]:
+    """Somebody looks at them here."""
+    with rendered():
         yield
 
 
@@ -94,25 +119,28 @@ def small_models() -> Iterator[None]:
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs at the same time, in processes that have torch loaded; others start from nothing."""
     # Here, not by the first job: that is started with an interrupt held back, and so would all be.
-    forkserver.ensure_running()
+    start_server()
     forks = SimpleNamespace(get_context=lambda _: FORKS)
     monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
 
 
 @pytest.fixture
-def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for runs over a network, where nobody waits for long."""
-    for module in ("engine", "client_registry"):
-        monkeypatch.setattr(f"mpfedcl.network.server.{module}.POLL_SECONDS", 0.01)
+def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    """The same for runs over a network, where a round's time passes only while it waits."""
+    virtual = VirtualTime()
+    monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
+    monkeypatch.setattr("mpfedcl.network.server.engine.POLL_SECONDS", 1.0)
+    monkeypatch.setattr("mpfedcl.network.server.client_registry.POLL_SECONDS", 0.01)
+    return virtual
 
 
 @pytest.fixture(scope="module")
 def drawn_once() -> Iterator[None]:
     """For many runs behind a random ResNet-18: its eleven million numbers are drawn once."""
-    init, drawn = ResNet18.init, dict[tuple[bytes, torch.dtype], tuple[Tensors, torch.Tensor]]()
+    init, drawn = ResNet18.init, dict[tuple[object, ...], tuple[Tensors, torch.Tensor]]()
 
     def draw(model: ResNet18, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
-        key = (generator.get_state().numpy().tobytes(), dtype)
+        key = (generator.get_state().numpy().tobytes(), dtype, model.feature_size)
         if key not in drawn:
             drawn[key] = init(model, generator, dtype), generator.get_state()
         params, state = drawn[key]
@@ -122,6 +150,15 @@ def drawn_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ResNet18, "init", draw)
         yield
+
+
+@pytest.fixture
+def narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the encoder's size is not the point: ResNet-18 with all its layers, few channels."""
+    widths = (4, 6, 8, 10)
+    monkeypatch.setattr("mpfedcl.models.resnet._WIDTHS", widths)
+    for kind in (ResNet18, ResNetEncoder):
+        monkeypatch.setattr(kind, "feature_size", widths[-1])
 
 
 @pytest.fixture
@@ -190,7 +227,8 @@ def refused(cli: Cli) -> Refused:
 def compared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three methods over two seeds."""
     path = tmp_path_factory.mktemp("comparisons") / "whole"
-    _call(comparison_command.words(images, path))
+    with rendered():
+        _call(comparison_command.words(images, path))
     return path
 
 

@@ -23,9 +23,9 @@ _MARK = "MPFEDCL_TEST_FEDERATION"
 LONG = 240.0
 """Seconds after which a wait has failed: far more than anything takes, for machines under load."""
 
-SUPERLINK, SUPERNODE = "flower-superlink", "flower-supernode"
-SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"
-SERVICE = "mpfedcl.network.client.service"
+SUPERLINK = "mpfedcl.network.flower.superlink"
+SERVER_EXECUTOR = "mpfedcl.flower_app"
+CLIENT_EXECUTOR = "mpfedcl.network.flower.client_executor"
 CLIENTS = ("client-0", "client-1", "client-2")
 """Those that are always there; each holds a share of the embedded data."""
 
@@ -106,6 +106,10 @@ class FederationRun:
             found: dict[str, Any] = json.loads(self.status_file.read_text())
             return found
         return {}
+
+    def executor(self) -> psutil.Process:
+        """Return the server's process that runs it."""
+        return psutil.Process(wait_until(lambda: self.status().get("pid"), "the run begins"))
 
     def finish(self, seconds: float = LONG) -> None:
         """Wait for its end, which must be a good one."""
@@ -208,15 +212,10 @@ class ProcessFederation:
         self, commands: dict[str, Sequence[object]], prefix: Sequence[str] | None = None
     ) -> None:
         """Start clients all at once, and wait until the server has let them in."""
-        logs = {name: self.folder / "clients" / name / "supernode.log" for name in commands}
-        before = {name: _count(log, "SuperNode ID") for name, log in logs.items()}
         for name, words in commands.items():
             self.clients[name] = self.start("client", "lab", "--name", name, *words, prefix=prefix)
-        for name, log in logs.items():
-            wait_until(
-                lambda n=name, each=log: _count(each, "SuperNode ID") > before[n],  # type: ignore[misc]
-                f"{name} is let in",
-            )
+        for name in commands:
+            self.clients[name].wait_for_output(f"{name} takes part at")
 
     def repair(self) -> None:
         """Start the server and those clients again that a test has ended."""
@@ -242,9 +241,10 @@ class ProcessFederation:
         if self._run is not None and self._run.program.is_running:
             # A test that failed has left it behind.
             self._run.program.kill()
-            for process in self.find(SERVER_APP):
+            before = set(self.find(SERVER_EXECUTOR))
+            for process in before:
                 process.kill()
-            wait_until(lambda: not self.find(SERVER_APP), "the run before ends")
+            wait_until(lambda: set(self.find(SERVER_EXECUTOR)) - before, "the run before ends")
         # Of a run that was killed.
         status = self.folder / "server" / "status.json"
         status.unlink(missing_ok=True)
@@ -262,11 +262,6 @@ class ProcessFederation:
 
     def find_one(self, what: str, client: str | None = None) -> psutil.Process:
         return wait_until(lambda: self.find(what, client), f"a process {what} of {client}")[0]
-
-    def find_new(self, what: str, client: str) -> psutil.Process:
-        """Wait for a process that is not there yet: one that has not done its work."""
-        before = set(self.find(what, client))
-        return wait_until(lambda: set(self.find(what, client)) - before, f"a new {what}").pop()
 
     def processes(self) -> dict[psutil.Process, tuple[str, str]]:
         """Return all processes that come from here, with command line and Flower's folder."""
@@ -303,12 +298,6 @@ class ProcessFederation:
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, _MARK: str(self.root), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
-def _count(log: Path, words: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return log.read_text(errors="replace").count(words)
-    return 0
 
 
 class FaultLog:

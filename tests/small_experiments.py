@@ -276,3 +276,16 @@ class Warnings(list[str]):
 
     def observer(self) -> Observer:
         return Observer(on_warning=self.append)
+
+
+class VirtualTime:
+    """A clock that stands still while others work: deadlines are those of an idle machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -11,13 +11,13 @@ import mpfedcl
 NAMES = [
     "Experiment",
     "Method",
-    "Predictor",
+    pytest.param("Predictor", marks=pytest.mark.whole),
     "PrototypePool",
     "Tracker",
     "cluster_prototypes",
     "prototype_contrastive_loss",
-    "resume",
-    "run",
+    pytest.param("resume", marks=pytest.mark.whole),
+    pytest.param("run", marks=pytest.mark.whole),
 ]
 
 

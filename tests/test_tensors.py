@@ -36,13 +36,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_an_earlier_crash_left_is_in_nobody_s_way(tmp_path: Path) -> None:
-    (tmp_path / ".file.tmp").write_bytes(b"half, and longer than the new content")
-    write_atomically(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
 def test_tensors_there_and_back(tmp_path: Path) -> None:
     tensors = {
         "b": torch.arange(6).reshape(2, 3).T,
@@ -86,3 +79,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_digest() -> None:
     # The SHA-256 of "abc", from the standard's own example.
     assert digest(b"abc").startswith("ba7816bf8f01cfea414140de5dae2223b00361a396177a9c")
+
+
+def test_devices_and_pipes_are_no_tensors(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "b.safetensors")
+    for name in ("a", "b"):
+        with pytest.raises(InvalidInput, match="cannot be read as safetensors: it is no regular"):
+            load_tensors(tmp_path / f"{name}.safetensors")

@@ -13,6 +13,7 @@ import torch
 
 from mpfedcl.cli.main import main
 from small_experiments import flags, save_images
+from unrendered_figures import render
 
 torch.set_num_threads(1)
 # Processes are killed here, machines are not.
@@ -23,3 +24,4 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
     words = ["run", *flags(place / "images", method="dp-fedcl"), "--out", str(place / "run")]
     with contextlib.suppress(SystemExit):
         main(words)
+render(pixels=False)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from command_processes import CommandProcess, environment
-from small_experiments import flags
+from command_processes import CommandProcess, environment, forked_from_server
+from small_experiments import HIDDEN, flags
 
 
 def start(words: list[str], cwd: Path, **changes: str) -> subprocess.Popen[str]:
@@ -95,12 +95,22 @@ def is_gone(process: int) -> bool:
 
 
 def start_two(
-    images: Path, tmp_path: Path, commands: list[CommandProcess]
+    images: Path,
+    tmp_path: Path,
+    commands: list[CommandProcess],
+    *,
+    forked: bool = True,
+    dtype: str = "float32",
 ) -> tuple[CommandProcess, int]:
-    """Start a run without end in two processes, and wait for its first round."""
-    words = flags(images, clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = CommandProcess(["run", *words, "--workers", 2, "--out", "run"], tmp_path)
+    """Start a run without end in two processes, and wait for its first rounds.
+
+    The worker is forked as the leader is, or else started from nothing by it.
+    """
+    endless = {"rounds": 100_000, "evaluate_every": 100_000, "model__hidden": HIDDEN}
+    words = ["run", *flags(images, clients=4, dtype=dtype, **endless), "--workers", 2]
+    others = set(forked_from_server())
+    leader = CommandProcess([*words, "--out", "run"], tmp_path, forked_workers=forked)
     commands.append(leader)
-    wait_for_rounds(tmp_path / "run", 1)
-    (worker,) = children(leader)
+    wait_for_rounds(tmp_path / "run", 3)
+    (worker,) = set(forked_from_server()) - others - {leader.pid} if forked else children(leader)
     return leader, worker

@@ -12,6 +12,7 @@ from mpfedcl.convergence import FILE as CONVERGENCE_FILE
 from mpfedcl.convergence import inspect_where_asked, summarize_convergence
 from mpfedcl.deployment.calibration import calibrate
 from mpfedcl.deployment.exchange_changes import refuse_changed
+from mpfedcl.deployment.exchange_over_network import change_exchange
 from mpfedcl.deployment.join import warn_of_joined_clients
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
@@ -94,6 +95,9 @@ def attach(experiment: Experiment) -> Attach:
     method = find_method(experiment.method)
 
     def accompany(path: Path, observer: Observer) -> Observer:
+        # A run over a network is resumed by the server's process.
+        refuse_changed(path)
+
         def on_start(started: Experiment, rounds_done: int) -> None:
             if rounds_done < started.rounds:
                 warn_of_joined_clients(path, observer.on_warning)
@@ -118,7 +122,7 @@ def attach(experiment: Experiment) -> Attach:
     return accompany
 
 
-COMPANIONS = Companions(attach, inspect_where_asked)
+COMPANIONS = Companions(attach, inspect_where_asked, change_exchange)
 """What accompanies every run, from Python and from the command line."""
 
 

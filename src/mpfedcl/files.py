@@ -3,6 +3,9 @@
 import contextlib
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +13,19 @@ from filelock import FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
 
+MOST_BYTES = 2**28
+"""Of a file of settings or of plain values: a thousand times what any run has written."""
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file so that a crash at any moment leaves the old one or the new one.
 
     What is not `durable` is not waited for: it outlives the process, perhaps not a power cut.
     """
-    beside = path.with_name(f".{path.name}.tmp")
+    beside, handle = _create_beside(path)
     try:
-        with beside.open("wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             if durable:
@@ -32,6 +39,45 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def _create_beside(path: Path) -> tuple[Path, int]:
+    """Create a file beside another, under a name that nobody can have prepared a link at."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return beside, os.open(beside, flags, 0o666)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes have left half written. Who calls keeps others out."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _LEFTOVER.fullmatch(path.name):
+            path.unlink()
+
+
+def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file; pipes, devices and what is too large are refused."""
+    try:
+        # Opening a pipe would wait for somebody to write, and a device may never end.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidInput(f"{path} cannot be read: it is no regular file.")
+        if status.st_size > most:
+            raise InvalidInput(f"{path} has {status.st_size:,} bytes; at most {most:,} are read.")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    finally:
+        os.close(handle)
 
 
 def unused_folder(wanted: Path) -> Path:

@@ -133,6 +133,37 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Total:
+    """What the updates of several clients add up to, where nobody may see one of them."""
+
+    clients: tuple[str, ...]
+    """Those whose updates are in it, in order of name."""
+    weight: float
+    """Σ_i w_i."""
+    averaged: Tensors
+    """Σ_i w_i x_i of what is averaged, in float64."""
+    summed: Tensors
+    """Sums of what clients have collected, in float64 or whole numbers."""
+    num_samples: int
+    """Σ_i n_i."""
+    loss: float
+    """Σ_i n_i loss_i."""
+    is_possible: bool
+    """False where no clients in range can have sent this."""
+    num_parameters: int
+    """Numbers that one client has sent."""
+    num_bytes: int
+    """Bytes that all of them have sent."""
+    noise: Tensor | None = None
+    """Under a privacy budget: the variance of the noise in it, over what the budget asks for."""
+
+    @property
+    def client(self) -> str:
+        """Nobody's: it comes after what single clients send."""
+        return ""
+
+
+@dataclass(frozen=True)
 class Failure:
     """What comes in place of an update where a client could not make one, or none can be read."""
 

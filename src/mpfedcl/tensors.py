@@ -33,6 +33,9 @@ def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes
 
 def load_tensors(path: Path) -> Tensors:
     """Read a safetensors file."""
+    if path.exists() and not path.is_file():
+        # A link to a device that never ends, or a pipe that nobody writes to.
+        raise InvalidInput(f"{path} cannot be read as safetensors: it is no regular file.")
     try:
         return load(path.read_bytes())
     except (OSError, SafetensorError) as error:

@@ -13,7 +13,7 @@ _Base = TypeVar("_Base")
 def allow_current_folder() -> None:
     """Let classes come from the current folder, where an installed command does not look.
 
-    A method's class only if the command line names it: a run directory from elsewhere must not
+    Only if the command line names such a class: a run directory from elsewhere must not
     choose what is run of the folder that its reader happens to be in.
     """
     if str(Path.cwd()) not in sys.path:

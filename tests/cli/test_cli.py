@@ -91,6 +91,7 @@ def test_help_on_data(cli: Cli, words: str) -> None:
     assert "data" in said.out
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_a_run_and_its_end_table(images: Path, tmp_path: Path, cli: Cli) -> None:
     said = cli("run", *flags(images), "--out", tmp_path / "run")
     assert (said.code, said.err) == (0, "")
@@ -124,6 +125,7 @@ def test_all_readings_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None:
     assert "sent per client and round: " in said.out
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_a_run_of_one_exchange(tmp_path: Path, cli: Cli) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--method", "fedgauss", "--dataset.name", "folder", "--dataset.root", root]
@@ -201,6 +203,7 @@ def test_a_damaged_checkpoint_is_told(images: Path, tmp_path: Path, cli: Cli) ->
     assert json.loads(said.out)["rounds"] == 2
 
 
+@pytest.mark.usefixtures("rendered_figures")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
 def test_a_run_in_which_nobody_is_ever_accepted(
     images: Path, tmp_path: Path, cli: Cli, method: str
@@ -251,6 +254,7 @@ def test_data_list(tmp_path: Path, cli: Cli) -> None:
     assert known["mnist"]["here"] == "yes"
 
 
+@pytest.mark.usefixtures("rendered_figures")
 @pytest.mark.parametrize("kind", ["label", "iid", "classes", "quantity"])
 def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("data", "show", "mnist-sample", "--partition.kind", kind, "--clients", 5)

@@ -158,9 +158,10 @@ def test_only_the_command_line_finds_a_class_in_the_current_folder(
     assert "beta = 0.5" in page
 
 
+@pytest.mark.whole
 def test_a_file_added_to_the_package_is_all_it_takes(tmp_path: Path) -> None:
     package = tmp_path / "package" / "mpfedcl"
-    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, package)
     (package / "methods" / "late_pull.py").write_text(
         Path(pull_method.__file__)
         .read_text()

@@ -245,7 +245,7 @@ def test_a_training_that_blows_up_is_recorded(images: Path, tmp_path: Path) -> N
 
 def test_the_command_shows_a_table_and_draws_a_figure(images: Path, tmp_path: Path) -> None:
     words = [*flags(images, rounds=3), "--diagnostics", "convergence", "--out", "run"]
-    ended = call("run", *words, cwd=tmp_path, small_model=True)
+    ended = call("run", *words, cwd=tmp_path, small_model=True, figures=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     for name in ("Lemma 1", "Lemma 2", "Theorem 1", "Corollary 1", "L falls over the round"):
         assert name in ended.stdout

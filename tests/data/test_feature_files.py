@@ -15,9 +15,10 @@ from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.models.resnet import ResNet18
 from small_experiments import Say, save_images, save_vectors
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "drawn_once")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "narrow_resnet")]
 
 ENCODE = ("--encoder", "random-resnet18")
 NAMES = ("ant", "bee", "cat", "dog")
@@ -39,7 +40,7 @@ def test_a_run_on_the_files_is_the_run_on_the_pictures(
     ink = read(out / "ink.npz")
     assert ink["classes"].tolist() == list(NAMES)
     assert ink["x_train"].dtype == numpy.float32
-    assert ink["x_train"].shape == (24, 512)
+    assert ink["x_train"].shape == (24, ResNet18.feature_size)
     assert "x_test" not in ink
     for changes in ({}, {"partition__kind": "label", "partition__alpha": 1.0, "seed": 3}):
         experiment = pictured(pictures, method="fedavg", rounds=1, **changes)
@@ -67,7 +68,7 @@ def test_counts_and_test_sets_stay(tmp_path: Path, said: Say) -> None:
     before, after = read(tmp_path / "images" / "a.npz"), read(out / "a.npz")
     assert after.keys() == {"x_train", "y_train", "x_test", "y_test"}
     assert all((before[key] == after[key]).all() for key in ("y_train", "y_test"))
-    assert after["x_test"].shape == (6, 512)
+    assert after["x_test"].shape == (6, ResNet18.feature_size)
 
 
 def test_refuses_what_cannot_be_encoded(tmp_path: Path, refused: Refused) -> None:

@@ -80,6 +80,7 @@ def test_sentences(path: Path, clients: Path, refused: Refused) -> None:
     assert "must be greater than 0" in refused("advise", path, "--data", data, "--test-fraction", 2)
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
     shown = cli("worth", path)
     assert shown.code == 0, shown.err

@@ -57,7 +57,7 @@ def test_label_counts_must_be_those_of_the_classes(path: Path) -> None:
     partition = json.loads((path / "partition.json").read_text())
     partition["clients"]["a"]["train"] = [1]
     (path / "partition.json").write_text(json.dumps(partition))
-    with pytest.raises(InvalidInput, match="must say of a how many samples of each of 3 classes"):
+    with pytest.raises(InvalidInput, match="a client does not have one number per class"):
         Predictor.load(path, "a")
 
 

@@ -13,8 +13,6 @@ import onnx
 import pytest
 import torch
 from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from PIL import Image
@@ -23,9 +21,8 @@ from safetensors.torch import load_file
 
 from command_processes import environment
 from encoder_experiments import pictured
-from mpfedcl import Experiment, InvalidInput, Predictor, PrototypePool, Prototypes, run
+from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.reader import read_image_set
-from mpfedcl.deployment.export.exported_network import PrototypeDistances
 from mpfedcl.deployment.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import EXAMPLES, Say, small
@@ -159,28 +156,38 @@ def test_other_methods_and_precisions(
         assert_same_labels(predictor, pixels, answers)
 
 
-def test_the_encoder_inside_outside_and_trained(pictures: Path, tmp_path: Path) -> None:
+OUTSIDE = ExportSettings(with_encoder=False, check_images=8)
+
+
+def export_inside(
+    pictures: Path, path: Path, **changes: Any
+) -> tuple[Predictor, NDArray[Any], Answers]:
+    """Hold a run's export with the encoder in it to PyTorch on six pictures."""
+    experiment = pictured(pictures, rounds=1, train__lr=0.01, **changes)
+    predictor = Predictor.load(run(experiment, path).path)
     paths = sorted(pictures.glob("photo/*/*"))[:6]
-    for trains in (False, True):
-        changes = {"encoder__train": trains, "rounds": 1, "train__lr": 0.01}
-        path = run(pictured(pictures, **changes), tmp_path / f"run-{trains}").path
-        predictor = Predictor.load(path)
-        form = predictor.trained.input_format
-        brought = numpy.stack([predictor.convert(each) for each in paths])
-        assert brought.shape[1:] == form.shape
-        answers, _ = ask(export_run(predictor, ExportSettings(check_images=8)).path, brought)
-        assert_same_labels(predictor, brought, answers)
-        outside = ExportSettings(with_encoder=False, check_images=8)
-        if trains:
-            with pytest.raises(InvalidInput, match="the run has trained the encoder"):
-                export_run(predictor, outside)
-            continue
-        head = export_run(predictor, outside)
-        features = predictor.trained.inputs(brought).numpy()
-        inside, note = ask(head.path, features)
-        assert inside["label"].tolist() == answers["label"].tolist()
-        assert note["input"]["shape"] == ["batch", 512]
-        assert head.num_bytes < 1_000_000
+    brought = numpy.stack([predictor.convert(each) for each in paths])
+    assert brought.shape[1:] == predictor.trained.input_format.shape
+    answers, _ = ask(export_run(predictor, ExportSettings(check_images=8)).path, brought)
+    assert_same_labels(predictor, brought, answers)
+    return predictor, brought, answers
+
+
+def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
+    predictor, brought, answers = export_inside(pictures, tmp_path / "run")
+    head = export_run(predictor, OUTSIDE)
+    features = predictor.trained.inputs(brought).numpy()
+    inside, note = ask(head.path, features)
+    assert inside["label"].tolist() == answers["label"].tolist()
+    assert note["input"]["shape"] == ["batch", 512]
+    assert head.num_bytes < 1_000_000
+
+
+@pytest.mark.usefixtures("narrow_resnet")
+def test_a_trained_encoder_is_always_inside(pictures: Path, tmp_path: Path) -> None:
+    predictor, _, _ = export_inside(pictures, tmp_path / "run", encoder__train=True)
+    with pytest.raises(InvalidInput, match="the run has trained the encoder"):
+        export_run(predictor, OUTSIDE)
 
 
 def test_random_filters_are_inside_for_rectangles_in_colour(tmp_path: Path) -> None:
@@ -333,18 +340,3 @@ def test_the_example_runs_without_torch_and_mpfedcl(
     ):
         unknown = " (unknown)" if said.unknown else ""
         assert line == f"{file}: {said.label}, distance {said.distance:.3f}{unknown}"
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 12))
-def test_distances_are_those_of_the_pool(seed: int, num_classes: int, count: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(num_classes, (count,), generator=draw)
-    vectors = torch.randn(count, 6, generator=draw)
-    shared = Prototypes(vectors, labels, torch.ones(count, dtype=torch.int64))
-    pool = PrototypePool.gather({"a": shared}, num_classes=num_classes)
-    z = torch.randn(9, 6, generator=draw)
-    assert torch.allclose(PrototypeDistances(pool)(z), pool.distances_by_class(z), atol=1e-5)
-    # A prototype itself is at distance 0 to the last digit, which a product would not give.
-    at_home = PrototypeDistances(pool)(pool.vectors).amin(dim=1)
-    assert at_home.tolist() == [0.0] * count

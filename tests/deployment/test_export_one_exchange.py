@@ -18,7 +18,7 @@ from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.deployment.export.exporter import ExportSettings, export_run
 from small_experiments import save_shifted_vectors
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,7 @@ def test_int8_is_refused_in_a_sentence(mixture: Path) -> None:
         export_run(Predictor.load(mixture), ExportSettings(quantized=True))
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("encoder", ["onnx", "random-resnet18"])
 def test_the_encoder_is_inside(pictures: Path, tmp_path: Path, encoder: str) -> None:
     file = save_convolution(tmp_path / "encoder.onnx", "map")

@@ -16,7 +16,7 @@ from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once")]
+pytestmark = pytest.mark.whole
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -52,6 +52,7 @@ def pictured(root: Path, **changes: Any) -> Experiment:
     return Experiment(rounds=1).replace(**settings | changes)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_features_are_those_that_the_run_would_have_used(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_features_are_those_that_the_run_would_have_used(
     join(path, pictures / "pen", "pen", epochs=0, replace=True)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_behind_another_encoder_nobody_joins(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
     experiment = Experiment.from_toml(path / "experiment.toml")
@@ -79,6 +81,7 @@ def test_behind_another_encoder_nobody_joins(pictures: Path, tmp_path: Path) -> 
         join(path, pictures / "pen", "pen")
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_an_encoder_that_is_trained_too(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures, encoder__train=True), tmp_path / "run").path
     joined = join(path, pictures / "pen", "pen", epochs=1, add=True)
@@ -87,6 +90,7 @@ def test_an_encoder_that_is_trained_too(pictures: Path, tmp_path: Path) -> None:
     assert any(not torch.equal(learned[name], value) for name, value in params.items())
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_several_domains_are_one_client(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
     joined = join(path, pictures, "all of them", epochs=0)

@@ -136,6 +136,7 @@ def test_what_calibration_may_lack(images: Path, trained_run: Path, tmp_path: Pa
     assert said.distance is not None
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_the_accuracy_is_that_of_the_run(pictures: Path, tmp_path: Path) -> None:
     """From the files on, by another way than the run's: through no cache, in other batches."""
     result = run(pictured(pictures), tmp_path / "run")

@@ -22,11 +22,11 @@ SIZE = 16
 
 
 def make_weights() -> Tensors:
-    return {name: value.clone() for name, value in draw_weights().items()}
+    return {n: value.clone() for n, value in draw_weights(ResNet18.feature_size).items()}
 
 
 @cache
-def draw_weights() -> Tensors:
+def draw_weights(_feature_size: int) -> Tensors:
     weights = ResNet18().init(torch.Generator().manual_seed(1), torch.float32)
     key = torch.Generator().manual_seed(2)
     for name, value in weights.items():
@@ -81,6 +81,7 @@ def test_before_training_it_equals_the_frozen_encoder_with_the_same_head() -> No
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
     model, pixels = make_trainable_encoder(), draw_pixels(3)
     params = start(model)
@@ -89,6 +90,7 @@ def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
         assert torch.equal(model.apply(params, inputs)[1], expected)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pixels = make_trainable_encoder(), draw_pixels(7)
     params = start(model)
@@ -109,6 +111,7 @@ def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
     model = make_trainable_encoder(num_classes=4)
     first = start(model, torch.float64)
@@ -134,6 +137,7 @@ def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
             assert float(value.abs().sum()) > 0
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
     weights = make_weights()
     kept = {name: value.clone() for name, value in weights.items()}

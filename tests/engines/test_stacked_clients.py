@@ -92,6 +92,7 @@ def test_a_client_that_goes_astray_costs_its_stack_nothing(
 # The whole encoder
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_trained_encoders_in_a_stack_are_the_loops() -> None:
     key = torch.Generator().manual_seed(3)
     size = 8

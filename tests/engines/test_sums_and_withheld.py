@@ -43,7 +43,10 @@ def sums_of(experiment: Experiment) -> Tensors:
     return {"counts": chosen.sum(0), "sums": chosen.T @ inputs}
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "auto", "two processes"])
+TWO_PROCESSES = pytest.param("two processes", marks=pytest.mark.whole)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "auto", TWO_PROCESSES])
 def test_sums_over_clients_are_the_centralised_ones(
     images: Path, tmp_path: Path, engine: str
 ) -> None:

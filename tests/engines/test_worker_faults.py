@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 
 from command_processes import CommandProcess, call, command
-from mpfedcl import run
+from mpfedcl import Experiment, run
 from mpfedcl.errors import InvalidInput, LostWorker
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
-    children,
     free_port,
     is_gone,
     listening_addresses,
     start,
     start_two,
-    wait_for_rounds,
 )
 
 pytestmark = pytest.mark.whole
@@ -36,7 +34,7 @@ def team(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tea
 
     def give() -> tuple[CommandProcess, int]:
         if not found or found[-1][0].poll() is not None:
-            found.append(start_two(images, tmp_path_factory.mktemp("team"), started))
+            found.append(start_two(images, tmp_path_factory.mktemp("team"), started, forked=False))
         return found[-1]
 
     yield give
@@ -47,11 +45,7 @@ def team(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tea
 def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    words = flags(images, dtype="float64", clients=4, rounds=100_000, evaluate_every=100_000)
-    leader = CommandProcess(["run", *words, "--workers", 2, "--out", "run"], tmp_path)
-    commands.append(leader)
-    wait_for_rounds(tmp_path / "run", 3)
-    (worker,) = children(leader)
+    leader, worker = start_two(images, tmp_path, commands, dtype="float64")
     os.kill(worker, signal.SIGKILL)
     out, said = leader.communicate()
     assert (leader.returncode, out) == (1, "")
@@ -62,8 +56,9 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     assert done >= 3
     ended = call("run", "--resume", "run", "--rounds", done + 1, "--workers", 1, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    whole = flags(images, dtype="float64", clients=4, rounds=done + 1, evaluate_every=100_000)
-    assert call("run", *whole, "--out", "whole", cwd=tmp_path).returncode == 0
+    alone = {"rounds": done + 1, "workers": 1}
+    experiment = Experiment.from_toml(tmp_path / "run" / "experiment.toml").replace(**alone)
+    run(experiment, tmp_path / "whole")
     assert_close_results(tmp_path / "whole", tmp_path / "run", 1e-5)
 
 
@@ -153,9 +148,8 @@ def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     root = tmp_path / "none"
-    ended = call(
-        "run", "--dataset.name", "folder", "--dataset.root", root, "--workers", 2, cwd=tmp_path
-    )
+    words = ["run", "--dataset.name", "folder", "--dataset.root", root, "--workers", 2]
+    ended = call(*words, cwd=tmp_path, forked_workers=True)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()

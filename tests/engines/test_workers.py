@@ -66,7 +66,8 @@ def test_two_processes_are_one(
 def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> None:
     experiment = small(images, rounds=1, clients=5)
     run(experiment.replace(engine="loop"), tmp_path / "alone")
-    run(experiment.replace(workers=2), tmp_path / "together")
+    (tmp_path / "settings.toml").write_text(experiment.to_toml())
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2)
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 

@@ -1,5 +1,7 @@
 """The default encoder of one's own data: none where they are vectors."""
 
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy
@@ -59,3 +61,15 @@ def test_only_floats_in_rows_are_vectors(tmp_path: Path) -> None:
     ):
         numpy.savez(tmp_path / "a.npz", x_train=numpy.zeros(shape, dtype))
         assert holds_vectors(tmp_path / "a.npz") is expected
+
+
+def test_no_more_than_a_header_is_unpacked(tmp_path: Path) -> None:
+    """A header that says it has 200 MB, packed into 200 kB."""
+    claimed = 200 * 2**20
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        start = b"\x93NUMPY\x02\x00" + claimed.to_bytes(4, "little")
+        archive.writestr("x_train.npy", start + bytes(claimed))
+    tracemalloc.start()
+    assert not holds_vectors(tmp_path / "a.npz")
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

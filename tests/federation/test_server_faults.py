@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import run as simulate
 from mpfedcl.runs.directory import RunDirectory
-from process_federation import SERVER_APP, SUPERLINK, FaultLog, ProcessFederation, wait_until
+from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 
@@ -22,13 +22,13 @@ def test_a_run_that_was_killed_twice_ends_as_if_it_had_not_been(
     run = federation.begin("killed", "--rounds", 3, *SETTINGS)
     run.wait_for_training("client-0", 2)
     began = time.monotonic()
-    federation.find_one(SERVER_APP).kill()
+    run.executor().kill()
     assert run.program.wait() == 1
     assert "--resume" in run.program.output
     run = federation.resume(run)
     run.wait_for_training("client-0", 3)
     fault_log.write(
-        "the server's process of the run (ServerApp) killed",
+        "the server's process of the run killed",
         "`start` says so and how to resume; `start --resume`",
         time.monotonic() - began,
         "the round under way",
@@ -64,11 +64,12 @@ def test_interrupted_twice_it_stops_at_once(federation: ProcessFederation) -> No
     second = federation.call("start", "lab", *SETTINGS)
     assert second.returncode == 2
     assert "a run is under way" in second.stderr
+    executor = run.executor()
     run.program.interrupt()
     run.program.wait_for_output("Ctrl-C again")
     run.program.interrupt()
     assert run.program.wait() == 130
-    wait_until(lambda: not federation.find(SERVER_APP), "the run's process ends")
+    wait_until(lambda: not executor.is_running(), "the run's process ends")
     # A round is on record once clients have evaluated it, with the message of the next.
     federation.resume(run, "--rounds", run.recorded + 2).finish()
 

@@ -8,14 +8,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import tomli_w
-from tampering_service import TRICKS
+from tampering_client import TRICKS
 
-from mpfedcl.network.flower.programs import environment, supernode_command
+from mpfedcl.network.flower.programs import client_executor_command, environment
 from mpfedcl.network.processes import running
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
@@ -33,22 +33,16 @@ pytestmark = pytest.mark.federation
 
 @contextmanager
 def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator[Path]:
-    """Take part with a key and Flower's own program, but with answers of one's own making."""
+    """Take part with a key, but with answers of one's own making."""
     client = ClientFolder.open(federation.folder, key)
-    log, config = client.root / "own.log", client.root / "own.toml"
-    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-        service = str(Path(place) / "service")
+    log = client.root / "own.log"
+    with tempfile.TemporaryDirectory() as place:
         values = {"name": name, "share": 0, "memory": str(Path(place) / "memory")}
-        config.write_text(tomli_w.dumps({**values, "service": service}))
-        server = f"127.0.0.1:{federation.port}"
-        script = Path(__file__).with_name("tampering_service.py")
+        client.settings.write_text(tomli_w.dumps(values))
+        script = Path(__file__).with_name("tampering_client.py")
         variables = {**federation.environment(), **environment(client.flower_home)}
-        for command in (
-            [sys.executable, str(script), str(config), service],
-            supernode_command(client, config, server, is_insecure=False),
-        ):
-            stack.enter_context(running(command, variables, log))
-        yield log
+        with running([sys.executable, str(script), str(client.root)], variables, log):
+            yield log
 
 
 def test_bad_updates_and_another_clients_name_are_refused_and_the_run_continues(
@@ -89,7 +83,7 @@ def test_an_unknown_key_and_the_same_key_twice_are_refused(
     twin = _copy_client(federation, tmp_path)
     programs = [federation.start("client", copy, "--share", 0) for copy in (stranger, twin)]
     for program in programs:
-        program.wait_for_output("The server does not let client-0 in")
+        program.wait_for_output("The server does not let client-0 in yet: it does not know")
         program.interrupt()
     assert [program.wait(60) for program in programs] == [0, 0]
     for copy in (stranger, twin):
@@ -112,9 +106,8 @@ def test_another_authority_is_refused(
     done = federation.call("client", copy, "--share", 0)
     assert done.returncode == 2
     assert "its certificate must be vouched for by" in done.stderr
-    # Flower's own program refuses it too.
-    log = _run_supernode(ClientFolder.open(copy, None), f"127.0.0.1:{federation.port}")
-    assert "SSL/TLS handshake error" in log
+    # So does the process that would be started, if the server is replaced later.
+    _assert_not_trusted(ClientFolder.open(copy, None), f"127.0.0.1:{federation.port}")
 
 
 def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: Path) -> None:
@@ -130,7 +123,7 @@ def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: P
         assert done.returncode == 2
         assert "127.0.0.2" in done.stderr
         assert "mismatch" in done.stderr
-        assert "SSL/TLS handshake error" in _run_supernode(ClientFolder.open(copy, None), address)
+        _assert_not_trusted(ClientFolder.open(copy, None), address)
 
 
 def test_plain_text_is_refused(federation: ProcessFederation) -> None:
@@ -183,15 +176,14 @@ def _copy_client(federation: ProcessFederation, folder: Path) -> Path:
     return copy
 
 
-def _run_supernode(client: ClientFolder, server: str) -> str:
-    """Start Flower's program by itself and return what it says before it ends."""
-    config, log = client.root / "plain.toml", client.root / "plain.log"
-    config.write_text('name = "client-0"\n')
-    command = supernode_command(client, config, server, is_insecure=False)
-    # What it starts itself can outlive it, and is ended with its group.
-    with running(command, environment(client.flower_home), log) as process:
-        assert process.wait(LONG) != 0
-    return log.read_text()
+def _assert_not_trusted(client: ClientFolder, server: str) -> None:
+    """Start a client's process by itself: it must find that this is not its server."""
+    values = {"name": "client-0", "share": 0, "server": server}
+    client.settings.write_text(tomli_w.dumps(values))
+    log = client.root / "plain.log"
+    with running(client_executor_command(client), environment(client.flower_home), log):
+        wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "it does not trust it")
+    assert "SuperNode ID" not in log.read_text()
 
 
 def _accept_tls(listener: socket.socket, context: ssl.SSLContext) -> None:

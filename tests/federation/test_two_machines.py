@@ -126,9 +126,9 @@ def test_through_the_proxy_there_is_the_clients_part_alone(
     assert ask(apart, INSIDE_THERE, ADDRESSES[HERE], path) == code
 
 
-def test_on_the_servers_own_machine_no_key_is_asked_for(apart: ProcessFederation) -> None:
-    # Which is why nobody else may come this far.
-    assert ask(apart, apart.prefix, "127.0.0.1", "control/list-runs") == 200
+def test_on_the_servers_own_machine_the_secret_is_asked_for(apart: ProcessFederation) -> None:
+    for path in ("control/list-runs", "control/start-run", "runtime/acquire-task"):
+        assert ask(apart, apart.prefix, "127.0.0.1", path) == 401
 
 
 def ask(federation: ProcessFederation, prefix: tuple[str, ...], address: str, path: str) -> int:

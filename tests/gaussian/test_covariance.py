@@ -12,6 +12,7 @@ from scipy.stats import multivariate_normal
 from mpfedcl.gaussian import (
     ABSENT,
     Covariance,
+    Degrees,
     OwnCovariance,
     Shrinkage,
     centre_by_class,
@@ -143,7 +144,7 @@ def test_the_strength_of_the_pool_by_the_formula() -> None:
     spread = sum((w**2).sum() / f for w, f in zip(scatters, degrees, strict=True))
     differ = (spread - total * square - noise) / (total - (degrees**2).sum() / total)
     covariance = Covariance.decompose(torch.from_numpy(s))
-    found = own_strength(covariance, torch.from_numpy(degrees), float(spread))
+    found = own_strength(covariance, Degrees.of(torch.from_numpy(degrees)), float(spread))
     assert differ > 0
     assert found == pytest.approx(2 * noise / differ)
 
@@ -151,7 +152,7 @@ def test_the_strength_of_the_pool_by_the_formula() -> None:
 @pytest.mark.parametrize("degrees", [[0.0, 0.0], [7.0, 0.0]])
 def test_one_client_with_scatter_cannot_differ_from_others(degrees: list[float]) -> None:
     covariance = Covariance.decompose(torch.eye(2))
-    assert own_strength(covariance, torch.tensor(degrees).double(), 3.0) == math.inf
+    assert own_strength(covariance, Degrees.of(torch.tensor(degrees).double()), 3.0) == math.inf
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 1], [30, 5, 9]], ids=["few samples", "many samples"])

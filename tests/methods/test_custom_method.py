@@ -1,15 +1,13 @@
 """A method of one's own: the example, and others that lean on other parts of the seam."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from command_processes import environment
+from command_processes import call
 from fedper_method import FedPer
 from mpfedcl import Context, Method, resume, run
 from mpfedcl.runs.observer import Observer
@@ -45,17 +43,9 @@ def test_the_example_is_short() -> None:
 
 
 def test_the_example_runs_from_its_folder(tmp_path: Path) -> None:
-    script = Path(sys.executable).with_name("mpfedcl")
     words = ["--rounds", "2", "--clients", "3", "--dataset.train-size", "150", "--json"]
-    ended = subprocess.run(
-        [script, "run", "--method", "custom_method:Scaffold", *words, "--out", tmp_path / "run"],
-        cwd=EXAMPLES,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words += ["--method", "custom_method:Scaffold", "--out", str(tmp_path / "run")]
+    ended = call("run", *words, cwd=EXAMPLES)
     assert (ended.returncode, ended.stderr) == (0, "")
     summary = json.loads(ended.stdout)
     assert summary["method"] == "custom_method:Scaffold"

@@ -14,6 +14,7 @@ from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.deployment.export.exporter import ExportSettings, export_run
 from mpfedcl.models import make_mlp
+from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rng import generator
 from small_experiments import Say, assert_same_results, flags, small
 
@@ -68,6 +69,7 @@ def test_a_run_its_continuation_and_its_use_have_the_layers_asked_for(
     assert [predictor.trained.class_names[int(label)] for label in answers] == labels
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("trains", [False, True])
 def test_behind_an_encoder(tmp_path: Path, trains: bool) -> None:
     save_pictures(tmp_path / "pictures")
@@ -75,7 +77,7 @@ def test_behind_an_encoder(tmp_path: Path, trains: bool) -> None:
         tmp_path / "pictures", rounds=1, encoder__train=trains, model__hidden=(12, 6)
     )
     result = run(experiment, tmp_path / "run")
-    assert widths(result.path / "model.safetensors") == [512, 12, 6, 4]
+    assert widths(result.path / "model.safetensors") == [ResNet18.feature_size, 12, 6, 4]
     assert Predictor.load(result.path).trained.model.embedding_size == 6
 
 

@@ -72,6 +72,12 @@ def _pickled() -> bytes:
     return file.getvalue()
 
 
+def _archived() -> bytes:
+    file = io.BytesIO()
+    numpy.savez(file, a=numpy.zeros(3))
+    return file.getvalue()
+
+
 def reading(table: object, confusion: object = None, is_personal: object = True) -> Json:
     return {"late": {"table": table, "is_personal": is_personal, "confusion": confusion}}
 
@@ -95,6 +101,11 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "samples without end": (values(num_samples=10**4000), "num_samples is 1000"),
     "no samples": (without("num_samples"), "num_samples is None; it must be of type int"),
     "NaN loss": (values(loss=float("nan")), "loss is nan; it must be finite"),
+    "a loss that overflows the mean": (values(loss=1.7e308), r"loss is 1.7e\+308; at most 1e\+12"),
+    "an archive of arrays": (
+        weight(claim("float64", (3,), _archived())),
+        "(is no array|cannot be read)",
+    ),
     "loss as a list": (values(loss=[1.0]), r"loss is \[1.0\]; it must be of type float"),
     "another shape": (weight(lambda w: w[:1]), r"has shape \[1, 24\]; expected \[12, 24\]"),
     "a scalar": (weight(lambda w: w.sum()), r"has shape \[\]; expected"),

@@ -6,26 +6,42 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 from mpfedcl.network.flower.apps import client_app
 
 Tamper = Callable[[str, FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(client, request, reply) -> what the server gets; None: nothing ever comes."""
+Objects = dict[str, bytes]
+TamperObjects = Callable[[str, FlowerMessage, Objects], Objects]
+"""(client, reply, its objects by name) -> the objects that are stored; an empty one never comes."""
 
 
-class LoopbackGrid(Grid):
+class LoopbackGrid(HttpGrid):
     """Runs clients as their messages are pulled. Nodes may come and go between rounds."""
 
     def __init__(self, tamper: Tamper = lambda _client, _request, reply: reply) -> None:
+        super().__init__(token="loopback")
         self.nodes: dict[int, tuple[str, dict[str, Any]]] = {}
         self.requests: list[tuple[str, FlowerMessage]] = []
         self.replies: list[tuple[str, FlowerMessage]] = []
+        self.tamper_objects: TamperObjects = lambda _client, _reply, objects: objects
+        self.objects: dict[str, Objects] = {}
+        """What is stored, by the outermost object that it belongs to."""
         self._tamper = tamper
         self._waiting: dict[str, FlowerMessage] = {}
         # Flower's own processes are told who they are before an app runs in them.
@@ -39,7 +55,7 @@ class LoopbackGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node, name=name) for node, (name, _) in self.nodes.items()]
+        return [NodeInfo(node_id=node, name=name) for node, (name, _) in list(self.nodes.items())]
 
     def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
         identities = []
@@ -50,22 +66,47 @@ class LoopbackGrid(Grid):
             identities.append(wired.metadata.message_id)
         return identities
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[FlowerMessage]:
-        replies = []
-        for identity in message_ids:
-            request = self._waiting.pop(identity, None)
-            if request is None or request.metadata.dst_node_id not in self.nodes:
+    @property
+    def _runtime_client(self) -> Any:
+        """The calls of Flower's client for what the server has stored."""
+        return self
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802  -- Flower's name
+        found = PullAppMessagesResponse()
+        for identity in request.message_ids:
+            asked = self._waiting.pop(identity, None)
+            if asked is None or asked.metadata.dst_node_id not in self.nodes:
                 continue
-            _, config = self.nodes[request.metadata.dst_node_id]
-            name = str(config["name"])
-            self.requests.append((name, request))
-            context = Context(1, 0, config, RecordDict(), {}, 0)
-            said = self._tamper(name, request, client_app(request, context))
-            for reply in said if isinstance(said, list) else [said] if said else []:
-                wired = _send(reply)
-                self.replies.append((name, wired))
-                replies.append(wired)
+            for reply in self._answer(asked):
+                found.messages_list.append(message_to_proto(remove_content_from_message(reply)))
+        return found
+
+    def _answer(self, request: FlowerMessage) -> list[FlowerMessage]:
+        _, config = self.nodes[request.metadata.dst_node_id]
+        name = str(config["name"])
+        self.requests.append((name, request))
+        context = Context(1, 0, config, RecordDict(), {}, 0)
+        said = self._tamper(name, request, client_app(request, context))
+        replies = said if isinstance(said, list) else [said] if said else []
+        for reply in replies:
+            root = reply.metadata.__dict__["_message_id"] = reply.object_id
+            self.objects[root] = self.tamper_objects(name, reply, _deflate(reply))
+        self.replies += [(name, reply) for reply in replies]
         return replies
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        stored = list(self.objects.values())
+        found = [each[request.object_id] for each in stored if request.object_id in each]
+        content = max(found, default=b"")
+        return PullObjectResponse(
+            object_found=bool(found), object_available=content != b"", object_content=content
+        )
+
+    def ConfirmMessageReceived(  # noqa: N802
+        self, request: ConfirmMessageReceivedRequest
+    ) -> ConfirmMessageReceivedResponse:
+        self.objects.pop(request.message_object_id, None)
+        return ConfirmMessageReceivedResponse()
 
     def send_and_receive(
         self, messages: Iterable[FlowerMessage], *, timeout: float | None = None
@@ -77,16 +118,19 @@ class LoopbackGrid(Grid):
 
     @property
     def run(self) -> Run:
-        raise AssertionError("not needed")
+        return Run.create_empty(1)
 
     def create_message(self, *_: Any, **__: Any) -> FlowerMessage:
         raise AssertionError("outdated")
 
 
+def _deflate(message: FlowerMessage) -> Objects:
+    return {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
+
+
 def _send(message: FlowerMessage) -> FlowerMessage:
     """Return a message as it arrives: turned into bytes, and read again from them."""
-    objects = {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
-    arrived = inflate_object_from_contents(message.object_id, objects)
+    arrived = inflate_object_from_contents(message.object_id, _deflate(message))
     assert isinstance(arrived, FlowerMessage)
     arrived.metadata.__dict__["_message_id"] = message.object_id
     return arrived

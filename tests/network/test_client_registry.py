@@ -1,22 +1,26 @@
 """Who belongs: classes that are agreed on, clients with npz files or encoders, many strangers."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
 from federations import LoopbackFederation, folder_experiment, save_pictures
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpfedcl import Predictor
 from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
-from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
+from mpfedcl.network.server.class_agreement import agree_on_classes
+from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Reply
+from mpfedcl.network.transport import AnswerLimit, Reply
 from small_experiments import read_records, save_images
 
 DIGITS = tuple("0123456789")
@@ -24,12 +28,18 @@ TWELVE = tuple(f"{number:02d}" for number in range(12))
 
 
 def member(name: str, *classes: str, input_size: int = 9, encoder: str = "") -> Introduction:
-    return Introduction(name, classes, (1,) * len(classes), 0, input_size, encoder)
+    counts = (1,) * len(classes)
+    return Introduction(name, classes, counts, 0, input_size, encoder, own_data=True)
 
 
 def agreed(*lists: tuple[str, ...]) -> tuple[str, ...]:
-    members = {f"client-{n}": member(f"client-{n}", *each) for n, each in enumerate(lists)}
-    return agree_on_classes(Experiment(), members).dataset.classes
+    experiment, odd = agree_on_classes(Experiment(), named(*lists))
+    assert odd == {}
+    return experiment.dataset.classes
+
+
+def named(*lists: tuple[str, ...]) -> dict[str, Introduction]:
+    return {f"client-{n}": member(f"client-{n}", *each) for n, each in enumerate(lists)}
 
 
 def test_classes_are_joined_in_order() -> None:
@@ -39,17 +49,70 @@ def test_classes_are_joined_in_order() -> None:
     assert agreed(DIGITS[:2], ("cat", "dog")) == ("0", "1", "cat", "dog")
 
 
-def test_numbers_that_would_be_mixed_up_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        (
+            (DIGITS, DIGITS, TWELVE),
+            "it has classes by number, 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, which are "
+            "not the first of all clients' classes, 0, 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 1 "
+            "and 10 more: dataset.classes must name the classes in order",
+        ),
+        (
+            (("cat", "dog"), ("dog", "+fox"), DIGITS[:2]),
+            "it has classes by number, 0, 1, which are not the first of all clients' classes, "
+            "+fox, 0, 1, cat, dog: dataset.classes must name the classes in order",
+        ),
+        (
+            (DIGITS[:2], DIGITS[:3], ("+a", "b")),
+            "with it client-0 has classes by number, 0, 1, which are not the first of all clients' "
+            "classes, +a, 0, 1, 2, b: dataset.classes must name the classes in order",
+        ),
+    ],
+)
+def test_labels_that_would_be_mixed_up_cost_the_odd_client_alone(
+    lists: tuple[tuple[str, ...], ...], reason: str
+) -> None:
     """Label 2 of an npz file is the third class: it must not become another's first."""
-    with pytest.raises(InvalidInput, match=r"client-0 has classes by number, 0, 1, .* must name"):
-        agreed(DIGITS, TWELVE)
-    with pytest.raises(InvalidInput, match=r"which are not the first of all clients' classes, \+a"):
-        agreed(DIGITS[:2], ("+a", "b"))
+    experiment, odd = agree_on_classes(Experiment(), named(*lists))
+    assert odd == {"client-2": reason}
+    assert experiment.dataset.classes == agreed(*lists[:2])
+
+
+@given(
+    st.lists(
+        st.one_of(st.sampled_from([*DIGITS, *TWELVE, "cat", "+a"]), st.text("01٣²ab", min_size=1)),
+        min_size=1,
+        max_size=4,
+        unique=True,
+    )
+)
+def test_no_classes_of_one_client_end_what_two_others_agree_on(odd_classes: list[str]) -> None:
+    """Whoever is kept finds its labels where it put them."""
+    members = named(("0", "1", "2"), tuple(odd_classes), ("0", "1"))
+    experiment, odd = agree_on_classes(Experiment(), members)
+    classes = list(experiment.dataset.classes)
+    assert odd.keys() <= {"client-1"}
+    kept = [each for name, each in members.items() if name not in odd]
+    assert classes == sorted({name for each in kept for name in each.classes})
+    for each in kept:
+        if all(name.isdecimal() for name in each.classes):
+            assert list(each.classes) == classes[: len(each.classes)]
+
+
+def test_shares_of_one_set_have_its_classes_and_no_others() -> None:
+    shares = {n: replace(each, own_data=False) for n, each in named(*[DIGITS[:3]] * 2).items()}
+    assert agree_on_classes(Experiment(), shares)[1] == {}
+    liar = member("a", *DIGITS[:3], "zebra")
+    experiment, odd = agree_on_classes(Experiment(), {**shares, "a": liar})
+    assert odd.keys() == {"a"}
+    assert experiment.dataset.classes == DIGITS[:3]
 
 
 def test_classes_that_were_named_stay() -> None:
-    named = Experiment().replace(dataset__classes=("b", "a"))
-    assert agree_on_classes(named, {"x": member("x", "a", "c")}) is named
+    given_classes = Experiment().replace(dataset__classes=("b", "a"))
+    members = {"x": member("x", "a", "c")}
+    assert agree_on_classes(given_classes, members) == (given_classes, {})
 
 
 class UnknownNodes:
@@ -63,15 +126,17 @@ class UnknownNodes:
         self.calls += 1
         return {1: "", **{self.calls * 1000 + n: "" for n in range(30)}}
 
-    def send(self, kind: Kind, messages: Mapping[int, Message], timeout: float) -> dict[int, str]:
+    def send(
+        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
+    ) -> dict[int, str]:
         self.sent += messages
         return {node: str(node) for node in messages}
 
-    def receive(self, messages: Iterable[str]) -> list[Reply]:
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
         good = member("good", "a", "b").to_message()
         return [
             Reply(each, good) if each == "1" else Reply(each, failure="failed", reason=each)
-            for each in messages
+            for each in limits
         ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from federations import save_pictures
 
 from command_processes import environment
+from mpfedcl import Experiment, run
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Say
 
@@ -52,6 +53,17 @@ def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
     assert (tmp_path / "lab/clients/client-10/node.key").is_file()
 
 
+def test_an_update_that_cannot_be(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
+    words = ("federation", "update", lab)
+    assert_sentence(said(*words, "--client", "d"), "run is missing; it must be given: --run")
+    assert_sentence(said(*words, "--run", three), "client is missing; it must be given: --run")
+    given = (*words, "--client", "d", "--run")
+    assert_sentence(said(*given, tmp_path), "it must be a folder that holds a run")
+    assert_sentence(said(*given, three), "it must be a run over a network")
+    trained = run(Experiment(method="fedavg", rounds=1, clients=2), tmp_path / "run").path
+    assert_sentence(said(*given, trained), "it must be of a method of one exchange, such as fed")
+
+
 def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
     for words in (["server"], ["start"]):
         told = said("federation", *words, tmp_path)
@@ -85,6 +97,34 @@ def test_keys_that_others_can_read(said: Say, lab: Path) -> None:
     assert_sentence(told, "node.key does not exist; mpfedcl federation init makes it")
 
 
+def test_a_server_whose_secret_others_can_read(said: Say, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    secret = make_federation(lab, ["a"], None, 9).secret
+    secret.chmod(0o640)
+    told = said("federation", "server", lab)
+    assert_sentence(told, "control.secret can be read by others; its mode must be 0600")
+    told = said("federation", "start", lab)
+    assert_sentence(told, "does not say where the server is; it must have been started")
+
+
+def test_folders_that_others_can_change(said: Say, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    make_federation(lab, ["a"], None, 9)
+    client = lab / "clients/a"
+    client.chmod(0o755)
+    (client / "ca.pem").chmod(0o666)
+    told = said("federation", "client", lab, "--name", "a", "--share", 0)
+    assert_sentence(told, "ca.pem can be changed by others; the mode of")
+    (lab / "server").chmod(0o770)
+    assert_sentence(said("federation", "server", lab), "server can be changed by others; the mode")
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "10.0.0.1", "fl.example.org"])
+def test_without_tls_a_server_stays_on_its_machine(said: Say, lab: Path, bind: str) -> None:
+    told = said("federation", "server", lab, "--insecure", "--bind", bind)
+    assert_sentence(told, f"bind is '{bind}'; with --insecure it must be 127.0.0.1")
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -109,9 +149,8 @@ def test_without_flower_a_sentence_says_what_to_install(
 ) -> None:
     data = save_pictures(tmp_path / "own", "cat", "dog")
     make_federation(tmp_path / "lab", ["a"], None, 9)
-    # A Python without Flower's programs beside it, and none elsewhere.
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
+    # As Python does where it was not found before.
+    monkeypatch.setitem(sys.modules, "flwr", None)
     for words in (
         ["init", tmp_path / "new", "--clients", 2],
         ["server", tmp_path / "lab"],

@@ -14,7 +14,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def keys(root: Path) -> dict[str, bytes]:
-    secret = (".key", ".pem", ".pub")
+    secret = (".key", ".pem", ".pub", ".secret")
     return {name: each for name, each in contents(root).items() if name.endswith(secret)}
 
 
@@ -39,11 +39,14 @@ def test_what_is_in_it(lab: Path) -> None:
     assert client.authority.read_bytes() == folder.authority.read_bytes()
     # A client gets its own key and no other's, and none of the server's.
     handed_out = [name for name in contents(lab) if name.startswith("clients/a/")]
-    assert [name for name in handed_out if name.endswith(".key")] == ["clients/a/node.key"]
+    assert [name for name in handed_out if name.endswith((".key", ".secret"))] == [
+        "clients/a/node.key"
+    ]
+    assert len(folder.read_secret()) >= 43  # 256 bits
     for place in (folder.server, client.root):
         assert place.stat().st_mode & 0o777 == 0o700
     for name in contents(lab):
-        if name.endswith(".key"):
+        if name.endswith((".key", ".secret")):
             assert (lab / name).stat().st_mode & 0o777 == 0o600
 
 
@@ -81,6 +84,7 @@ def test_a_client_that_was_handed_out_is_left_alone(lab: Path) -> None:
         ["federation.toml", "server/clients/b.pub"],
         ["federation.toml", "clients/b/node.key", "server/clients/b.pub"],
         ["federation.toml", "README.md", "server/app/pyproject.toml"],
+        ["federation.toml", "server/control.secret"],
         ["federation.toml", "server/ca.pem", "server/server.pem", "clients/b/client.toml"],
     ],
 )
@@ -89,7 +93,7 @@ def test_what_is_half_made_is_made_whole(lab: Path, lost: list[str]) -> None:
     complete, before = set(contents(lab)), keys(lab)
     for name in lost:
         (lab / name).unlink()
-    kept = {name for name in before if name.endswith((".key", ".pub"))} - set(lost)
+    kept = {name for name in before if name.endswith((".key", ".pub", ".secret"))} - set(lost)
     make_federation(lab, ["a", "b"], "fl.example.org", 9911)
     assert set(contents(lab)) == complete
     after = keys(lab)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bad_answers import BAD_READINGS, BAD_UPDATES, values
-from federations import LoopbackFederation, float64_experiment, is_training, round_of
+from federations import QUERY, LoopbackFederation, float64_experiment, is_training, round_of
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
@@ -70,7 +70,7 @@ def bad_run(quick_network: None, many_images: Path, folder: Path) -> Path:
             rounds=2,
             clients=len(HONEST) + len(BAD_CLIENTS),
             partition__kind="iid",
-            network__round_timeout=0.3,
+            network__round_timeout=20.0,
         )
         LoopbackFederation(experiment, folder, be_bad()).serve()
     return folder / "run"
@@ -110,7 +110,7 @@ def test_who_does_not_answer_is_missing(bad_run: Path, name: str) -> None:
     client = client_of(list(SECOND).index(name))
     record = read_records(bad_run)[1]
     assert client in record["clients"]["missing"]
-    assert record["remarks"]["missing"][client] == "no answer within 0.3 s"
+    assert record["remarks"]["missing"][client] == "no answer within 20 s"
 
 
 def test_the_others_get_what_they_would_have_got_alone(
@@ -223,3 +223,21 @@ def test_a_request_says_nothing_of_other_clients_answers(images: Path, tmp_path:
     federation.serve()
     for _, request in federation.grid.requests:
         assert "client-" not in str(from_records(request.content).values)
+
+
+@pytest.mark.parametrize("odd", ['"', "zebra", "٣"])
+def test_an_odd_class_costs_the_client_that_names_it(
+    images: Path, tmp_path: Path, odd: str
+) -> None:
+    def spoil(
+        client: str, request: FlowerMessage, reply: FlowerMessage
+    ) -> FlowerMessage | list[FlowerMessage] | None:
+        if client == "client-2" and str(request.metadata.message_type) == QUERY:
+            changes = {"classes": ["0", "1", odd], "train": [1, 1, 1]}
+            return values(**changes)(request, reply)
+        return reply
+
+    experiment = float64_experiment(images, "fedavg", rounds=1, network__patience=0.3)
+    (record,) = LoopbackFederation(experiment, tmp_path, spoil).serve().history
+    assert record["clients"]["answered"] == ["client-0", "client-1"]
+    assert "it has the class" in record["remarks"]["refused"]["client-2"]

@@ -213,12 +213,12 @@ def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
 
 
 @pytest.mark.parametrize(
-    ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 0.4 s")]
+    ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 20 s")]
 )
 def test_enough_answers_or_a_deadline_close_a_round(
     tmp_path: Path, places: dict[str, Path], enough: float, why: str
 ) -> None:
-    changes = {"network__enough": enough, "network__round_timeout": 0.4, "rounds": 1}
+    changes = {"network__enough": enough, "network__round_timeout": 20.0, "rounds": 1}
     federation = gathered(tmp_path, places, **changes)
 
     def hang(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
@@ -275,6 +275,11 @@ def test_a_sample_is_drawn_from_those_who_are_there(
         ({"name": ""}, "must be printable text"),
         ({"encoder": "x" * 1000}, "encoder must be a short text"),
         ({"test": "all"}, "test is 'all'; it must be of type int"),
+        ({"train": [10**400, 5, 1]}, "train must be a count of images for each class"),
+        ({"classes": [["cat"], "dog"]}, "classes must be the names of the classes"),
+        ({"image_shape": {"height": 6}}, "image_shape must be"),
+        ({"image_shape": 6}, "image_shape must be"),
+        ({"samples": {}}, "samples is {}; it must be images or vectors"),
     ],
 )
 def test_what_a_client_may_not_say_of_itself(

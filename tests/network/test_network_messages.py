@@ -45,6 +45,7 @@ UP: dict[str, dict[str, type]] = {
         "image_shape": list,
         "own_data": bool,
     },
+    "query.secure": {"advert": dict, "sealed": dict, "seeds": dict, "keys": dict},
     "train": {
         "num_samples": int,
         "loss": float,
@@ -56,12 +57,14 @@ UP: dict[str, dict[str, type]] = {
 }
 UP_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
     "query": {},
+    "query.secure": {},
     "train": {
         rf"averaged/(control\.)?{PARAMETER}": (FLOATS, 0),
         "summed/(counts|sums|within|scatter|moment)": (FLOATS, 0),
         "prototypes/vectors": (FLOATS, 2),
         "prototypes/labels": (INTEGERS, 1),
         "prototypes/counts": (INTEGERS, 1),
+        "masked": ("uint64", 1),
     },
     "evaluate": {},
 }
@@ -75,7 +78,21 @@ ASKED = {
     "confuse": bool,
     "names": list,
 }
-DOWN = {"query": {"format": int, "experiment": str}, "train": ASKED, "evaluate": ASKED}
+STAGE = {
+    "format": int,
+    "experiment": str,
+    "run": str,
+    "round": int,
+    "stage": str,
+    "adverts": dict,
+    "survivors": list,
+}
+DOWN = {
+    "query": {"format": int, "experiment": str},
+    "query.secure": STAGE,
+    "train": {**ASKED, "sealed": dict},
+    "evaluate": ASKED,
+}
 POOL: dict[str, tuple[str, int]] = {
     rf"(params|extra)/{PARAMETER}": (FLOATS, 0),
     "params/(weight|bias)": (FLOATS, 0),
@@ -85,7 +102,12 @@ POOL: dict[str, tuple[str, int]] = {
     "pool/counts": (INTEGERS, 1),
     "pool/owners": (INTEGERS, 1),
 }
-DOWN_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {"query": {}, "train": POOL, "evaluate": POOL}
+DOWN_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
+    "query": {},
+    "query.secure": {},
+    "train": POOL,
+    "evaluate": POOL,
+}
 
 
 def kind_of(message: FlowerMessage) -> str:
@@ -158,6 +180,27 @@ def test_nothing_is_in_a_message_that_is_not_on_the_list(
     # Round 1 has nothing before it to read.
     first = [from_records(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
     assert all("late" not in message.values for message in first)
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedlda"])
+def test_messages_of_secure_sums(images: Path, tmp_path: Path, method: str) -> None:
+    experiment = float64_experiment(images, method, rounds=2, secure_sums=True)
+    federation = LoopbackFederation(experiment, tmp_path)
+    federation.serve()
+    rounds = 1 if method in SENT_ONCE else 2
+    secure = "query.secure"
+    wanted = ["query", *[secure, secure, "train", secure] * rounds, "evaluate"]
+    replies = [message for name, message in federation.grid.replies if name == "client-0"]
+    assert [kind_of(message) for message in replies] == wanted
+    for _, request in federation.grid.requests:
+        check(request, DOWN, DOWN_ARRAYS)
+    for _, reply in federation.grid.replies:
+        check(reply, UP, UP_ARRAYS)
+        message = from_records(reply.content)
+        # Of an update nothing is there but what is masked.
+        if kind_of(reply) == "train":
+            assert set(message.arrays) == {"masked"}
+            assert message.values.keys() <= {"late"}
 
 
 def test_the_list_is_the_documents() -> None:

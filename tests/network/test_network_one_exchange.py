@@ -100,7 +100,7 @@ def test_a_run_that_nobody_has_read_is_closed_later(images: Path, tmp_path: Path
     ) -> FlowerMessage | None:
         return None if str(request.metadata.message_type) == "evaluate" else reply
 
-    experiment = float64_experiment(images, "fedgauss", network__round_timeout=0.2)
+    experiment = float64_experiment(images, "fedgauss", network__round_timeout=20.0)
     federation = LoopbackFederation(experiment, tmp_path / "late", be_silent)
     with pytest.raises(RunCutShort, match="no client has read the last round, 1"):
         federation.serve()

@@ -46,6 +46,10 @@ OTHER = {
     "train.lr_decay": "0.5",
     "train.momentum": "0.25",
     "network.enough": "0.5",
+    "privacy.delta": "1e-6",
+    "privacy.unit": "client",
+    "privacy.trust": "nobody",
+    "secure.threshold": "0.75",
     "statistics.keep": "pooled",
     "track": "tensorboard,own.module:Tracker",
     "track_to": "/logs",
@@ -135,6 +139,12 @@ def test_more_rounds_for_a_run_that_goes_on() -> None:
     assert (request.resume, request.rounds) == (Path("/run"), 12)
 
 
+def test_a_client_that_changes_a_finished_run() -> None:
+    request = parse_run_config({"update": "/run", "client": "x", "leave": "true"})
+    assert (request.update, request.client, request.leave) == (Path("/run"), "x", True)
+    assert not parse_run_config({"update": "/run", "client": "x"}).leave
+
+
 @pytest.mark.usefixtures("example_methods")
 def test_settings_of_a_class_from_outside() -> None:
     found = read("method=custom_method:Scaffold scaffold.server-lr=0.5")
@@ -159,6 +169,9 @@ def test_settings_of_a_class_from_outside() -> None:
         ({"settings": "method=odd"}, "method is 'odd'; it must be one of dp-fedcl"),
         ({"settings": "diagnostics=all"}, "diagnostics"),
         ({"experiment": "rounds = "}, "experiment is not valid TOML"),
+        ({"update": "/run"}, "update and client must be given together"),
+        ({"client": "x"}, "update and client must be given together"),
+        ({"update": "/run", "client": "x", "leave": "yes"}, "leave is 'yes'; it must be true or"),
     ],
 )
 def test_bad_values_get_a_sentence(config: dict[str, Any], reason: str) -> None:

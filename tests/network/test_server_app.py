@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import LoopbackFederation, float64_experiment, stop_after
+from federations import LoopbackFederation, float64_experiment, folder_experiment, stop_after
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 
@@ -78,3 +78,23 @@ def test_so_does_what_cut_it_short(images: Path, tmp_path: Path) -> None:
     with pytest.raises(RunCutShort):
         call(federation, experiment=experiment.to_toml(), out=federation.path, status=status)
     assert "node 1: it has no images." in read_status(status)["error"]
+
+
+def test_a_client_joins_a_finished_run_and_leaves_it(tmp_path: Path, clients: Path) -> None:
+    experiment = folder_experiment("fedgauss", clients=2)
+    federation = LoopbackFederation(experiment, tmp_path, count=0)
+    status = tmp_path / "status.json"
+    federation.bring(1, "a", clients / "a.npz")
+    federation.bring(2, "b", clients / "b.npz")
+    federation.serve()
+    federation.grid.nodes.clear()
+    federation.bring(3, "c", clients / "c.npz")
+    call(federation, update=federation.path, client="c", status=status)
+    found = read_status(status)
+    assert (found["what"], found["change"]["event"]) == ("done", "joined")
+    assert found["change"]["clients"] == ["a", "b", "c"]
+    call(federation, update=federation.path, client="c", leave="true", status=status)
+    assert read_status(status)["change"]["clients"] == ["a", "b"]
+    with pytest.raises(InvalidInput, match="leave is 'x'; it must be one of a, b"):
+        call(federation, update=federation.path, client="x", leave="true", status=status)
+    assert read_status(status)["what"] == "failed"

@@ -19,8 +19,8 @@ def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
     ("file", "content", "says"),
     [
         ("rounds.jsonl", "", "holds no round"),
-        ("rounds.jsonl", '{"round": 1}\n', "round 1 of .* is not as mpfedcl writes it: loss"),
-        ("rounds.jsonl", "3\n", "round 1 of .* is not as mpfedcl writes it"),
+        ("rounds.jsonl", '{"round": 1}\n', "holds no round"),
+        ("rounds.jsonl", "3\n", "holds no round"),
         ("experiment.toml", "rounds = 'x'", "rounds"),
         ("partition.json", "{", "partition.json is not valid JSON"),
         ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',

@@ -136,6 +136,8 @@ BAD_NUMBERS: dict[str, tuple[Tamper, str]] = {
     ),
     "loss NaN": (with_field(loss=math.nan), "loss is nan"),
     "loss infinite": (with_field(loss=math.inf), "loss is inf"),
+    "loss that overflows": (with_field(loss=1.7e308), "loss is 1.7e+308; at most 1e+12"),
+    "loss that overflows below": (with_field(loss=-1.7e308), "loss is -1.7e+308; at most 1e+12"),
     "loss an integer": (with_field(loss=1), "loss is 1"),
 }
 BAD_PROTOTYPES: dict[str, tuple[Tamper, str]] = {

@@ -1,17 +1,40 @@
 """Checkpoints: what is saved comes back, what is damaged does not count."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mpfedcl.experiment import FORMAT
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundState
-from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from small_experiments import assert_same_tensors
+from mpfedcl.runs.checkpoint import (
+    Checkpoint,
+    _sign,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    load_checkpoint,
+    save_checkpoint,
+)
+from small_experiments import Json, assert_same_tensors
+
+
+def make_record(number: int) -> Json:
+    attendance = Attendance(answered=["client-0"], missing=[], rejected={})
+    return RoundRecord(
+        round=number,
+        loss=0.1 + number,
+        accuracy=None,
+        accuracy_per_client=None,
+        seconds={},
+        bytes={},
+        clients=attendance,
+    ).to_json()
 
 
 def make_checkpoint(number: int) -> Checkpoint:
@@ -25,7 +48,7 @@ def make_checkpoint(number: int) -> Checkpoint:
     )
     state = RoundState(number, server, {"client-0": (number, rows), "ü/x": (1, rows)})
     clients = {"kept/client-0/a.weight": torch.randn(3, generator=random)}
-    return Checkpoint(state, clients, {"round": number, "loss": 0.1 + number, "accuracy": None})
+    return Checkpoint(state, clients, make_record(number))
 
 
 def assert_same_checkpoint(found: Checkpoint | None, wanted: Checkpoint) -> None:
@@ -157,7 +180,7 @@ def json_or_none(content: bytes) -> Any:
 def test_a_crash_before_the_manifest_leaves_the_one_before(tmp_path: Path) -> None:
     save_three(tmp_path)
     (tmp_path / "round-000003.json").unlink()
-    (tmp_path / ".round-000003.json.tmp").write_text('{"half')
+    (tmp_path / ".round-000003.json.0123abcd.tmp").write_text('{"half')
     found, problems = load_checkpoint(tmp_path)
     assert_same_checkpoint(found, make_checkpoint(2))
     assert problems == []
@@ -192,3 +215,81 @@ def test_orphans_are_cleared_away(tmp_path: Path) -> None:
         "round-000004.json",
         "round-000004.safetensors",
     ]
+
+
+# Checkpoints whose hash is right and that are none
+
+
+def forge_manifest(path: Path, change: Callable[[Json], Any]) -> None:
+    """Change the newest manifest and sign it again."""
+    file = sorted(path.glob("round-*.json"))[-1]
+    manifest = json.loads(file.read_bytes())
+    del manifest["sha256"]
+    forged = change(manifest)
+    content = file.with_suffix(".safetensors").read_bytes()
+    signed = {"sha256": _sign(forged, content), **forged}
+    file.write_text(json.dumps(signed))
+
+
+ODD_MANIFESTS: dict[str, Callable[[Json], Json]] = {
+    "no record": lambda m: {**m, "record": None},
+    "an odd record": lambda m: {**m, "record": {"round": 2}},
+    "no round": lambda m: {k: v for k, v in m.items() if k != "round"},
+    "a round as a text": lambda m: {**m, "round": "3"},
+    "round 0": lambda m: {**m, "round": 0},
+    "a round without end": lambda m: {**m, "round": 10**9 + 1},
+    "an age without end": lambda m: {**m, "received": dict.fromkeys(m["received"], 10**9 + 1)},
+    "the next format": lambda m: {**m, "format": FORMAT + 1},
+    "clients as a list": lambda m: {**m, "received": []},
+    "a client that is not there": lambda m: {**m, "received": {"nobody": 1}},
+    "an age below 0": lambda m: {**m, "received": dict.fromkeys(m["received"], -1)},
+    "a format to come": lambda m: {**m, "format": 999},
+}
+
+
+@pytest.mark.parametrize("name", ODD_MANIFESTS)
+def test_a_signed_manifest_that_is_none_gives_way(tmp_path: Path, name: str) -> None:
+    forge_manifest(save_three(tmp_path), ODD_MANIFESTS[name])
+    found, problems = load_checkpoint(tmp_path)
+    assert_same_checkpoint(found, make_checkpoint(2))
+    assert problems[0].startswith("round-000003 is damaged (")
+
+
+def test_a_signed_manifest_as_it_was_is_read(tmp_path: Path) -> None:
+    forge_manifest(save_three(tmp_path), lambda manifest: manifest)
+    found, problems = load_checkpoint(tmp_path)
+    assert_same_checkpoint(found, make_checkpoint(3))
+    assert problems == []
+
+
+def test_the_last_numbers_that_are_allowed(tmp_path: Path) -> None:
+    last = {"round": 10**9, "received": {"client-0": 10**9, "ü/x": 0}, "format": FORMAT}
+    forge_manifest(save_three(tmp_path), lambda manifest: {**manifest, **last})
+    found, problems = load_checkpoint(tmp_path)
+    assert problems == []
+    assert found is not None
+    assert found.state.round == 10**9
+    assert [age for age, _ in found.state.prototypes.values()] == [10**9, 0]
+
+
+def test_signed_tensors_that_are_none_give_way(tmp_path: Path) -> None:
+    save_three(tmp_path)
+    (tmp_path / "round-000003.safetensors").write_bytes(b"\xff" * 64)
+    forge_manifest(tmp_path, lambda manifest: manifest)
+    found, problems = load_checkpoint(tmp_path)
+    assert_same_checkpoint(found, make_checkpoint(2))
+    assert "round-000003 is damaged" in problems[0]
+
+
+def test_a_checkpoint_goes_to_other_processes_as_it_is() -> None:
+    sent = checkpoint_to_bytes(make_checkpoint(3))
+    assert_same_checkpoint(checkpoint_from_bytes(sent), make_checkpoint(3))
+
+
+def test_what_the_server_keeps_to_itself_comes_back(tmp_path: Path) -> None:
+    kept = make_checkpoint(1)
+    kept.state.server.private["secret"] = torch.ones(2)
+    save_checkpoint(tmp_path, kept)
+    found, _ = load_checkpoint(tmp_path)
+    assert found is not None
+    assert_same_tensors(found.state.server.private, {"secret": torch.ones(2)})

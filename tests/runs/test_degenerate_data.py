@@ -133,6 +133,7 @@ def test_degenerate_data(
             assert bool(value.isfinite().all()), f"{file.name}: {name}"
 
 
+@pytest.mark.usefixtures("rendered_figures")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_degenerate_data_can_be_shown(
     tmp_path: Path,

@@ -1,5 +1,6 @@
 """Runs on pictures behind an encoder, from files to a trained head."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
+from mpfedcl.models.resnet import ResNet18, is_statistic
 from mpfedcl.runs.observer import Observer
 from small_experiments import read_summary
 
@@ -21,6 +23,7 @@ SHARED = Path(__file__).parents[2] / "shared"
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_a_second_run_opens_no_image(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +43,7 @@ def test_a_second_run_opens_no_image(
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_a_changed_image_is_encoded_anew(pictures: Path, tmp_path: Path) -> None:
     first = run(pictured(pictures), tmp_path / "first")
     for path in sorted((pictures / "photo" / "dog").iterdir()):
@@ -57,15 +61,28 @@ def test_the_head_is_sized_by_the_encoder_and_the_classes(pictures: Path, tmp_pa
     assert list(summary["accuracy_per_client"]) == ["ink", "paint", "photo"]
 
 
+def test_resnet18_trains_too(pictures: Path, tmp_path: Path) -> None:
+    assert parameters_sent(pictures, tmp_path, "fedavg") == 11_176_512 + 512 * 256 + 256 + 1028
+
+
+@pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg", "fedproto"])
 def test_the_encoder_trains_too(pictures: Path, tmp_path: Path, method: str) -> None:
+    # All of the encoder but its running statistics, and the head.
+    shapes = ResNet18().shapes().items()
+    encoder = sum(math.prod(shape) for name, shape in shapes if not is_statistic(name))
+    whole = encoder + ResNet18.feature_size * 256 + 256 + 256 * 4 + 4
+    sent = parameters_sent(pictures, tmp_path, method)
+    assert sent == (0 if method == "fedproto" else whole)
+
+
+def parameters_sent(pictures: Path, tmp_path: Path, method: str) -> int:
     experiment = pictured(pictures, method=method, encoder__train=True, train__lr=0.01)
     result = run(experiment.replace(rounds=1), tmp_path / "run")
     assert result.summary is not None
-    # All of ResNet-18 but its running statistics, and the head.
-    whole = 11_176_512 + 512 * 256 + 256 + 256 * 4 + 4
-    assert result.summary["parameters_sent"] == (0 if method == "fedproto" else whole)
     assert result.summary["rejected"] == 0
+    sent: int = result.summary["parameters_sent"]
+    return sent
 
 
 def test_without_weights_the_run_stops_with_a_sentence(pictures: Path, tmp_path: Path) -> None:
@@ -74,6 +91,7 @@ def test_without_weights_the_run_stops_with_a_sentence(pictures: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_a_broken_picture_and_an_empty_class_are_named(pictures: Path, tmp_path: Path) -> None:
     (pictures / "photo" / "cat" / "9.jpg").write_bytes(b"\xff\xd8 cut off")
     with pytest.raises(InvalidInput, match=r"photo/cat/9\.jpg"):
@@ -101,6 +119,7 @@ def test_refuses_encoders_that_cannot_be(
     assert sentence in str(refused.value)
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_a_run_is_not_gone_on_with_behind_another_encoder(pictures: Path, tmp_path: Path) -> None:
     result = run(pictured(pictures), tmp_path / "run")
     file = result.path / "experiment.toml"

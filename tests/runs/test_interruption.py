@@ -9,15 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from command_processes import CommandProcess, call, command, environment
+from command_processes import (
+    CommandProcess,
+    call,
+    command,
+    environment,
+    into_a_full_disk,
+    to_nobody,
+)
 from mpfedcl import resume, run
 from mpfedcl.cli.main import main
 from small_experiments import assert_same_run, flags, small
+from worker_processes import start as begin
 
 pytestmark = pytest.mark.whole
 
 ROUNDS = 24
-Process = CommandProcess
+Process = CommandProcess | subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -81,7 +89,7 @@ def test_kill_before_the_first_round(
     images: Path, tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     path = tmp_path / "killed"
-    words = ["run", *flags(images, train__epochs=120), "--out", path]
+    words = ["run", *flags(images, train__epochs=60), "--out", path]
     process = start(*words, small_model=True)
     wait_until(lambda: (path / "experiment.toml").exists(), process)
     process.kill()
@@ -113,12 +121,14 @@ def test_ctrl_c_ends_after_the_round(
 def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
     images: Path,
     tmp_path: Path,
-    start: Callable[..., Process],
+    processes: list[subprocess.Popen[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "stopped"
     # A round of many seconds.
-    process = start("run", *flags(images, rounds=2, train__epochs=20_000), "--out", path)
+    words = command("run", *flags(images, rounds=2, train__epochs=20_000), "--out", path)
+    process = begin(words, tmp_path)
+    processes.append(process)
     wait_until(lambda: (path / "partition.json").exists(), process)
 
     for words in (["--resume", str(path)], [*flags(images), "--out", str(path)]):
@@ -194,30 +204,26 @@ def test_a_disk_that_fills_up_on_the_way(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_behind_standard_output(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            command("methods", "--json"),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    ended = call("methods", "--json", cwd=tmp_path, program=into_a_full_disk)
     assert ended.returncode == 2
     assert ended.stderr.startswith("mpfedcl: ")
     assert ended.stderr.count("\n") == 1
     assert "No space left" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_a_reader_that_goes_away(tmp_path: Path, words: list[str]) -> None:
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    ended = call("methods", cwd=tmp_path, program=to_nobody)
+    assert ended.returncode != 0
+    assert ended.stderr == ""
+
+
+def test_a_reader_that_goes_away_from_a_program_of_its_own(tmp_path: Path) -> None:
+    """What Python itself does when it ends must stay silent, too."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         ended = subprocess.run(
-            command("methods", *words),
+            command("methods", "--json"),
             cwd=tmp_path,
             env=environment(),
             stdout=pipe,

@@ -322,6 +322,7 @@ def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
     assert judged == ("personal_classifier_prior", "averaged_classifier")
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_a_curve_of_one_point_is_a_line_across(tmp_path: Path) -> None:
     curves = {"rounds": [[(2, 30.0), (4, 50.0)]], "once": [[(1, 80.0)], [(1, 90.0)]]}
     draw_curves(curves, "both", tmp_path / "both.svg")

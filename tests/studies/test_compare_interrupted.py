@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from command_processes import CommandProcess
+from command_processes import CommandProcess, forked_from_server
 from comparison_command import RUNS, modified, words
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
-from small_experiments import Say, assert_same_run, small
+from small_experiments import HIDDEN, Say, assert_same_run, small
 
 pytestmark = pytest.mark.whole
 
@@ -102,20 +102,25 @@ def is_alive(process: int) -> bool:
 
 def test_ctrl_c_stops_all_jobs_after_their_round(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "stopped"
-    line = two_jobs(words(images, path, rounds=5000, evaluate_every=100))
-    process = CommandProcess(line, tmp_path, new_session=True)
+    endless = {"rounds": 5000, "evaluate_every": 100, "model__hidden": HIDDEN}
+    line = two_jobs(words(images, path, **endless))
+    others = forked_from_server()
+    process = CommandProcess(line, tmp_path, forked_jobs=True)
     try:
         deadline = time.monotonic() + 120
         while len([each for each in path.glob("*/rounds.jsonl") if each.stat().st_size]) < 2:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        # As a terminal does: to every process of the group.
-        os.killpg(process.pid, signal.SIGINT)
+        # As a terminal does: to every process.
+        started = set(forked_from_server()) - {*others}
+        assert len(started) == 3
+        for each in started:
+            os.kill(each, signal.SIGINT)
         out, err = process.communicate()
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+    assert not started & set(forked_from_server())
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err

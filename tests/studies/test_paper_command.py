@@ -31,7 +31,7 @@ def quick(
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Where three tables were made quickly with a small model, and what the command said."""
     folder = tmp_path_factory.mktemp("quick")
-    return folder, call(*WORDS, cwd=folder, variables=nowhere, small_model=True)
+    return folder, call(*WORDS, cwd=folder, variables=nowhere, small_model=True, figures=True)
 
 
 def read_result(tmp_path: Path, item: str) -> dict[str, Any]:

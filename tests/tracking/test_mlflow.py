@@ -1,9 +1,6 @@
 """What MLflow reads of a run, through its own client."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_processes import call, environment
+from command_processes import call
 from mpfedcl import Experiment, resume, run
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tracking import make_trackers
 from mpfedcl.tracking.mlflow import metric_key
 from mpfedcl.tracking.tracker import client_scalars, round_scalars
-from small_experiments import Warnings, read_records, save_images, small
+from small_experiments import Warnings, flags, read_records, save_images, small
+from watched_network import in_view_of_the_network
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
@@ -176,26 +174,7 @@ def test_any_name_becomes_a_key_of_its_own(one: str, other: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux")
 def test_nothing_leaves_this_machine(images: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "def refuse(event, arguments):\n"
-        "    if event in ('socket.connect', 'socket.getaddrinfo', 'socket.sendto'):\n"
-        "        print('NETWORK', event, arguments[1:], file=sys.stderr, flush=True)\n"
-        "sys.addaudithook(refuse)\n"
-        "from pathlib import Path\n"
-        "from mpfedcl import Experiment, run\n"
-        "e = Experiment(rounds=1, clients=2, track=('mlflow', 'tensorboard'))\n"
-        "run(e, Path(sys.argv[1]))\n"
-    )
-    names = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "MLFLOW_ALLOW_FILE_STORE", "CI")
-    clean = {name: value for name, value in environment().items() if name not in names}
-    assert os.environ.keys() >= clean.keys() - {"OMP_NUM_THREADS", "COLUMNS"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run")],
-        env={name: each for name, each in clean.items() if not name.startswith("PYTEST")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "NETWORK" not in ended.stderr
+    words = [*flags(images, rounds=1, clients=2), "--track", "mlflow", "tensorboard"]
+    ended = call("run", *words, "--out", "run", cwd=tmp_path, program=in_view_of_the_network)
+    assert (ended.returncode, ended.stderr) == (0, "watched\n")
     assert read_runs(tmp_path / "run" / "mlflow")

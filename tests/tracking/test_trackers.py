@@ -226,8 +226,12 @@ def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
     subprocess.run(
         [script, *words], cwd=tmp_path, env=environment(), check=True, capture_output=True
     )
-    # Its tracker is remembered.
-    assert call("run", "--resume", "run", "--rounds", 3, cwd=tmp_path).returncode == 0
+    # A run directory alone brings nothing of the current folder to run.
+    again = ["run", "--resume", "run", "--rounds", 3]
+    ended = call(*again, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "the current folder is searched if --track names it" in ended.stderr
+    assert call(*again, "--track", "own_tracker:CsvTracker", cwd=tmp_path).returncode == 0
     lines = read_curve(tmp_path / "run" / "curve.csv")
     assert [line[0] for line in lines] == ["round", "1", "2", "3"]
     records = read_records(tmp_path / "run")

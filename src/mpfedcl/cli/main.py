@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from mpfedcl.cli.arguments import deployment, experiments, federation
+from mpfedcl.cli.arguments import deployment, experiments, federation, privacy
 from mpfedcl.cli.arguments.settings_flags import settings_rules
 from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.errors import InvalidInput, LostWorker
@@ -42,6 +42,8 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl data     cache                                       encoded images that are kept
   mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
+  mpfedcl federation update DIR --run RUN --client NAME        one client joins or leaves it later
+  mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what leaves
   mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
@@ -71,10 +73,13 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "data encode": (experiments.DataEncode, "data_sets"),
     "data cache": (experiments.DataCache, "listings"),
     "pretrain": (experiments.Pretrain, "pretrain"),
+    "privacy plan": (privacy.PrivacyPlan, "privacy"),
+    "privacy receipt": (privacy.PrivacyReceipt, "privacy"),
     "federation init": (federation.FederationInit, "federation"),
     "federation server": (federation.FederationServer, "federation"),
     "federation client": (federation.FederationClient, "federation_client"),
     "federation start": (federation.FederationStart, "federation_start"),
+    "federation update": (federation.FederationUpdate, "federation_update"),
 }
 """What each command takes, and the module of `cli.commands` that does it: `data list` is done by
 its `data_list_command`."""
@@ -113,6 +118,11 @@ _PLAIN_ERRORS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
+_OUT_OF_MEMORY = (
+    "the memory does not suffice; clients, model and samples must be fewer or smaller "
+    "(fewer --workers or --engine loop need less). What was done is kept."
+)
+
 _RESUME_ALLOWS = (
     "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to beside it"
 )
@@ -147,9 +157,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         why = error.strerror or error
         print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(f"mpfedcl: {_OUT_OF_MEMORY}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("mpfedcl: stopped at once; what was done is kept.", file=sys.stderr)
         sys.exit(130)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory was wanting; torch says so in words of several kinds."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def _dispatch(argv: list[str]) -> int:

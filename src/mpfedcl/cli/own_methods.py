@@ -21,7 +21,8 @@ def import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, t
     """
     # What follows the one value of --method may be a file.
     said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
-    if not all(map(is_built_in, said)):
+    tracked = any(":" in name for name in _values_of("--track", words))
+    if tracked or not all(map(is_built_in, said)):
         allow_current_folder()
     if not said and from_files:
         said = list(_methods_in_files(words))

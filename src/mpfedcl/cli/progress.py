@@ -1,6 +1,8 @@
 """Progress for people at a terminal; silence for files and pipes."""
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -8,6 +10,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_LOST_SECONDS = 5.0
+"""After which the interrupt of a second Ctrl-C was lost: torch swallows some in its callbacks."""
 
 
 def stderr_console() -> Console:
@@ -42,10 +47,15 @@ def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
     What is given tells whether a stop was asked for.
     """
     is_asked = False
+    # Whatever is written is whole at any moment, so that the process may end at any.
+    lost = threading.Timer(_LOST_SECONDS, os._exit, [130])
+    lost.daemon = True
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_asked
         if is_asked:
+            if not lost.is_alive():
+                lost.start()
             raise KeyboardInterrupt
         is_asked = True
         console.print("Stopping after the round under way; Ctrl-C again stops at once.")
@@ -54,4 +64,5 @@ def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: is_asked
     finally:
+        lost.cancel()
         signal.signal(signal.SIGINT, before)

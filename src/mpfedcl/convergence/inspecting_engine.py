@@ -11,7 +11,7 @@ from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.convergence.objectives import ObjectiveInspector, mean_gradient_norm
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.errors import InvalidInput
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.rounds.aggregation import Peers
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
@@ -46,7 +46,7 @@ class InspectingEngine(WrappedEngine):
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update | Failure | Total]:
         """Train; every model is kept until it has been inspected."""
         self._broadcast = broadcast
         return super().train(broadcast, names, keep={*keep, *names})

@@ -36,6 +36,7 @@ _BYTES_AT_ONCE = 2**26
 _MOST_TIMES_UNPACKED = 100
 _BYTES_NEVER_REFUSED = 2**26
 """Few enough for any memory; blank or very regular samples are packed better than 100 times."""
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NEEDED = ("x_train", "y_train")
 _OPTIONAL = ("x_test", "y_test")
 
@@ -171,6 +172,13 @@ def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
 
 def _refuse_bomb(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
     """Refuse what would fill the memory: zipfile unpacks no more than is declared here."""
+    odd = [m.filename for m in archive.infolist() if m.compress_type not in _PACKINGS]
+    if odd:
+        # Others may claim gigabytes of memory before they give a byte.
+        raise InvalidInput(
+            f"{shown}: {odd[0][:80]!r} is packed in an unusual way; it must be stored or deflated "
+            "(numpy.savez or numpy.savez_compressed)."
+        )
     unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > max(_BYTES_NEVER_REFUSED, _MOST_TIMES_UNPACKED * num_bytes):
         raise InvalidInput(

@@ -43,6 +43,8 @@ class Fitted(NamedTuple):
     """What a client makes its own classifier with."""
     found: Tensors
     """What was found beside: the metric, where there is one."""
+    outcome: Broadcast
+    """What clients are sent of it."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Exchange:
         server = self.method.refit(Server({"weight": like}), self.pooled, self.pool)
         following = Broadcast(2, server.params, server.extra, self.method.reference(self.pool))
         found = {**server.extra, **server.private}
-        return Fitted(server.params, self.method.prepare(following), found)
+        return Fitted(server.params, self.method.prepare(following), found, following)
 
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:
@@ -187,6 +189,7 @@ def open_exchange(path: Path) -> Exchange:
     """Open the federation of a finished run; neither its data nor its encoder need be here."""
     directory = RunDirectory(path)
     experiment = directory.read_finished().replace(device="cpu")
+    refuse_budget(experiment, path)
     partition = directory.read_json("partition.json") or {}
     classes = partition.get("classes")
     if not isinstance(classes, list) or not isinstance(partition.get("clients"), dict):
@@ -198,6 +201,11 @@ def open_exchange(path: Path) -> Exchange:
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {experiment.method}, which keeps no sums; it must be "
             "of a method of one exchange, such as fedgauss."
+        )
+    if experiment.secure_sums:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}; it must be a run without secure_sums: in this one nobody knows "
+            "single clients, so that none can be added, taken out or compared."
         )
     for name in (statistics_files.POOLED, "pool.safetensors"):
         if not (path / name).is_file():
@@ -223,6 +231,16 @@ def open_exchange(path: Path) -> Exchange:
         )
     _refuse_impossible(path / statistics_files.POOLED, pooled, ClientMeans.of_pool(pool))
     return Exchange(path, method, partition, pool, pooled)
+
+
+def refuse_budget(experiment: Experiment, path: Path) -> None:
+    """Refuse to take clients into a run with a privacy budget, or out of it."""
+    if experiment.privacy.has_budget:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, which has a privacy budget, and that is spent; clients can "
+            "join and leave runs without one only: another release costs as much again, in a new "
+            "run."
+        )
 
 
 def _refuse_impossible(file: Path, statistics: Tensors, groups: ClientMeans) -> None:

@@ -4,8 +4,9 @@ Statistics, class means, classifiers and the ledger change by one rename (`mpfed
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,9 +37,13 @@ def write_joined(
     class_names: list[str],
     event: str,
     record: dict[str, Any],
+    beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write the federation with a client that has joined, or has other samples than before."""
-    written = _common_files(before, after, fitted)
+    """Write the federation with a client that has joined, or has other samples than before.
+
+    `beside`: other files of the run that change at the same moment.
+    """
+    written = {**_common_files(before, after, fitted), **beside}
     if before.keeps_clients:
         written[client_file(client)] = pack_statistics(own, before.encoder)
         written |= _widened_statistics(before, after, client)
@@ -56,7 +61,7 @@ def write_left(
     before: Exchange, after: Exchange, fitted: Fitted, *, client: str, own: Tensors
 ) -> None:
     """Write the federation without a client; whatever holds something of it goes too."""
-    written = _common_files(before, after, fitted)
+    written = {**_common_files(before, after, fitted), **_forget_sums(before.path, client)}
     if before.experiment.personal_models:
         models = _other_models(before, after, fitted, client)
         written |= {_model_file(name): pack_tensors(model) for name, model in models}
@@ -117,7 +122,9 @@ def _common_files(before: Exchange, after: Exchange, fitted: Fitted) -> dict[str
         "pool.safetensors": pack_pool(after.pool),
         "model.safetensors": pack_tensors(fitted.params),
     }
-    if {"covariance", "fit"} <= fitted.found.keys():
+    # A run over a network has none: thresholds are measured on samples, which stay at home.
+    has_metric = (before.path / METRIC_FILE).is_file()
+    if has_metric and {"covariance", "fit"} <= fitted.found.keys():
         kept = {name: fitted.found[name] for name in ("covariance", "fit")}
         written[METRIC_FILE] = pack_tensors(kept)
     return written
@@ -191,6 +198,15 @@ def _calibration_without(path: Path, client: str) -> dict[str, bytes]:
     if not isinstance(clients, dict) or client not in clients:
         return {}
     return {CALIBRATION_FILE: _to_json({**found, "clients": _without(clients, client)})}
+
+
+def _forget_sums(path: Path, client: str) -> dict[str, bytes]:
+    """Return federation.json without the digest of a client's sums, if it is there."""
+    found = RunDirectory(path).read_json("federation.json") or {}
+    sums = found.get("sums")
+    if not isinstance(sums, dict) or client not in sums:
+        return {}
+    return {"federation.json": _to_json({**found, "sums": _without(sums, client)})}
 
 
 def _to_json(content: dict[str, Any]) -> bytes:

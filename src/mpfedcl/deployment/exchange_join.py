@@ -146,15 +146,7 @@ def leave_exchange(path: Path, name: str) -> PrototypePool:
     The federation is then exactly the one that never had it. Who calls holds the run's lock.
     """
     before = open_exchange(path)
-    if name not in before.pool.names:
-        events = [each for each in read_events(path) if each.get("client") == name]
-        if events and events[-1].get("event") == "left":
-            raise InvalidInput(f"leave is {name!r}, which has left already.")
-        raise InvalidInput(f"leave is {name!r}; it must be one of {name_clients(before)}.")
-    if before.pool.num_clients == 1:
-        raise InvalidInput(
-            f"leave is {name!r}, the last client; a federation must have at least one."
-        )
+    check_leaving(before, name)
     own = before.own_of(name)
     after = before.without(name, own)
     if bool((after.pooled["counts"] < 0).any()):
@@ -163,6 +155,19 @@ def leave_exchange(path: Path, name: str) -> PrototypePool:
         )
     write_left(before, after, after.fit(), client=name, own=own)
     return after.pool
+
+
+def check_leaving(exchange: Exchange, name: str) -> None:
+    """Refuse a client that is not in a federation, and the last one."""
+    if name not in exchange.pool.names:
+        events = [each for each in read_events(exchange.path) if each.get("client") == name]
+        if events and events[-1].get("event") == "left":
+            raise InvalidInput(f"leave is {name!r}, which has left already.")
+        raise InvalidInput(f"leave is {name!r}; it must be one of {name_clients(exchange)}.")
+    if exchange.pool.num_clients == 1:
+        raise InvalidInput(
+            f"leave is {name!r}, the last client; a federation must have at least one."
+        )
 
 
 def list_joined_exchange(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.deployment.exchange import is_exchange
+from mpfedcl.deployment.exchange import is_exchange, refuse_budget
 from mpfedcl.deployment.exchange_join import leave_exchange, list_joined_exchange
 from mpfedcl.deployment.joined_clients import JoinedClients
 from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
@@ -186,6 +186,7 @@ def _add(joined_clients: JoinedClients, joined: JoinResult, trained: TrainedRun)
 def _load_joinable_run(path: Path, weights: Path | None) -> tuple[TrainedRun, PrototypePool]:
     """Open a run that can be joined; return it and its pool."""
     trained = load_trained_run(path, weights=weights)
+    refuse_budget(trained.experiment, path)
     method = trained.experiment.method
     if trained.pool is None:
         raise InvalidInput(

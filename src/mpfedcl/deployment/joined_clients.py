@@ -17,6 +17,7 @@ from typing import Any
 from mpfedcl.deployment.ledger import make_event, read_events, write_events
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
+from mpfedcl.json_files import load_json
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.runs.directory import pack_pool
 from mpfedcl.tensors import Tensors, digest, pack_tensors
@@ -24,7 +25,7 @@ from mpfedcl.tensors import Tensors, digest, pack_tensors
 Json = dict[str, Any]
 
 _LONGEST_NAME = 200
-_FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:\.tmp)?")
+_FILE = re.compile(r"\.?([0-9a-f]{24})\.(?:json|safetensors)(?:(?:\.[0-9a-f]{8})?\.tmp)?")
 """What lies in joined/, and what a crash may leave of it."""
 
 
@@ -78,7 +79,8 @@ class JoinedClients:
         """Return the record of a joined client; little where it was lost."""
         record: Json = {"client": name}
         with contextlib.suppress(OSError, ValueError):
-            record |= json.loads(_joined_file(self.path, self.pool, name, ".json").read_bytes())
+            found = load_json(_joined_file(self.path, self.pool, name, ".json").read_bytes())
+            record |= found if isinstance(found, dict) else {}
         return record
 
     def check_new_name(self, name: str, *, replace: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.files import write_atomically
+from mpfedcl.json_files import load_json
 from mpfedcl.tensors import digest
 
 Json = dict[str, Any]
@@ -50,7 +51,7 @@ def read_events(path: Path) -> Iterator[Json]:
     for line in file.read_bytes().splitlines() if file.exists() else []:
         event: Any = None
         with contextlib.suppress(ValueError):
-            event = json.loads(line)
+            event = load_json(line)
         if isinstance(event, dict):
             yield event
 
@@ -61,7 +62,7 @@ def find_break(path: Path) -> int | None:
     for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else [], 1):
         event: Any = None
         with contextlib.suppress(ValueError):
-            event = json.loads(line)
+            event = load_json(line)
         if not isinstance(event, dict) or event.get("previous") != last:
             return number
         last = digest(line)

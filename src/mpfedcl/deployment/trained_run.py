@@ -195,7 +195,7 @@ def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -
             num_classes=num_classes,
             num_prototypes=num_prototypes,
         )
-    except (KeyError, ValueError, TypeError, SafetensorError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
 
 

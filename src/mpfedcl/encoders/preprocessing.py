@@ -116,7 +116,7 @@ class Preprocessing:
             return cls(
                 int(values["image_size"]), (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise InvalidInput(
                 f"the encoder's metadata {NOTE!r} are {note[:80]!r}; they must be JSON with "
                 "preprocessing: image_size, mean and std."

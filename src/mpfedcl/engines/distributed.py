@@ -101,6 +101,10 @@ class DistributedEngine(Engine):
         }
         self._remarks = _join_remarks([report["remarks"] for report in reports])
 
+    def agree(self, content: bytes) -> bytes:
+        """Return what the leader has given."""
+        return self._group.broadcast(content)
+
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained, in whichever process."""
         return self._remarks

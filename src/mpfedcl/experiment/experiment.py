@@ -24,6 +24,7 @@ from mpfedcl.experiment.method_settings import (
     sections_of,
 )
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
@@ -34,10 +35,12 @@ from mpfedcl.experiment.settings import (
     NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
+    SecureSettings,
     Settings,
     StatisticsSettings,
     TrainSettings,
 )
+from mpfedcl.files import read_bounded
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
@@ -87,6 +90,8 @@ class Experiment(Settings):
     """At least this many clients train in a round."""
     share_model: bool = True
     """FedCL family: average the models (else only prototypes travel)."""
+    secure_sums: bool = False
+    """Let the server see sums over clients alone, and no single client's update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes data split, initial weights, batches and clustering."""
     device: str = "cpu"
@@ -122,7 +127,9 @@ class Experiment(Settings):
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
     statistics: StatisticsSettings = StatisticsSettings()
+    privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
+    secure: SecureSettings = SecureSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
@@ -197,6 +204,11 @@ class Experiment(Settings):
         """Tell whether the models are evaluated after a round."""
         return round_number == self.rounds or round_number % self.evaluate_every == 0
 
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients on other machines say how many samples they have of each class."""
+        return not self.privacy.has_budget and not self.secure_sums
+
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""
         section, _, field = name.rpartition("__")
@@ -218,10 +230,13 @@ class Experiment(Settings):
         A `complete` one, such as a run directory's, says its format and leaves nothing open.
         """
         try:
-            document = path.read_text(encoding="utf-8")
+            # A run directory may come from a stranger; a user's own file may well be a pipe.
+            content = read_bounded(path) if complete else path.read_bytes()
+            document = content.decode()
         except FileNotFoundError:
             raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
-        except (OSError, UnicodeDecodeError) as error:
+        # A ValueError is a name that no file can have, or no text.
+        except (OSError, ValueError) as error:
             raise InvalidInput(f"{path} cannot be read: {error}.") from None
         experiment = cls.parse_toml(document, path)
         if complete and experiment.prototypes.per_class is None:

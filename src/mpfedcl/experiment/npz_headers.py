@@ -1,5 +1,6 @@
 """What the header of an array in an npz file tells: images or vectors, before anything is read."""
 
+import io
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     import numpy
 
 VECTOR_TYPES = ("float32", "float64")
+_MOST_HEADER_BYTES = 2**16
+"""Numpy itself takes headers of at most 10,000 characters."""
 
 
 def read_array_header(
@@ -42,7 +45,8 @@ def holds_vectors(path: Path, domains: Collection[str] = ()) -> bool:
             if not domains or each.stem in domains
         )
         with zipfile.ZipFile(file) as archive, archive.open("x_train.npy") as member:
-            shape, _, dtype = read_array_header(member)
+            # Unpacked no further: a header may claim to be of any length.
+            shape, _, dtype = read_array_header(io.BytesIO(member.read(_MOST_HEADER_BYTES)))
     # Whatever is wrong there is for the reader to say.
     except Exception:
         return False

@@ -297,6 +297,16 @@ class NetworkSettings(Settings):
     check. One that claims more may not take part."""
 
 
+class SecureSettings(Settings):
+    """Secure sums (`--secure-sums`): when a sum is opened."""
+
+    section: ClassVar[str] = "secure"
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
+    """More than this share of a round's clients must be left at its end, or nothing is opened. With
+    more than two thirds, a server that cheats together with a third of the clients learns no more
+    than one that does not."""
+
+
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:
     """Say the first validation error in one sentence: field, value, what is allowed."""
     first = error.errors(include_url=False)[0]

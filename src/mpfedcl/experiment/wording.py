@@ -13,6 +13,15 @@ def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple
     return experiment.dataset.name, describe_partition(experiment)
 
 
+def describe_budget(told: Mapping[str, Any]) -> str:
+    """Return a privacy budget and what is spent of it, as a run's summary tells it."""
+    unit = {"record": "one image", "client": "all that one client has"}[told["unit"]]
+    return (
+        f"epsilon {told['spent']:.3g} of {told['epsilon']:g} spent at delta {told['delta']:g}, "
+        f"for {unit} that comes or goes"
+    )
+
+
 def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str:
     """Return the partition in a few words."""
     partition = experiment.partition

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,23 +13,38 @@ _CAUTION = 2.0
 """The same constant as for scores: how much noisier than estimated a client's scatter is."""
 
 
-def own_strength(covariance: Covariance, degrees: Tensor, scatter: float) -> float:
+class Degrees(NamedTuple):
+    """The degrees of freedom f_i of all clients' scatters, by totals."""
+
+    total: float
+    squares: float
+    """Σ_i f_i²."""
+    clients: int
+    """Those with f_i > 0."""
+
+    @classmethod
+    def of(cls, degrees: Tensor) -> Self:
+        """Return the totals of f_i [N]."""
+        return cls(float(degrees.sum()), float(degrees.square().sum()), int((degrees > 0).sum()))
+
+
+def own_strength(covariance: Covariance, degrees: Degrees, scatter: float) -> float:
     """Return nu, the samples that the pooled covariance counts for beside a client's own.
 
     Args:
         covariance: S.
-        degrees: [N] f_i of each client.
+        degrees: Of the clients' scatters.
         scatter: Σ_i |W_i|² / f_i over clients.
 
     Infinity where clients' scatters differ no more than samples of one covariance would.
     """
-    total = float(degrees.sum())
+    total = degrees.total
     if not total or not covariance.trace:
         return math.inf
     square, trace = float(covariance.spectrum.square().sum()), covariance.trace
     noise = (square - trace**2 / total) / (1 + 1 / total) + trace**2
-    others = int((degrees > 0).sum()) - 1
-    room = total - float(degrees.square().sum()) / total
+    others = degrees.clients - 1
+    room = total - degrees.squares / total
     if room <= 1e-9 * total:
         return math.inf
     differ = (scatter - total * square - others * noise) / room

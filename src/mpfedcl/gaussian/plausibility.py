@@ -37,12 +37,12 @@ def find_impossible_sums(
     between = (lengths.square() / counts.clamp(min=1)).sum()
     if "within" in summed:
         wanted = float(counts.sum() - between)
-        return _judge_matrix(summed["within"], sums.shape[1], wanted, counts, in_full) or (
+        return judge_matrix(summed["within"], sums.shape[1], wanted, counts, in_full=in_full) or (
             _judge_scatter(summed["within"], sums.shape[1], summed["scatter"], counts)
         )
     if "moment" in summed:
         wanted = float(counts.sum())
-        return _judge_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full)
+        return judge_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full=in_full)
     return None
 
 
@@ -80,9 +80,10 @@ def find_impossible_statistics(
     return "scatter" if float(statistics.get("scatter", torch.zeros(()))) < 0 else None
 
 
-def _judge_matrix(
-    packed: Tensor, size: int, wanted: float, counts: Tensor, in_full: bool
+def judge_matrix(
+    packed: Tensor, size: int, wanted: float, counts: Tensor, *, in_full: bool
 ) -> str | None:
+    """Return why a packed second moment cannot be one with this trace, or None."""
     slack = _ROUNDING * max(1.0, float(counts.sum()))
     trace = float(packed[_diagonal(size).to(packed.device)].double().sum())
     if abs(trace - wanted) > slack:

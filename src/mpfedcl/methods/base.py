@@ -78,6 +78,11 @@ class Method:
 
     trains: ClassVar[bool] = True
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
+    totals_suffice: ClassVar[bool] = False
+    """Whether the server needs nothing but sums over clients, so that `--secure-sums` is possible.
+    Then `weigh` must stay as it is, and `reduce` finds in the tally no single client."""
+    lost_by_totals: ClassVar[str] = ""
+    """What the method does less well then, as a sentence."""
     keeps_sums: ClassVar[bool] = False
     """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True
@@ -104,6 +109,10 @@ class Method:
 
     def reading_on(self, test: Test) -> Reading:
         """Return the reading that a test is judged by; one test for all clients is a union."""
+        if self.experiment.privacy.has_budget:
+            # What else is read looks at training samples, which no noise protects there.
+            main = self.union_reading or self.reading
+            return main if main == "averaged_prototype" else "averaged_classifier"
         if test == "union" or self.experiment.partition.test == "shared":
             return self.union_reading or self.reading
         return self.reading
@@ -222,6 +231,21 @@ class Method:
 
     def pool_of_one(self, own: Tensors) -> Tensors:
         """Return what a client with these statistics adds to those of all clients."""
+        return {}
+
+    def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
+        """Return what one client adds where only totals are ever known, given what it collected.
+
+        Whole numbers are of type int64. Of no samples all must be zeros of the same shapes.
+        """
+        return dict(summed)
+
+    def judge_totals(self, totals: Tensors) -> str | None:
+        """Return why such totals cannot be true, or None."""
+        return None
+
+    def statistics_of(self, totals: Tensors) -> Tensors:
+        """Return the pooled statistics of totals, where sums outlive the run."""
         return {}
 
     def prototypes_of(self, update: Update) -> Prototypes:

@@ -11,6 +11,7 @@ class FedAvg(Method):
     name = "fedavg"
     summary = "averages the clients' models by number of samples"
     reading = "averaged_classifier"
+    totals_suffice = True
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

@@ -22,6 +22,8 @@ class FedCOF(OneExchange):
 
     name = "fedcof"
     summary = "as fedlda from class sums alone; needs many clients"
+    totals_suffice = False
+    has_private_sums = False
     _shortage: str | None = None
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:

@@ -12,19 +12,27 @@ from mpfedcl.gaussian import (
     ClientMeans,
     Components,
     Covariance,
+    Degrees,
     OwnCovariance,
     Shrinkage,
     centre_by_class,
     choose_shrinkage,
     estimate_effects,
+    estimate_effects_of_totals,
     make_components,
     own_strength,
     scatter_rows,
-    unit_features,
     unpack_symmetric,
+    within_from_moment,
 )
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods._one_exchange import OneExchange, class_means
+from mpfedcl.methods._one_exchange import (
+    OneExchange,
+    class_means,
+    degrees_of,
+    fit_classes,
+    is_total,
+)
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.tensors import Tensors
 
@@ -54,7 +62,7 @@ class FedGauss(OneExchange):
     How far a client's prototypes are its own, and how far its covariance, is found from the sums:
     under label skew clients differ in nothing but their classes, under feature skew in all. A
     client's own test is read with its own prototypes, covariance and label shares; everybody's test
-    by the mixture over all clients.
+    by the mixture over all clients, or where only totals are known by one Gaussian per class.
     """
 
     name = "fedgauss"
@@ -63,6 +71,11 @@ class FedGauss(OneExchange):
     union_reading = "averaged_classifier"
     second_moment = "within"
     sends_fit = True
+    estimates_effects = True
+    lost_by_totals = (
+        "With totals alone everybody's test is read by one Gaussian per class, and not by the "
+        "mixture over clients."
+    )
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""
 
@@ -71,13 +84,17 @@ class FedGauss(OneExchange):
         present, means, counts = class_means(sums)
         everywhere = means.new_zeros(self.num_classes, means.shape[1])
         everywhere[present] = means
-        degrees = groups.degrees
-        scale = max(1.0, float(degrees.sum()))
+        scale = degrees_of(sums, groups)
         # As clients will get it: what is estimated here must fit what they compute with.
         within = (sums["within"] / scale).to(getattr(torch, self.experiment.dtype))
         covariance = Covariance.decompose(unpack_symmetric(within, means.shape[1]))
         shrinkage = choose_shrinkage(covariance, scale, means, counts)
-        effects = estimate_effects(groups, everywhere, covariance.trace)
+        if is_total(sums):
+            effects = estimate_effects_of_totals(sums, everywhere, covariance.trace)
+            degrees = _degrees_of_totals(sums)
+        else:
+            effects = estimate_effects(groups, everywhere, covariance.trace)
+            degrees = Degrees.of(groups.degrees)
         strength = own_strength(covariance, degrees, float(sums["scatter"]))
         pool = GaussianPool(
             covariance, shrinkage, effects, strength, everywhere, sums["counts"].double()
@@ -85,7 +102,8 @@ class FedGauss(OneExchange):
         # Infinity would not pass as a number of a message.
         numbers = [*shrinkage, *effects, 1 / strength]
         self._pool = within, pool
-        return _mixture(pool, groups), {
+        components = _classes(sums) if is_total(sums) else _mixture(pool, groups)
+        return components, {
             "covariance": within,
             "fit": torch.tensor(numbers, dtype=torch.float64, device=within.device),
         }
@@ -117,7 +135,7 @@ class FedGauss(OneExchange):
         """Return a client's own classifier: its prototypes, in its own metric."""
         if received is None:
             return None
-        features = unit_features(inputs)
+        features = self.features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
         centred = centre_by_class(features, labels, counts, sums)
@@ -192,6 +210,20 @@ class FedGauss(OneExchange):
 
 def _overall_mean(pool: GaussianPool) -> Tensor:
     return (pool.counts.unsqueeze(1) * pool.means).sum(0) / pool.counts.sum().clamp(min=1)
+
+
+def _degrees_of_totals(totals: Tensors) -> Degrees:
+    total = float(totals["counts"].sum() - totals["groups"].sum())
+    return Degrees(total, float(totals["degrees_squared"]), int(totals["free_clients"]))
+
+
+def _classes(totals: Tensors) -> Components:
+    """Return one Gaussian per class, as wide as all clients' samples of a class lie."""
+    size, classes = totals["sums"].shape[1], int((totals["counts"] > 0).sum())
+    moment = unpack_symmetric(totals["moment"], size)
+    around = within_from_moment(moment, totals["counts"], totals["sums"])
+    degrees = max(1.0, float(totals["counts"].sum()) - classes)
+    return fit_classes(Covariance.decompose(around / degrees), degrees, totals)[0]
 
 
 def _mixture(pool: GaussianPool, groups: ClientMeans) -> Components:

@@ -1,7 +1,12 @@
 """FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), in one exchange."""
 
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
-from mpfedcl.methods._one_exchange import OneExchange, describe_metric, fit_classes
+from mpfedcl.methods._one_exchange import (
+    OneExchange,
+    degrees_of,
+    describe_metric,
+    fit_classes,
+)
 from mpfedcl.tensors import Tensors
 
 
@@ -14,7 +19,7 @@ class FedLDA(OneExchange):
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return one Gaussian per class with the pooled covariance within classes."""
-        degrees = max(1.0, float(groups.degrees.sum()))
+        degrees = degrees_of(sums, groups)
         within = unpack_symmetric(sums["within"], groups.vectors.shape[1]) / degrees
         components, shrinkage = fit_classes(Covariance.decompose(within), degrees, sums)
         return components, describe_metric(within, shrinkage)

@@ -10,3 +10,4 @@ class Local(Method):
     summary = "every client trains alone; nothing is shared"
     reading = "personal_classifier"
     shares_model = False
+    totals_suffice = True

@@ -19,6 +19,7 @@ class LocalGauss(ClosedForm):
     reading = "personal_classifier_prior"
     union_reading = "personal_classifier"
     shares_model = False
+    totals_suffice = True
 
     def personalize(self, received: object, inputs: Tensor, labels: Tensor) -> Tensors:
         """Return the classifier of the client's own sums."""

@@ -1,5 +1,7 @@
 """The model of one-exchange methods: features of length 1, and scores that are linear in them."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,21 @@ class GaussianClassifier(Model):
 
     Nothing is trained: `weight` [C, G, d] and `bias` [C, G] come from sums in closed form, and G
     may be any number.
+
+    Args:
+        input_size: Numbers that stand for a sample.
+        num_classes: C.
+        features: What turns them into features of length 1.
     """
 
-    def __init__(self, input_size: int, num_classes: int) -> None:
-        self.embedding_size = input_size
+    def __init__(
+        self,
+        input_size: int,
+        num_classes: int,
+        features: Callable[[Tensor], Tensor] = unit_features,
+    ) -> None:
+        self._features = features
+        self.embedding_size = features(torch.zeros(1, input_size)).shape[1]
         self._num_classes = num_classes
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
@@ -46,7 +59,7 @@ class GaussianClassifier(Model):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features and the classes' scores."""
-        features, parts = unit_features(inputs), Components(params["weight"], params["bias"])
+        features, parts = self._features(inputs), Components(params["weight"], params["bias"])
         at_once = max(1, _SCORES_AT_ONCE // parts.bias.numel())
         is_one_piece = parts.bias.shape[1] == 1
         # A program that is exported takes batches of any size, and may not ask for it.

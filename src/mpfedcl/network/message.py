@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from mpfedcl.tensors import Tensors
 
 Arrays = dict[str, NDArray[Any]]
-Kind = Literal["hello", "round", "close"]
-"""hello: introduce yourself. round: train. close: evaluate the last round."""
+Kind = Literal["hello", "secure", "round", "close"]
+"""hello: introduce yourself. secure: a stage of a secure sum beside the round itself. round: train.
+close: evaluate the last round."""
 
-FORMAT = 2
+FORMAT = 3
 """Of messages; another one is refused: server and clients must be of versions that share it."""
 MOST_BYTES = 2**31
 """Of all arrays in a message; what is larger is not opened."""
@@ -74,6 +75,9 @@ def shorten(value: object) -> str:
 def _to_tensor(name: str, array: NDArray[Any]) -> "torch.Tensor":
     import torch
 
+    # Who calls bytes an array may have sent an archive of several, which numpy opens as such.
+    if not isinstance(array, numpy.ndarray):
+        raise MessageError(f"{name[:80]!r} is no array")
     try:
         # A copy: what came over the wire may lie in memory that nobody may write to.
         return torch.from_numpy(numpy.array(array, order="C"))

@@ -52,9 +52,9 @@ class Introduction:
     classes: tuple[str, ...]
     """The classes that its data know of."""
     train: tuple[int, ...]
-    """Training samples by class."""
+    """Training samples by class; nothing under a privacy budget, where they are not told."""
     test: int
-    """Test samples."""
+    """Test samples; 0 where they are not told."""
     input_size: int
     """Numbers that stand for one sample."""
     encoder: str
@@ -68,8 +68,8 @@ class Introduction:
 
     @property
     def num_samples(self) -> int:
-        """Training samples in all."""
-        return sum(self.train)
+        """Training samples in all; 1 where they are not told, so that all weigh alike."""
+        return sum(self.train) if self.train else 1
 
     @property
     def form(self) -> Form:
@@ -103,9 +103,11 @@ class Introduction:
             raise MessageError("classes must be the names of the classes: printable, not too long")
         if len(set(classes)) < len(classes):
             raise MessageError("classes must be named once each")
-        if len(train) != len(classes) or not all(type(n) is int and 0 <= n < 2**40 for n in train):
+        if len(train) not in (0, len(classes)) or not all(
+            type(n) is int and 0 <= n < 2**40 for n in train
+        ):
             raise MessageError("train must be a count of images for each class")
-        if sum(train) < 1:
+        if train and sum(train) < 1:
             raise MessageError("it has no image to train on")
         if not (0 <= test < 2**40 and 1 <= input_size <= _LARGEST_INPUT):
             raise MessageError(f"test is {test} and input_size {input_size}, which makes no sense")
@@ -175,7 +177,7 @@ def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | N
             num_classes,
             num_prototypes,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise MessageError(f"the pool cannot be read ({error})") from None
     return Broadcast(
         message.value("round", int), message.tensors("params"), message.tensors("extra"), pool

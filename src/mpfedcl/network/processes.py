@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from mpfedcl.errors import InvalidInput
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
-_ORPHAN_SECONDS = 10.0
 
 
 @contextmanager
@@ -32,14 +29,20 @@ def running(
         end(process)
 
 
-def start(command: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, its output to a file."""
+def start(
+    command: list[str], env: Mapping[str, str], log: Path, *, reads: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, its output to a file or to be read."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # Whoever kills the command that started it must not leave it behind (Linux alone can).
     follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
     with log.open("ab") as file:
         return subprocess.Popen(
-            [*follow, *command], env=dict(env), stdout=file, stderr=file, start_new_session=True
+            [*follow, *command],
+            env=dict(env),
+            stdout=subprocess.PIPE if reads else file,
+            stderr=file,
+            start_new_session=True,
         )
 
 
@@ -61,34 +64,6 @@ def end_group(number: int, poll: Callable[[], object] = lambda: None) -> None:
             except (ProcessLookupError, PermissionError):
                 return
             time.sleep(0.1)
-
-
-def end_orphans(variable: str, value: str) -> None:
-    """End what was started for a client whose own program was killed: it has this variable.
-
-    Flower's processes notice that themselves, but can hang on their way out.
-    """
-    # What was just being started has started by then.
-    time.sleep(0.5)
-    # Only those of now: a client that is started again has the same folder.
-    orphans = _find_by_environment(variable, value)
-    deadline = time.monotonic() + _ORPHAN_SECONDS
-    while (orphans := orphans & _find_by_environment(variable, value)) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.2)
-    for each in orphans:
-        with contextlib.suppress(psutil.Error):
-            each.kill()
-
-
-def _find_by_environment(variable: str, value: str) -> set[psutil.Process]:
-    """Return the processes with this environment variable, without this one; no zombie has it."""
-    return {
-        each
-        for each in psutil.process_iter(["environ"])
-        if (each.info["environ"] or {}).get(variable) == value and each.pid != os.getpid()
-    }
 
 
 def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:

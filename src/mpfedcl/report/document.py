@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_budget, describe_partition
 from mpfedcl.json_files import Json
 from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
@@ -211,6 +211,8 @@ class _DocumentBuilder:
             )
             more = " and others" if len(unfinished) > 5 else ""
             about.append(f"Not finished: {done}{more}. The numbers are of the rounds so far.")
+        budgets = {describe_budget(told): None for each in records if (told := each.privacy)}
+        about += [f"Differential privacy: {each}." for each in budgets]
         damaged = sum(each.damaged for each in records)
         if damaged:
             about.append(f"{damaged} damaged lines of the records are left out.")

@@ -8,6 +8,7 @@ from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.report.card_privacy import privacy_section
 from mpfedcl.report.card_subject import CardSubject
 from mpfedcl.report.markdown import (
     code_block,
@@ -73,7 +74,7 @@ def format_card(subject: CardSubject) -> str:
         _data_section,
         _readings_section,
         _shared_section,
-        _privacy_section,
+        privacy_section,
         _usage_section,
         _reproduction_section,
     )
@@ -181,17 +182,27 @@ def _data_section(subject: CardSubject) -> str:
         summary = f"Each client's own {nouns}, which stayed with it."
         source = "as each client has them; parts of a public set where it was started with --share."
         split, is_shared = "as it is among the clients", False
+    held = (
+        f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client."
+        if not experiment.privacy.has_budget
+        else f"{len(sizes):,} clients; how much each holds is not told under a privacy budget."
+    )
     left_out = len(holdings) - len(shown)
     note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
     return (
         "## Data\n\n"
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
-        f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client.\n\n"
+        f"{held}\n\n"
         f"Source and licence: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
         f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
-        f"\n\n{grid.markdown()}{note if left_out else ''}"
+        + ("\n" if experiment.privacy.has_budget else "")
+        + (
+            ""
+            if experiment.privacy.has_budget
+            else f"\n\n{grid.markdown()}{note if left_out else ''}"
+        )
     )
 
 
@@ -266,32 +277,9 @@ def _shared_section(subject: CardSubject) -> str:
         else f"Nothing: each client {'trained' if subject.trains else 'was'} alone.",
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
+    if subject.experiment.secure_sums:
+        lines.insert(2, "The server saw nothing of it but totals over clients (secure sums).")
     return "\n".join(lines)
-
-
-def _privacy_section(subject: CardSubject) -> str:
-    summary, pool, noun = subject.summary, subject.pool, subject.noun
-    notes = ["There is no privacy guarantee of any kind."]
-    if pool is not None and len(pool):
-        alone = int((pool.counts == 1).sum())
-        notes.append(
-            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one that "
-            f"stands for the fewest {subject.noun}s stands for {int(pool.counts.min()):,}."
-        )
-        if alone:
-            notes.append(
-                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
-                "`--prototypes.min-cluster-size` forbids them."
-            )
-    if summary["parameters_sent"] and subject.trains:
-        notes.append("Weights travelled too, and weights can give away what they were trained on.")
-    elif summary["parameters_sent"]:
-        notes.append(f"Sums travelled, and sums over few {noun}s can give away these {noun}s.")
-    if any(name.startswith("models/") for name in subject.files):
-        notes.append(
-            "The folder `models` holds each client's own model: leave it out before you publish."
-        )
-    return "## Privacy\n\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _usage_section(subject: CardSubject) -> str:

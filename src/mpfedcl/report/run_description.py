@@ -79,6 +79,11 @@ class RunRecords:
         # Somebody else's method is not asked; what does not train has no loss.
         return self.experiment.rounds == 1 and all(line.loss is None for line in self.rounds)
 
+    @property
+    def privacy(self) -> Json | None:
+        """The budget and what was spent of it by the last round, where there is one."""
+        return self.rounds[-1].privacy
+
     @cached_property
     def last_evaluated(self) -> RoundRecord | None:
         """The last round that was evaluated; in a finished run the last one."""
@@ -132,7 +137,7 @@ def describe_run(records: RunRecords) -> Json:
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
         "confusion": confusion,
-        "partition": _describe_partition(records.partition),
+        "partition": _describe_partition(records),
         "absences": _describe_absences(records),
     }
 
@@ -168,7 +173,8 @@ def _describe_clients(records: RunRecords) -> list[Json]:
     accuracy = (
         records.last_evaluated.accuracy_per_client if records.last_evaluated else None
     ) or {}
-    holdings = records.partition.clients if records.partition else {}
+    is_told = records.partition is not None and records.privacy is None
+    holdings = records.partition.clients if records.partition and is_told else {}
     names = list(holdings) or list(accuracy)
     return [
         {
@@ -223,7 +229,10 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
     }
 
 
-def _describe_partition(partition: Partition | None) -> Json:
+def _describe_partition(records: RunRecords) -> Json:
+    partition = records.partition
+    if records.privacy is not None:
+        return {"missing": "Under a privacy budget it is not told who holds how much."}
     if partition is None:
         return {"missing": "The run has no partition.json, so who holds what is not known."}
     return {

@@ -8,6 +8,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.rng import generator
+from mpfedcl.rounds.budget_check import check_budget
 from mpfedcl.rounds.clock import Clock
 from mpfedcl.tensors import Tensors
 
@@ -49,6 +50,7 @@ def assemble(
     """
     device = device or torch.device("cpu")
     method = (method_class or find_method(experiment.method))(experiment, num_classes)
+    check_budget(method)
     model = method.own_model(input_size) or model
     dtype = getattr(torch, experiment.dtype)
     if initial is None:

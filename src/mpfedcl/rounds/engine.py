@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -38,8 +38,10 @@ class Engine(ABC):
     @abstractmethod
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update | Failure | Total]:
         """Train the named clients and yield their updates in any order; name order is cheapest.
+
+        With secure sums yield their total instead, at the end.
 
         Only of the clients in `keep` may `evaluate` and `personal_models` be asked afterwards for
         models that clients do not need themselves.
@@ -70,6 +72,10 @@ class Engine(ABC):
         `with_confusion`: count too which class is taken for which, by the method's own reading.
         """
         return None
+
+    def agree(self, content: bytes) -> bytes:
+        """Return what the leading process has given, in all processes of this run."""
+        return content
 
     def remarks(self) -> dict[str, Any]:
         """Return what the round's record should say of where the clients were run."""
@@ -106,7 +112,7 @@ class WrappedEngine(Engine):
 
     def train(  # noqa: D102
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update | Failure | Total]:
         return self._engine.train(broadcast, names, keep=keep)
 
     def merge(self, collector: UpdateCollector) -> None:  # noqa: D102
@@ -126,6 +132,9 @@ class WrappedEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings | None:
         return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
+
+    def agree(self, content: bytes) -> bytes:  # noqa: D102
+        return self._engine.agree(content)
 
     def remarks(self) -> dict[str, Any]:  # noqa: D102
         return self._engine.remarks()

@@ -1,7 +1,7 @@
 """RoundReadings: which model predicts, by which rule, on whose test images."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -52,6 +52,17 @@ class RoundReadings:
     def per_client(self, reading: Reading) -> dict[str, float | None]:
         """Return one reading on each client's own test."""
         return {name: table["own"][reading] for name, table in self.clients.items()}
+
+    def only(self, told: Collection[Reading]) -> "RoundReadings":
+        """Return the readings that may be told; the others are as if nobody had read them."""
+        clients = {
+            name: {
+                test: {r: value if r in told else None for r, value in row.items()}
+                for test, row in table.items()
+            }
+            for name, table in self.clients.items()
+        }
+        return replace(self, clients=clients)
 
     def calibration_error(self) -> dict[Test, float | None]:
         """Return the expected calibration error in %; None where no classifier is judged."""

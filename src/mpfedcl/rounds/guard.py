@@ -18,6 +18,11 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.processors.clip import squared_change
 from mpfedcl.tensors import Tensors
 
+LARGEST_LOSS = 1e12
+"""Of one client, either way; beyond it the mean of all says nothing, and might not be finite."""
+LARGEST_SUM = 1e100
+"""Of any number that is added up: all clients' together stay far from the end of the floats."""
+
 
 class Guard:
     """Judges updates against what an honest client would send.
@@ -43,6 +48,8 @@ class Guard:
         self._sizes = sizes
         self._label_counts = label_counts
         self._trains = method.trains
+        self._is_private = method.experiment.privacy.has_budget
+        self._max_images = method.experiment.network.max_images
         # Only a `finish` of the method's own withholds anything.
         self._may_withhold = type(method).finish is not Method.finish
         self._num_classes = method.num_classes
@@ -95,10 +102,12 @@ class Guard:
             return f"{update.client!r} is not a client of this federation"
         if type(update.num_samples) is not int or update.num_samples != expected:
             return f"num_samples is {update.num_samples!r}; this client has {expected}"
-        if update.loss is None and not self._trains:
+        if update.loss is None and (self._is_private or not self._trains):
             return None
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"
+        if abs(update.loss) > LARGEST_LOSS:
+            return f"loss is {update.loss:.3g}; at most {LARGEST_LOSS:g}"
         return None
 
     def _judge_change(
@@ -119,9 +128,9 @@ class Guard:
             # Made in this process from the samples themselves.
             sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
-        odd = [name for name, value in update.summed.items() if not value.isfinite().all()]
-        if odd:
-            return f"the sums {odd[0]} hold values that are not finite"
+        for name, value in update.summed.items():
+            if problem := _judge_size(value):
+                return f"the sums {name} {problem}"
         announced = None if self._label_counts is None else self._label_counts[update.client]
         return self._method.judge_sums(update, announced=announced)
 
@@ -148,20 +157,20 @@ class Guard:
             return f"a prototype has length {longest:.3g}; at most {self._max_length:g}"
         if int(prototypes.labels.min()) < 0 or int(prototypes.labels.max()) >= self._num_classes:
             return f"prototype labels must lie in 0..{self._num_classes - 1}"
-        if (
-            int(prototypes.counts.min()) < 1
-            or int(prototypes.counts.double().sum()) > update.num_samples
-        ):
-            return f"prototype counts must be at least 1 and sum to at most {update.num_samples}"
-        most = int(prototypes.labels.bincount().max())
-        if self._most_prototypes is not None and most > self._most_prototypes:
-            return f"a class has {most} prototypes; at most {self._most_prototypes}"
+        # Under a budget nobody says how many samples there are.
+        most = self._max_images if self._is_private else update.num_samples
+        if int(prototypes.counts.min()) < 1 or int(prototypes.counts.double().sum()) > most:
+            return f"prototype counts must be at least 1 and sum to at most {most}"
+        found = int(prototypes.labels.bincount().max())
+        if self._most_prototypes is not None and found > self._most_prototypes:
+            return f"a class has {found} prototypes; at most {self._most_prototypes}"
         return self._judge_announced(update)
 
     def _judge_announced(self, update: Update) -> str | None:
         """Hold prototypes to what a client on another machine has said that it holds."""
         announced = (self._label_counts or {}).get(update.client)
-        if announced is None:
+        # Under a budget nobody says what it holds.
+        if announced is None or self._is_private:
             return None
         counts = torch.zeros(self._num_classes, dtype=torch.float64)
         labels = update.prototypes.labels.cpu()
@@ -173,6 +182,13 @@ class Guard:
                     f"announced {held}"
                 )
         return None
+
+
+def _judge_size(value: Tensor) -> str | None:
+    largest = float(value.double().abs().max()) if value.numel() else 0.0
+    if not math.isfinite(largest):
+        return "hold values that are not finite"
+    return None if largest <= LARGEST_SUM else f"reach {largest:.3g}; at most {LARGEST_SUM:g}"
 
 
 def _judge_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from mpfedcl.json_files import FileContent, Json
+from mpfedcl.json_files import FileContent, Json, load_json
 from mpfedcl.methods import Reading, Test
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 class Attendance(FileContent):
@@ -23,10 +25,10 @@ class RoundRecord(FileContent):
     """What is written down of a round."""
 
     round: Annotated[int, Field(ge=1, le=10**9)]
-    loss: float | None
-    accuracy: dict[Test, dict[Reading, float | None]] | None
-    accuracy_per_client: dict[str, float | None] | None
-    loss_per_client: dict[str, float | None] | None = None
+    loss: _Number | None
+    accuracy: dict[Test, dict[Reading, _Percent | None]] | None
+    accuracy_per_client: dict[str, _Percent | None] | None
+    loss_per_client: dict[str, _Number | None] | None = None
     """Of the clients that were accepted."""
     seconds: dict[str, _Seconds]
     bytes: dict[str, _Count]
@@ -41,14 +43,27 @@ class RoundRecord(FileContent):
     """Whose updates each processor has changed."""
     remarks: dict[str, Any] = Field(default_factory=dict)
     """What else the method and the engine say of the round."""
-    calibration_error: dict[Test, float | None] | None = None
+    calibration_error: dict[Test, _Percent | None] | None = None
     """Expected calibration error in %, of the readings that are judged; of the last round."""
+    privacy: dict[str, Any] | None = None
+    """The budget and what is spent of it after this round, where there is one."""
     diagnostics: dict[str, Any] | None = None
     """What was measured beside, where the experiment asks for it."""
 
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
-        measured = ("calibration_error", "diagnostics")
+        measured = ("calibration_error", "diagnostics", "privacy")
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )
+
+
+def parse_record(line: bytes) -> Json | None:
+    """Return a line of rounds.jsonl as plain values, or None where it is no record of a round."""
+    try:
+        values = load_json(line)
+        RoundRecord.model_validate(values, strict=True)
+    except (ValueError, ValidationError):
+        return None
+    found: Json = values
+    return found

@@ -17,7 +17,9 @@ from mpfedcl.rounds.bounds import RelativeBounds
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
 
@@ -85,6 +87,11 @@ class RoundLoop:
             device=like.device,
         )
         self._guard = Guard(assembly, engine.sizes, engine.label_counts)
+        self.private: PrivateRounds | None = None
+        """What may leave the server's hands, under a privacy budget."""
+        if self._experiment.privacy.has_budget:
+            size = assembly.model.embedding_size
+            self.private = PrivateRounds(self._method, len(engine.sizes), size)
         if engine.label_counts is None and self._guard.template:
             rule = find_aggregator(self._experiment.aggregation.rule)
             rule.check(self._experiment, len(self._choose(1, ())))
@@ -92,6 +99,14 @@ class RoundLoop:
         automatic = engine.label_counts is not None
         asked = self._experiment.guard.bounds
         self._is_bounded = asked == "on" or (asked == "auto" and automatic)
+        if self.private is not None or self._experiment.secure_sums:
+            # Bounds compare single clients: noise does not cover that, and masks hide them.
+            if asked == "on":
+                raise InvalidInput(
+                    "guard.bounds is 'on'; with a privacy budget or secure_sums it must be auto or "
+                    "off: bounds compare single clients."
+                )
+            self._is_bounded = False
 
     @property
     def shared_parameters(self) -> Tensors:
@@ -129,7 +144,8 @@ class RoundLoop:
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
         server = self.state.server
-        collector = UpdateCollector(
+        collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
+        collector = collect(
             self._method,
             self._guard,
             server,
@@ -150,7 +166,8 @@ class RoundLoop:
             collector.settle()
             collector.drop_misplaced_prototypes()
             self._aggregate(broadcast.round, collector)
-        self.statistics = collector.pooled_statistics()
+        if self.private is None:
+            self.statistics = collector.pooled_statistics()
         self.client_sums = collector.client_sums
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
@@ -162,9 +179,9 @@ class RoundLoop:
         closing = self.broadcast().num_bytes * len(collector.accepted) if is_half else 0
         main = self._method.reading_on("own")
         heard = {*collector.accepted, *collector.rejected}
-        return RoundRecord(
+        record = RoundRecord(
             round=broadcast.round,
-            loss=self._mean_loss(collector.losses),
+            loss=self._mean_loss(collector),
             accuracy=readings.table() if readings else None,
             accuracy_per_client=readings.per_client(main) if readings else None,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
@@ -187,6 +204,7 @@ class RoundLoop:
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
         )
+        return record if self.private is None else self.private.tell(record, len(chosen))
 
     def broadcast(self) -> Broadcast:
         """Return what the next round will begin with."""
@@ -207,7 +225,8 @@ class RoundLoop:
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
         keep = self._experiment.statistics.keep
-        if not self._method.keeps_sums or keep == "pooled":
+        is_blind = self.private is not None or self._experiment.secure_sums
+        if not self._method.keeps_sums or keep == "pooled" or is_blind:
             return False
         own = self._method.own_statistics(self._guard.sums)
         size = 8 * sum(each.numel() for each in own.values())
@@ -215,6 +234,9 @@ class RoundLoop:
 
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
         names = sorted(name for name in self.engine.sizes if name not in absent)
+        if self.private is not None and self.private.samples:
+            told = self.engine.agree(self.private.choose(round_number, names)).decode()
+            return [name for name in told.split("\n") if name]
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
             return names
@@ -232,6 +254,9 @@ class RoundLoop:
     def _aggregate(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on; where nobody was accepted only the round's number moves."""
         rows = collector.prototypes
+        if self.private is not None and (rows or self.private.samples):
+            self._release(number, collector)
+            return
         if not rows:
             self.state = replace(self.state, round=number)
             return
@@ -248,17 +273,39 @@ class RoundLoop:
         standings = {**self.state.standings, **collector.standings}
         self.state = RoundState(number, server, {**kept, **fresh}, length, standings)
 
+    def _release(self, number: int, collector: UpdateCollector) -> None:
+        """Move the state on by what a privacy budget lets out of the round, and nothing else."""
+        assert self.private is not None
+        server, tally = self.state.server, collector.tally(self.engine.sizes)
+        content = self.engine.agree(self.private.release(number, self.shared_parameters, collector))
+        released = self.private.open(content, next(iter(server.params.values())))
+        rows = released.prototypes or {}
+        tally = tally._replace(
+            names=[], sizes=[], weights=[], losses=[], prototypes=rows, sums=released.sums
+        )
+        self.statistics = released.statistics
+        prototypes = self.state.prototypes
+        if released.prototypes is not None:
+            prototypes = {name: (number, each) for name, each in rows.items() if len(each)}
+        server = self._method.reduce(server, released.means, tally)
+        self.state = replace(self.state, round=number, server=server, prototypes=prototypes)
+
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
             pool = self.pool if self._method.shares_prototypes else None
-            return self.engine.evaluate(
+            readings = self.engine.evaluate(
                 self.averaged_model, pool, read, with_confusion=with_confusion
             )
+            if self.private is None or readings is None:
+                return readings
+            return readings.only(self.private.readings)
 
-    def _mean_loss(self, losses: Mapping[str, float | None]) -> float | None:
+    def _mean_loss(self, collector: UpdateCollector) -> float | None:
         known = [
-            (each, self.engine.sizes[n]) for n, each in sorted(losses.items()) if each is not None
+            (each, self.engine.sizes[n])
+            for n, each in sorted(collector.losses.items())
+            if each is not None
         ]
         if not known:
-            return None
+            return collector.mean_loss
         return sum(loss * size for loss, size in known) / sum(size for _, size in known)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
@@ -56,11 +56,17 @@ class UpdateCollector:
         """What the totals of all processes come to."""
         self._stack: StackedSums | None = None
         self._members: list[int] = []
+        self.noise: Tensor | None = None
+        """Where clients have added the noise that a budget asks for: its variance over that."""
+        self.mean_loss: float | None = None
+        """Where losses are known in total alone."""
         self.bytes_up = 0
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
         experiment = method.experiment
         rule = find_aggregator(experiment.aggregation.rule)
+        self.template = guard.template
+        """Tensors of the shapes and types of what is averaged."""
         self._aggregation = BoundedAggregation(
             rule(guard.template, experiment, broadcast.round), broadcast, bounds
         )
@@ -81,8 +87,9 @@ class UpdateCollector:
         """The clients whose updates count, in order of name."""
         return sorted(self.prototypes)
 
-    def add(self, update: Update | Failure) -> None:
+    def add(self, update: Update | Failure | Total) -> None:
         """Judge an update; fold it in, or write down why not. A client's first verdict stands."""
+        assert not isinstance(update, Total)
         if isinstance(update, Failure):
             self._reject(update, update.reason)
             return
@@ -202,7 +209,9 @@ class UpdateCollector:
         weight = 0.0
         try:
             if update.averaged is not None:
-                weight = self._method.weigh(update, self._server)
+                # Under a budget all count alike: how many samples a client has is not told.
+                is_private = self._method.experiment.privacy.has_budget
+                weight = 1.0 if is_private else self._method.weigh(update, self._server)
         # A method's own formula on a stranger's numbers may overflow.
         except Exception as error:
             self._reject(update, f"it cannot be weighed ({type(error).__name__})")
@@ -296,14 +305,14 @@ class UpdateCollector:
 
 
 def in_name_order(
-    updates: Iterable[Update | Failure], chosen: Sequence[str]
-) -> Iterator[Update | Failure]:
+    updates: Iterable[Update | Failure | Total], chosen: Sequence[str]
+) -> Iterator[Update | Failure | Total]:
     """Pass updates on in the order of `chosen`, whatever their arrival: sums depend on the order.
 
     One that comes early waits for those before it; what nobody asked for comes last.
     """
-    early: dict[str, Update | Failure] = {}
-    last: list[Update | Failure] = []
+    early: dict[str, Update | Failure | Total] = {}
+    last: list[Update | Failure | Total] = []
     expected = deque(chosen)
     for update in updates:
         # A list, not a set: a name that cannot be hashed must not end the round.

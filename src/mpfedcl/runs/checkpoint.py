@@ -7,18 +7,35 @@ over both. Without a manifest, or with one that does not match, a checkpoint doe
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
-from mpfedcl.files import write_atomically
+from mpfedcl.files import read_bounded, write_atomically
+from mpfedcl.json_files import FileContent, load_json, validate_content
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _KEPT = 2
+_MOST_TENSOR_BYTES = 2**40
+"""More than any machine reads at once: devices and pipes are refused, large models are not."""
+
+
+class _Manifest(FileContent):
+    """The JSON of a checkpoint."""
+
+    format: Annotated[int, Field(le=FORMAT)]
+    round: Annotated[int, Field(ge=1, le=10**9)]
+    received: dict[str, Annotated[int, Field(ge=0, le=10**9)]]
+    """In which round each client's prototypes came."""
+    record: RoundRecord
 
 
 @dataclass(frozen=True)
@@ -100,14 +117,21 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     problems: list[str] = []
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
-            manifest = json.loads(path.read_bytes())
-            content = path.with_suffix(".safetensors").read_bytes()
-            if manifest.pop("sha256") != _sign(manifest, content):
-                raise ValueError("its hash does not match")
-            return _unpack(load(content), manifest), problems
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return _load(path), problems
+        except (OSError, ValueError, KeyError, InvalidInput, SafetensorError) as error:
             problems.append(f"{path.with_suffix('').name} is damaged ({error})")
     return None, problems
+
+
+def _load(path: Path) -> Checkpoint:
+    manifest = load_json(read_bounded(path))
+    content = read_bounded(path.with_suffix(".safetensors"), _MOST_TENSOR_BYTES)
+    signed = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+    if signed != _sign(manifest, content):
+        raise ValueError("its hash does not match")
+    # A hash shows damage, not who wrote it: a run may come from a stranger.
+    validate_content(manifest, _Manifest, "its manifest", strict=True)
+    return _unpack(load(content), manifest)
 
 
 def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:

@@ -1,6 +1,5 @@
 """The run directory: all that a run leaves behind, in plain files."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -12,13 +11,18 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
+from mpfedcl.files import read_bounded, remove_leftovers, write_atomically
+from mpfedcl.json_files import load_json, validate_content
 from mpfedcl.methods import Reading
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.rounds.record import parse_record
 from mpfedcl.runs.change import finish_change, is_changing
-from mpfedcl.runs.run_files import Confusion, Partition
+from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
 from mpfedcl.tensors import Tensors, pack_tensors
+
+_MOST_RECORD_BYTES = 2**31
+"""Of all records of a run: two megabytes a round for ten thousand clients, a thousand rounds."""
 
 
 class RunDirectory:
@@ -56,8 +60,11 @@ class RunDirectory:
         directory = cls(path)
         if not directory.holds_run():
             raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
+        directory._refuse_links()
         directory._acquire(named)
         try:
+            for folder in (path, *path.iterdir()):
+                remove_leftovers(folder)
             finish_change(path)
         except BaseException:
             directory.close()
@@ -113,18 +120,24 @@ class RunDirectory:
         write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
 
     def read_records(self) -> list[dict[str, Any]]:
-        """Return the records of whole lines; a line cut off by a crash or damaged is left out."""
-        records = []
-        path = self.path / "rounds.jsonl"
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
+        """Return the records of rounds, each later than the one before.
+
+        A line that was cut off by a crash, is damaged or was never ours is left out.
+        """
+        records: list[dict[str, Any]] = []
+        for line in self._read_record_bytes().splitlines():
+            record = parse_record(line)
+            if record and (not records or record["round"] > records[-1]["round"]):
+                records.append(record)
         return records
 
     def count_records(self) -> int:
         """Return how many lines the records have, unread: for whoever looks twice a second."""
+        return self._read_record_bytes().count(b"\n")
+
+    def _read_record_bytes(self) -> bytes:
         path = self.path / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return read_bounded(path, _MOST_RECORD_BYTES) if path.exists() else b""
 
     def append_record(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
@@ -213,9 +226,11 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
+            content: dict[str, Any] = load_json(read_bounded(path))
         except ValueError as error:
             raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
+        # What others have written gets the same sentence here as in a report.
+        validate_content(content, SCHEMAS.get(name, AnyTable), str(path), strict=True)
         return content
 
     def read_summary(self) -> dict[str, Any] | None:
@@ -226,6 +241,14 @@ class RunDirectory:
         """Remove the mark of a finished run, and what else sums it up, before it is resumed."""
         for name in ("summary.json", "convergence.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
+
+    def _refuse_links(self) -> None:
+        """Refuse a run whose files are elsewhere: what is written to it would go there."""
+        for entry in sorted(self.path.iterdir()):
+            if entry.is_symlink():
+                raise InvalidInput(
+                    f"{entry} is a link; a run that is written to must hold its files itself."
+                )
 
     def _acquire(self, named: str = "out") -> None:
         """Lock the folder; the system lets go when the process ends, however it ends."""

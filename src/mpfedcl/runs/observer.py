@@ -90,6 +90,9 @@ class Companions:
     once."""
     wrap_engine: WrapEngine = lambda _assembly, engine, _local, _peers: engine
     """Measurements beside the training; in every process of a simulation."""
+    change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
+    """Lets one client join or leave a finished run over a network, and tells what came of it:
+    `mpfedcl.deployment.exchange_over_network` says how."""
 
 
 NO_COMPANIONS = Companions()

@@ -1,6 +1,8 @@
 """The JSON files of a run directory beside its records, written and read by these declarations."""
 
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +10,12 @@ from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
 from mpfedcl.methods import TESTS, Reading, Test
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class AnyTable(FileContent):
+    """A file of which nothing is known but that it holds a table."""
 
 
 class Summary(FileContent):
@@ -43,6 +51,8 @@ class Summary(FileContent):
     """Of the last round, by the client that sent most."""
     rejected: int = 0
     """Updates that were rejected, in all rounds."""
+    privacy: dict[str, Any] | None = None
+    """The budget (unit, epsilon, delta) and what the run has spent of it; None without one."""
     versions: dict[str, str]
     threads: int | None = None
 
@@ -50,8 +60,8 @@ class Summary(FileContent):
 class ClientSamples(FileContent):
     """What a client holds: training samples by class, and the number of test samples."""
 
-    train: list[int]
-    test: int
+    train: list[_Count]
+    test: _Count
 
 
 class Partition(FileContent):
@@ -99,3 +109,25 @@ class Confusion(FileContent):
         if any(len(each) != size for each in self.unanswered.values()):
             raise ValueError("a client's unanswered images are not one number per class")
         return self
+
+
+class NetworkRun(FileContent):
+    """federation.json: what clients over a network must have in common."""
+
+    run: str
+    """By which clients know the run."""
+    input_size: Annotated[int, Field(ge=1, lt=2**31)]
+    encoder: str
+    samples: Literal["images", "vectors"] = "images"
+    image_shape: list[_Count] = Field(default_factory=list)
+
+
+SCHEMAS: Mapping[str, type[FileContent]] = MappingProxyType(
+    {
+        "summary.json": Summary,
+        "partition.json": Partition,
+        "confusion.json": Confusion,
+        "federation.json": NetworkRun,
+    }
+)
+"""What must be in the files of a run, by their names."""

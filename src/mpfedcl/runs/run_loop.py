@@ -7,6 +7,7 @@ from typing import Any
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
+from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -48,6 +49,8 @@ class RunLoop:
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
+        if self._round_loop.private is not None:
+            self._round_loop.private.log = ReleaseFolder(directory.path)
         records = self._restore(directory, observer)
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
@@ -85,6 +88,9 @@ class RunLoop:
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""
         assert self._group is not None
+        if self._round_loop.private is not None:
+            # The leader draws for all, and tells.
+            self._round_loop.private.log = None
         if checkpoint := self._group.broadcast():
             self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
         while self._has_next_round(True):
@@ -104,7 +110,7 @@ class RunLoop:
         is_last = number == self._experiment.rounds
         record = self._round_loop.run_round(
             evaluate=self._experiment.evaluates(number),
-            keep_models=is_last and self._experiment.personal_models,
+            keep_models=is_last and self._keeps_personal_models,
             with_confusion=is_last,
         )
         return record, is_last
@@ -174,8 +180,13 @@ class RunLoop:
     def _pool(self) -> PrototypePool | None:
         return self._round_loop.pool if self._method.shares_prototypes else None
 
+    @property
+    def _keeps_personal_models(self) -> bool:
+        # Under a privacy budget they are each client's own affair: they know its samples by heart.
+        return self._experiment.personal_models and not self._experiment.privacy.has_budget
+
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        if self._experiment.personal_models:
+        if self._keeps_personal_models:
             yield from self._engine.personal_models(self._round_loop.shared_parameters)
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
@@ -188,14 +199,35 @@ class RunLoop:
         if self._group is not None:
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
-            self._restore_checkpoint(checkpoint)
+            self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
 
-    def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def _restore_checkpoint(self, checkpoint: Checkpoint, shown: str = "the checkpoint") -> None:
+        try:
+            if not self._fits(checkpoint):
+                raise ValueError
+            self._engine.restore(checkpoint.clients, checkpoint.record)
+        # A run may come from a stranger, whose tensors can be of any name and shape.
+        except (ValueError, KeyError, IndexError, TypeError, RuntimeError):
+            raise InvalidInput(
+                f"{shown} does not fit the experiment; it must be as the run wrote it, or the run "
+                "must be started again in a new folder."
+            ) from None
         self._round_loop.state = checkpoint.state.to(self._assembly.device)
-        self._engine.restore(checkpoint.clients, checkpoint.record)
+
+    def _fits(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether a checkpoint is of this model: its parameters, and its prototypes' size."""
+
+        def form(tensors: Tensors) -> dict[str, object]:
+            return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+
+        now, width = self._round_loop.state.server.params, self._assembly.model.embedding_size
+        rows = [rows for _, rows in checkpoint.state.prototypes.values()]
+        return form(checkpoint.state.server.params) == form(now) and all(
+            each.dimension == width for each in rows
+        )
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
         """Sum up the run if its last round is done."""

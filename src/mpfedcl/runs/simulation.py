@@ -17,8 +17,15 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
-from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import (
+    check_enough_clients,
+    check_secure_sums,
+    describe_secure_sums,
+)
+from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
 from mpfedcl.runs.run_loop import RunLoop
@@ -34,11 +41,13 @@ def run_simulation(
     _refuse_in_worker()
     asked = experiment.rounds
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    check_secure_sums(experiment)
     if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         observer.on_warning(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
+    experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
     with _lead_processes(experiment) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
@@ -55,6 +64,7 @@ def resume_simulation(
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
+        changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
         with _lead_processes(changed) as (experiment, group):
             simulation = _Simulation(experiment, group, companions.wrap_engine)
@@ -96,12 +106,14 @@ class _Simulation(RunLoop):
         if group is not None:
             engine = DistributedEngine(local, sizes, group, device)
         engine = wrap_engine(assembly, engine, local, group)
+        if experiment.secure_sums:
+            engine = _add_securely(assembly, engine)
         super().__init__(assembly, engine, self._data.class_names)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        for notice in self._data.notices:
+        for notice in [*self._data.notices, *describe_secure_sums(self._experiment)]:
             observer.on_warning(notice)
         return super().run(directory, observer)
 
@@ -138,6 +150,14 @@ class _Simulation(RunLoop):
                 "as then, or the run must be started again in a new folder."
             )
         directory.write_partition(now)
+
+
+def _add_securely(assembly: Assembly, engine: Engine) -> Engine:
+    # Only now: what it needs is an extra.
+    from mpfedcl.engines.secure_sums import SecureSumsEngine
+
+    check_enough_clients(assembly.experiment, len(engine.sizes))
+    return SecureSumsEngine(assembly, engine)
 
 
 def _refuse_in_worker() -> None:

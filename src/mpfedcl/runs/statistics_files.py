@@ -56,7 +56,7 @@ def read_statistics(
     try:
         with safe_open(file, "pt") as opened:
             theirs = json.loads((opened.metadata() or {}).get("encoder", "null"))
-    except (ValueError, SafetensorError) as error:
+    except (ValueError, RecursionError, SafetensorError) as error:
         raise InvalidInput(f"{file} cannot be read as safetensors: {error}.") from None
     shapes = {
         "counts": [num_classes],

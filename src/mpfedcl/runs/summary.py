@@ -34,6 +34,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         parameters_sent=last["sent"]["parameters"],
         prototype_floats_sent=last["sent"]["prototype_floats"],
         rejected=sum(len(record["clients"]["rejected"]) for record in records),
+        privacy=last.get("privacy"),
         versions=versions(),
         threads=torch.get_num_threads(),
     )

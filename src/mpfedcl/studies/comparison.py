@@ -26,6 +26,12 @@ class Comparison:
         cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
     ) -> "Comparison":
         """Plan a comparison in a folder, new or interrupted."""
+        if base.privacy.has_budget:
+            raise InvalidInput(
+                f"privacy.epsilon is {base.privacy.epsilon:g}; for a comparison it must be left "
+                "out: each run on private data is a release that costs as much, and choosing by "
+                "them costs all of theirs together. Choose on data that need no budget."
+            )
         for name, values in (("methods", methods), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
                 raise InvalidInput(

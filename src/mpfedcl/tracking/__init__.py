@@ -11,7 +11,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.tracking.tracker import Tracker, read_failures, write_failures
-from mpfedcl.user_classes import allow_current_folder, import_class
+from mpfedcl.user_classes import import_class
 
 __all__ = ["Record", "Tracker", "add_trackers", "make_trackers", "read_failures"]
 
@@ -69,7 +69,6 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
 
 def _make_tracker(name: str) -> Tracker:
     if ":" in name:
-        allow_current_folder()
         users = import_class("track", name, Tracker)
         try:
             return users()

@@ -148,7 +148,7 @@ def _read_round_prototypes(file: Path) -> RoundPrototypes | None:
             [int(counts[row]) for row in rows],
             [str(names[int(owners[row])]) for row in rows],
         )
-    except (InvalidInput, SafetensorError, ValueError, KeyError, TypeError, IndexError):
+    except (InvalidInput, SafetensorError, ValueError, LookupError, TypeError, RecursionError):
         return None
     is_sound = (
         vectors.ndim == 2

@@ -12,6 +12,7 @@ from mpfedcl.experiment import Experiment
 _Dir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 _OpenText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 _OpenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+_OpenFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 _OpenPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 
@@ -40,17 +41,17 @@ class FederationInit:
 class FederationServer:
     """Start the server of a federation and keep it running until Ctrl-C.
 
-    It listens on this machine alone unless told otherwise: whoever reaches its port reaches the
-    part that starts runs too (docs/federation.md says how to open it safely). Example:
-    `mpfedcl federation server lab`.
+    It listens on this machine alone unless told otherwise (docs/federation.md says how to open it).
+    Clients need their keys to take part; runs are started by whoever can read the server's secret,
+    a file in its folder. Example: `mpfedcl federation server lab`.
     """
 
     directory: _Dir
     """The federation's folder."""
     bind: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 for all, behind something that guards it."""
+    """Address to listen at; 0.0.0.0 for all."""
     insecure: Flag = False
-    """No TLS and no keys, for trying things out on this machine."""
+    """No TLS and no keys, for trying things out on this machine; runs still need the secret."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class FederationClient:
     """Where the encoder's weights are [default: as for a run]."""
     min_cluster_size: int = 1
     """Never send a prototype that stands for fewer images, whatever the experiment says."""
+    max_epsilon: _OpenFloat = None
+    """Take part only under a privacy budget whose noise this client adds itself, and let out no
+    more than this in all runs together."""
+    secure_sums: Flag = False
+    """Take part with secure sums alone: the server must not see this client's updates."""
     device: str = "cpu"
     """Where tensors live: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()
@@ -110,3 +116,24 @@ class FederationStart:
     json: Flag = False
     """Print the summary as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)
+
+
+@dataclass(frozen=True)
+class FederationUpdate:
+    """Let one client join a finished run of one exchange, bring new images to it, or leave it.
+
+    Only that client need be connected to the federation's server. Examples:
+    `mpfedcl federation update lab --run runs/lab --client clinic-7`,
+    `mpfedcl federation update lab --run runs/lab --client clinic-7 --leave`.
+    """
+
+    directory: _Dir
+    """The federation's folder."""
+    run: _OpenPath = None
+    """The run directory: of fedgauss or its family, over a network."""
+    client: _OpenText = None
+    """The client's name; one that is in the run sends sums that stand for all it had."""
+    leave: Flag = False
+    """Take the client out; it must be connected only where the run keeps no sums of each."""
+    json: Flag = False
+    """Print what came of it as JSON and nothing else."""

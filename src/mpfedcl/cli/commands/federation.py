@@ -1,29 +1,30 @@
 """`mpfedcl federation init` and `server`."""
 
 import signal
+import subprocess
 import time
 from pathlib import Path
-
-import psutil
 
 from mpfedcl.cli.arguments.federation import FederationInit, FederationServer
 from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.errors import InvalidInput
 from mpfedcl.network.flower.programs import (
-    end_app_starters,
     environment,
-    find_app_starters,
+    is_loopback,
     local_address,
-    program,
-    register_clients,
+    require_flower,
+    server_executor_command,
     superlink_command,
     write_connection,
 )
 from mpfedcl.network.processes import end_of_log, is_port_in_use, running, wait_for_port
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
 
-_POLL_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+_CLIENTS_SECONDS = 5.0
 """Between two checks for clients that were added while the server runs."""
+_RESTART_SECONDS = 5.0
+"""Before a process for the next run, if the one before ended badly."""
 
 
 def federation_init_command(arguments: FederationInit) -> int:
@@ -34,7 +35,7 @@ def federation_init_command(arguments: FederationInit) -> int:
         raise InvalidInput(f"clients is {arguments.clients}; it must be from 1 to 1000.")
     if not 1 <= arguments.port <= 65_535:
         raise InvalidInput(f"port is {arguments.port}; it must be from 1 to 65535.")
-    program("flower-superlink")
+    require_flower()
     count = arguments.clients or 0
     width = len(str(count - 1))
     names = arguments.names or tuple(f"client-{number:0{width}}" for number in range(count))
@@ -47,43 +48,90 @@ def federation_init_command(arguments: FederationInit) -> int:
 
 
 def federation_server_command(arguments: FederationServer) -> int:
-    """Run Flower's SuperLink, and let the clients' keys in."""
+    """Run Flower's SuperLink, let the clients' keys in, and run what is submitted."""
     folder = ServerFolder.open(arguments.directory)
     console = stderr_console()
     host = local_address(arguments.bind)
+    _check_server(arguments, folder)
     if is_port_in_use(host, folder.port):
         raise InvalidInput(f"port is {folder.port}; it is already in use: end that server first.")
-    if not arguments.insecure:
-        check_private(folder.server / "server.key")
     write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
     # No run outlives the server that it ran on.
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
     command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
-    starters: set[psutil.Process] = set()
     end_by_signals()
     try:
         with running(command, environment(folder.flower_home), log) as process:
             wait_for_port(process, host, folder.port, log)
-            if not arguments.insecure:
-                register_clients(folder)
-            security = "without TLS or keys" if arguments.insecure else "TLS, node keys"
+            _open_control_path(arguments, folder)
+            security = "no TLS, no keys" if arguments.insecure else "TLS, node keys"
             console.print(
-                f"Server at {arguments.bind}:{folder.port} ({security}); log: {log}. "
-                "Ctrl-C ends it."
+                f"Server at {arguments.bind}:{folder.port} ({security}, a secret to start runs); "
+                f"log: {log}. Ctrl-C ends it."
             )
-            known = folder.clients
-            starters |= find_app_starters(process)
-            while process.poll() is None:
-                time.sleep(_POLL_SECONDS)
-                starters |= find_app_starters(process)
-                known = _register_new_clients(arguments, folder.root, known)
+            _supervise(arguments, folder, process, log)
             raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log)}")
     except KeyboardInterrupt:
         console.print("Server ended.")
         return 0
-    finally:
-        end_app_starters(starters)
+
+
+def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
+    """Refuse what would break a promise, and say what is weaker than it could be."""
+    require_flower()
+    check_folder(folder.server)
+    folder.make_secret()
+    check_private(folder.secret)
+    folder.read_secret()
+    if not arguments.insecure:
+        check_private(folder.server / "server.key")
+    is_local = is_loopback(arguments.bind)
+    if arguments.insecure and not is_local:
+        raise InvalidInput(
+            f"bind is {arguments.bind!r}; with --insecure it must be 127.0.0.1: without TLS the "
+            "secret and all that clients send can be read on the way."
+        )
+    if arguments.insecure:
+        stderr_console().print(
+            "Without TLS and keys: every user of this machine can take part as a client, under any "
+            "name. Starting a run still needs the secret."
+        )
+    elif not is_local:
+        stderr_console().print(
+            f"Listening at {arguments.bind}: whoever reaches the port needs a client's key to take "
+            "part and the secret to start runs. nginx in front of it (server/nginx.conf) lets "
+            "nobody else even ask."
+        )
+
+
+def _supervise(
+    arguments: FederationServer, folder: ServerFolder, process: subprocess.Popen[bytes], log: Path
+) -> None:
+    """Keep a process ready for the next run, and let new clients in, while the server runs."""
+    known, checked = folder.clients, time.monotonic()
+    while process.poll() is None:
+        with running(
+            server_executor_command(folder), environment(folder.flower_home), log
+        ) as executor:
+            while process.poll() is None and executor.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                if time.monotonic() - checked > _CLIENTS_SECONDS:
+                    checked = time.monotonic()
+                    known = _register_new_clients(arguments, folder.root, known)
+        # One that has done its run ends with 0; another may end again at once.
+        if executor.poll() and process.poll() is None:
+            time.sleep(_RESTART_SECONDS)
+
+
+def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
+    """Let clients in, and the server's user at the control path."""
+    # Only now: Flower takes a second to load.
+    from mpfedcl.network.flower.control import lend_secret, register_clients
+
+    lend_secret(folder)
+    if not arguments.insecure:
+        register_clients(folder)
 
 
 def _register_new_clients(
@@ -93,7 +141,7 @@ def _register_new_clients(
     try:
         folder = ServerFolder.open(root)
         if folder.clients != known and not arguments.insecure:
-            register_clients(folder)
+            _open_control_path(arguments, folder)
             new = [name for name in folder.clients if name not in known]
             stderr_console().print(f"New clients: {', '.join(new)}")
     except InvalidInput as error:
@@ -104,13 +152,29 @@ def _register_new_clients(
 
 
 def check_private(path: Path) -> None:
-    """Refuse a private key that others can read."""
+    """Refuse a private key or secret that others can read."""
     from mpfedcl.network.setup.keys import is_private
 
     if not path.is_file():
         raise InvalidInput(f"{path} does not exist; mpfedcl federation init makes it.")
     if not is_private(path):
         raise InvalidInput(f"{path} can be read by others; its mode must be 0600.")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that others can change; warn where they can look into it."""
+    from mpfedcl.network.setup.keys import find_open
+
+    changeable, is_open = find_open(folder)
+    if changeable is not None:
+        raise InvalidInput(
+            f"{changeable} can be changed by others; the mode of {folder} must be 0700."
+        )
+    if is_open:
+        stderr_console().print(
+            f"{folder} can be entered by other users of this machine, who can read what is in it "
+            f"but keys and secrets; chmod 700 {folder} closes it."
+        )
 
 
 def end_by_signals() -> None:

@@ -13,7 +13,7 @@ from mpfedcl.cli.commands.run import describe_round, draw_figures, show_result
 from mpfedcl.cli.progress import progress_bar, stderr_console, stop_after_round
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.files import unused_folder
-from mpfedcl.network.flower.programs import is_server_running, stop_run, submit
+from mpfedcl.network.flower.programs import is_server_running, require_flower
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import read_status, stop_file
 from mpfedcl.network.setup.folders import ServerFolder
@@ -34,19 +34,35 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
+    require_flower()
     if arguments.resume is None:
         # Now: whoever starts a run is still watching, and the server may be far away.
         check_experiment(arguments.settings)
+    again = f"mpfedcl federation start {folder.root} --resume {path}"
+    follower = follow_run(folder, path, _run_config(arguments, folder, path), again)
+    return _report_end(arguments, follower, path)
+
+
+def follow_run(
+    folder: ServerFolder, path: Path, run_config: dict[str, str], again: str
+) -> "RunFollower":
+    """Hand something to the server and show where it is until it has ended.
+
+    `path` is the run directory, `again` the command that goes on where this one was cut off.
+    """
     under_way = read_status(folder.status)
     if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
         raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
+    # Only now: Flower takes a second to load.
+    from mpfedcl.network.flower.control import stop_run, submit
+
     console = stderr_console()
     with stop_after_round(console) as stop, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None, note="")
         folder.status.unlink(missing_ok=True)
         stop_file(folder.status).unlink(missing_ok=True)
-        number = submit(folder, _run_config(arguments, folder, path))
-        follower = _RunFollower(folder, path, bar, task)
+        number = submit(folder, run_config)
+        follower = RunFollower(folder, path, bar, task, again)
         try:
             while follower.is_running():
                 if stop():
@@ -58,7 +74,7 @@ def federation_start_command(arguments: FederationStart) -> int:
             raise
         finally:
             stop_file(folder.status).unlink(missing_ok=True)
-    return _report_end(arguments, follower, path)
+    return follower
 
 
 def _choose_path(arguments: FederationStart) -> Path:
@@ -92,15 +108,17 @@ def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) ->
     return {**places, "experiment": experiment.to_toml(), "out": str(path.resolve())}
 
 
-class _RunFollower:
+class RunFollower:
     """Reads the status that the server's process writes, and shows it."""
 
-    def __init__(self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID) -> None:
+    def __init__(
+        self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID, again: str
+    ) -> None:
         self.status: dict[str, Any] = {}
         self.round = 0
         """The last round that was seen to begin."""
         self._folder, self._directory = folder, RunDirectory(path)
-        self._bar, self._task = bar, task
+        self._bar, self._task, self._again = bar, task, again
         self._began = time.monotonic()
         self._reached = self._moved = self._began
         self._modified = 0.0
@@ -123,8 +141,8 @@ class _RunFollower:
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:
                 raise RunCutShort(
-                    "the server's process has gone; what was done is kept. Resume with: mpfedcl "
-                    f"federation start {self._folder.root} --resume {self._directory.path}"
+                    "the server's process has gone; what was done is kept. Resume with: "
+                    f"{self._again}"
                 )
             return False
         self._check_server()
@@ -148,8 +166,8 @@ class _RunFollower:
             self._reached = now
             return
         raise RunCutShort(
-            "the server has gone; what was done is kept. Start it again, then resume with: mpfedcl "
-            f"federation start {self._folder.root} --resume {self._directory.path}"
+            "the server has gone; what was done is kept. Start it again, then resume with: "
+            f"{self._again}"
         )
 
     def _show(self) -> None:
@@ -172,7 +190,7 @@ class _RunFollower:
         )
 
 
-def _report_end(arguments: FederationStart, follower: _RunFollower, path: Path) -> int:
+def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -> int:
     what = follower.status["what"]
     if what == "failed":
         raise RunCutShort(str(follower.status.get("error", "the server's log says why")))

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +17,10 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.messages import Update
 from mpfedcl.methods import find_method, is_built_in
 from mpfedcl.models import Model
+from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
@@ -28,8 +30,13 @@ from mpfedcl.network.packing import (
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.privacy.ledger import BudgetSpent
+from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.secure_checks import check_secure_sums
+from mpfedcl.rounds.sum_layout import SumLayout
 
+_MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
 """How encoders begin whose names go on with something else than a file."""
 
@@ -50,9 +57,15 @@ class ClientSettings:
     encoder_weights: Path | None = None
     min_cluster_size: int = 1
     """A prototype that stands for fewer images never leaves, whatever the experiment says."""
+    max_epsilon: float | None = None
+    """What this client lets out of its samples in its whole life, in all runs together."""
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
+    key: Path | None = None
+    """The client's key in the federation, by which it signs its part in secure sums."""
+    only_secure_sums: bool = False
+    """Whether it takes part in no run but those with secure sums."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -67,7 +80,11 @@ class ClientSettings:
         for key, number in numbers.items():
             if number is not None and not str(number).isdecimal():
                 raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
-        paths = {key: _path(values.get(key)) for key in ("memory", "data", "encoder-weights")}
+        most = values.get("max-epsilon")
+        if most is not None and not 0 < float(most) <= _MOST_EPSILON:
+            raise InvalidInput(f"max-epsilon is {most}; it must be above 0 and at most 100.")
+        names = ("memory", "data", "encoder-weights", "key")
+        paths = {key: _path(values.get(key)) for key in names}
         return cls(
             name=name,
             state=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
@@ -76,8 +93,11 @@ class ClientSettings:
             encoder=str(values["encoder"]) if values.get("encoder") else None,
             encoder_weights=paths["encoder-weights"],
             min_cluster_size=int(numbers["min-cluster-size"]),
+            max_epsilon=None if most is None else float(most),
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
+            key=paths["key"],
+            only_secure_sums=values.get("secure-sums") is True,
         )
 
 
@@ -97,8 +117,10 @@ class NetworkClient:
         """Return the answer to a request."""
         try:
             return self._answer(kind, message)
-        except ClientRefusal:
+        except (ClientRefusal, SumRefusal):
             raise
+        except BudgetSpent:
+            raise ClientRefusal("what it lets out in its life is spent (--max-epsilon).") from None
         except InvalidInput as error:
             # It may name files, and the names of files may name people.
             print(error, file=sys.stderr, flush=True)
@@ -112,6 +134,9 @@ class NetworkClient:
             raise ClientRefusal(f"the {newer} is of a newer version; the {older} must be updated.")
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
+        self._check_budget(experiment)
+        if kind == "secure":
+            return self._sums(experiment, message).answer()
         device = find_device(self._settings.device)
         if kind == "hello":
             # A run begins: images may have come since the one before.
@@ -120,7 +145,7 @@ class NetworkClient:
             self.loaded = (experiment, *self._load(experiment, device))
         _, data, model = self.loaded
         if kind == "hello":
-            return self._introduce(data)
+            return self._introduce(data, tells_counts=experiment.tells_counts)
         assembly = assemble(
             experiment,
             model,
@@ -138,7 +163,8 @@ class NetworkClient:
         if message.value("read", bool):
             has_own = after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
-            readings = trainer.evaluate(broadcast, own, message.value("confuse", bool))
+            confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
+            readings = trainer.evaluate(broadcast, own, confuses)
             late = {"late": readings.to_values()}
             # Whoever trains has kept it; nothing is made of one exchange before its outcome.
             if kind == "close" and own and not assembly.method.trains:
@@ -148,9 +174,60 @@ class NetworkClient:
         update, kept = trainer.train(broadcast, state)
         if update.loss is not None and not math.isfinite(update.loss):
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
+        if experiment.privacy.has_budget:
+            update = self._release(update, experiment, store, broadcast.round)
+        elif self._settings.min_cluster_size > 1:
+            update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.round, kept, after=after)
-        answer = pack_update(update)
+        if experiment.secure_sums:
+            encode = partial(SumLayout(assembly).encode, update)
+            if experiment.privacy.has_budget:
+                encode = partial(draw_once, store, broadcast.round, experiment, encode)
+            answer = self._sums(experiment, message).mask(encode)
+        else:
+            answer = pack_update(update)
         return Message({**answer.values, **late}, answer.arrays)
+
+    def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
+        if not experiment.secure_sums:
+            raise ClientRefusal("secure_sums is False; it must be True for such a message.")
+        try:
+            check_secure_sums(experiment)
+        except InvalidInput as error:
+            raise ClientRefusal(str(error)) from None
+        settings = self._settings
+        return SecureSums(settings.name, settings.state, settings.key, experiment, message)
+
+    def _release(
+        self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
+    ) -> Update:
+        """Return what may leave under a privacy budget: no count and no loss as they are.
+
+        Noise is drawn once for a round, and stored before it leaves: asked again, the client
+        sends the same numbers again.
+        """
+        if experiment.privacy.trust == "nobody" and update.summed:
+            drawn = dict(update.summed)
+            mechanism = PrivateSums.of(experiment.privacy, has_moments="moment" in drawn)
+            assert mechanism is not None
+            limit = self._settings.max_epsilon
+            summed = store.keep_release(
+                round_number, drawn, mechanism.multiplier, experiment.privacy, limit
+            )
+            update = replace(update, summed=summed)
+        return replace(update, num_samples=1, loss=None)
+
+    def _check_budget(self, experiment: Experiment) -> None:
+        """Refuse an experiment that keeps no budget, or a larger one than this client allows."""
+        most, privacy = self._settings.max_epsilon, experiment.privacy
+        if most is None:
+            return
+        if privacy.epsilon is None or privacy.epsilon > most or privacy.trust != "nobody":
+            asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
+            raise ClientRefusal(
+                f"privacy.epsilon is {asked} and privacy.trust {privacy.trust!r}; this client "
+                f"takes part with at most {most:g}, and with noise of its own (trust nobody)."
+            )
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment, without any path or code that it names."""
@@ -170,6 +247,11 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
+        if settings.only_secure_sums and not experiment.secure_sums:
+            raise ClientRefusal(
+                "secure_sums is False; this client takes part with secure sums alone "
+                "(--secure-sums)."
+            )
         name = settings.encoder or experiment.encoder.name
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
             # The server cannot know, and says what is right for images.
@@ -219,18 +301,23 @@ class NetworkClient:
         if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
 
-    def _introduce(self, data: FederatedData) -> Message:
+    def _introduce(self, data: FederatedData, *, tells_counts: bool) -> Message:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
-            train=tuple(data.label_counts()[0].tolist()),
-            test=len(data.test_labels),
+            train=self._told_counts(data) if tells_counts else (),
+            test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
             samples="vectors" if data.holds_vectors else "images",
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
         ).to_message()
+
+    def _told_counts(self, data: FederatedData) -> tuple[int, ...]:
+        """Return how many images there are of each class; too few of one are told as none."""
+        least = self._settings.min_cluster_size
+        return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 
 
 def _path(value: Any) -> Path | None:

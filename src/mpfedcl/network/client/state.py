@@ -7,10 +7,14 @@ from pathlib import Path
 import torch
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.files import write_atomically
 from mpfedcl.network.message import MessageError
+from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
 
+_NO_LIMIT = 1e9
+"""Epsilon of a client whose operator has set none: it is counted all the same."""
 _RUNS_KEPT = 8
 """The state of older runs is deleted: the disk is not endless."""
 
@@ -46,10 +50,7 @@ class ClientStateStore:
         Beside it stay that round, which counts until the server says otherwise, and the one that
         it began from in turn: a server that has lost its newest checkpoint goes back one.
         """
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True)
-            self._delete_old_runs()
-        self._folder.chmod(0o700)
+        self._make_folder()
         path = self._folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
         write_atomically(path, pack_tensors(kept))
         accepted = self._find(after)
@@ -58,10 +59,51 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
+    def keep_release(
+        self,
+        round_number: int,
+        drawn: Tensors,
+        multiplier: float,
+        privacy: PrivacySettings,
+        most: float | None,
+    ) -> Tensors:
+        """Return what was sent in a round before, else keep and charge what is drawn now.
+
+        All runs together may cost `most`; what they have cost stands beside their folders, and
+        outlives them.
+        """
+        path = self._release_path(round_number)
+        if not path.is_file():
+            budget = ReleaseFolder(self._root)
+            unit = privacy.unit_for(trains=False)
+            limit = most or _NO_LIMIT
+            budget.begin(Ledger(unit, limit, privacy.delta, multiplier))
+            budget.charge(multiplier, limit)
+        return self.keep_drawn(round_number, drawn)
+
+    def keep_drawn(self, round_number: int, drawn: Tensors) -> Tensors:
+        """Return what was sent in a round before, else keep what is drawn now."""
+        path = self._release_path(round_number)
+        if path.is_file():
+            # Damaged, it is refused: noise that is drawn twice protects half as much.
+            return load_tensors(path)
+        self._make_folder()
+        write_atomically(path, pack_tensors(drawn))
+        return drawn
+
+    def _release_path(self, round_number: int) -> Path:
+        return self._folder / f"released-{round_number:06d}.safetensors"
+
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Save the state after a round anew, as what the round has brought becomes known."""
         path = self._find(round_number)
         self.save(round_number, kept, after=_began_from(path) if path else 0)
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True)
+            self._delete_old_runs()
+        self._folder.chmod(0o700)
 
     def _find(self, round_number: int) -> Path | None:
         return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)

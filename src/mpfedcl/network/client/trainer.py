@@ -10,6 +10,7 @@ from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.budget_check import told_readings
 from mpfedcl.rounds.evaluation import (
     ClientReader,
     Evaluator,
@@ -69,7 +70,12 @@ class ClientTrainer:
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
-        return ClientReadings({"own": table["own"], "union": union}, bool(personal), counts)
+        mine, is_personal = table["own"], bool(personal)
+        if self._method.experiment.privacy.has_budget:
+            told = told_readings(self._method)
+            mine = {name: value if name in told else None for name, value in mine.items()}
+            is_personal = False
+        return ClientReadings({"own": mine, "union": union}, is_personal, counts)
 
     def _predict(
         self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False

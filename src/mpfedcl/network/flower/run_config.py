@@ -9,10 +9,11 @@ from typing import Any, get_args, get_origin
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
-KEYS = ("experiment", "settings", "out", "resume", "status")
+KEYS = ("experiment", "settings", "out", "resume", "status", "update", "client", "leave")
 """experiment: a whole TOML document; settings: what to change of it, or of the defaults, as
 `rounds=20 train.lr=0.1`; out, resume: the run directory on the server; status: a file that says
-what is being done."""
+what is being done; update: a finished run of one exchange, which the client named `client` joins,
+or leaves where `leave` is true."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class RunRequest:
     out: Path | None
     resume: Path | None
     status: Path | None
+    update: Path | None
+    client: str
+    leave: bool
 
 
 def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
@@ -48,8 +52,15 @@ def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
     find_method(method)
     base = base.replace(method=method)
     experiment = base.replace(**{n: _parse(n, text, base) for n, text in changes.items()})
-    paths = {key: Path(given[key]) if given[key] else None for key in ("out", "resume", "status")}
-    return RunRequest(experiment, experiment.rounds if "rounds" in changes else None, **paths)
+    places = ("out", "resume", "status", "update")
+    paths = {key: Path(given[key]) if given[key] else None for key in places}
+    if given["leave"] not in ("", "true", "false"):
+        raise InvalidInput(f"leave is {given['leave']!r}; it must be true or false.")
+    if bool(given["client"]) != bool(given["update"]):
+        raise InvalidInput("update and client must be given together: a run, and who changes it.")
+    rounds = experiment.rounds if "rounds" in changes else None
+    leave = given["leave"] == "true"
+    return RunRequest(experiment, rounds, **paths, client=given["client"], leave=leave)
 
 
 def _split_pairs(text: str) -> dict[str, str]:

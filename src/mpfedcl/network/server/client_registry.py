@@ -4,15 +4,20 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Form, Introduction, pack_experiment
+from mpfedcl.network.server.class_agreement import shorten_list
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Reply, Transport
+from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 
 POLL_SECONDS = 0.5
 """Seconds between two polls: far below what starting a client's process takes."""
+_INTRODUCTION = AnswerLimit(num_arrays=16, array_bytes=2**20, text_bytes=2**22)
+"""Ten thousand classes with long names fit in."""
+_POLL_TIMEOUT = 30.0
+"""Seconds that sending and receiving introductions may take at a time."""
 _MOST_REFUSED = 50
 """Refused clients whose reason is remembered: a stranger may use any number of names."""
 
@@ -21,15 +26,25 @@ class ClientRegistry:
     """The clients that are known, by name, and the nodes at which they were last seen."""
 
     def __init__(
-        self, experiment: Experiment, transport: Transport, status: Status, form: Form | None = None
+        self,
+        experiment: Experiment,
+        transport: Transport,
+        status: Status,
+        form: Form | None = None,
+        *,
+        only: str | None = None,
     ) -> None:
         self.members: dict[str, Introduction] = {}
         self.refused: dict[str, str] = {}
         """Why a client may not take part, by the name it gave or its node's."""
+        self.introduced: set[str] = set()
+        """Clients that have introduced themselves since somebody last looked."""
         self.form = form
         """Known from the start where a run is resumed; else what most clients have."""
         self._transport = transport
         self._status = status
+        self._only = only
+        """The one client that is wanted; others that are connected are left alone."""
         self._nodes: dict[int, str] = {}
         """Clients by node."""
         self._asked: dict[str, int] = {}
@@ -62,12 +77,15 @@ class ClientRegistry:
         self._wait_for(wanted, "waiting for clients")
         if self.form is None and self.members:
             self.form = _most_common(self.members)
-            for node, name in list(self._nodes.items()):
-                if reason := self._check_form(self.members[name]):
-                    del self.members[name]
-                    self._remove(node, name, reason)
-        if len(self.members) < self._experiment.min_clients:
-            raise RunCutShort(self._explain_too_few("were there"))
+        odd = {name: self._check_form(each) for name, each in self.members.items()}
+        self.exclude({name: reason for name, reason in odd.items() if reason})
+
+    def wait_for_only(self) -> None:
+        """Wait for the one client that is wanted, at most `network.patience` seconds."""
+        if not self._wait_for(1, f"waiting for {self._only}"):
+            reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
+            patience = self._experiment.network.patience
+            raise RunCutShort(f"{self._only} was not there after {patience:g} s.{reasons}")
 
     def find_connected(self) -> dict[str, int]:
         """Return the node of each connected client; ask nodes that are new who they are.
@@ -84,6 +102,15 @@ class ClientRegistry:
             raise RunCutShort(self._explain_too_few("are left"))
         return here
 
+    def exclude(self, reasons: Mapping[str, str]) -> None:
+        """Leave clients out that cannot take part, by name; the others must be enough."""
+        for node, name in list(self._nodes.items()):
+            if name in reasons:
+                del self.members[name]
+                self._remove(node, name, reasons[name])
+        if len(self.members) < self._experiment.min_clients:
+            raise RunCutShort(self._explain_too_few("were there"))
+
     def ask_for_introduction(self, names: Collection[str]) -> None:
         """Let clients introduce themselves again: what they said may not be true any more."""
         self.seen -= {node for node, name in self._nodes.items() if name in names}
@@ -99,21 +126,34 @@ class ClientRegistry:
         return here
 
     def _poll(self) -> dict[str, int]:
-        present = self._transport.connected_nodes()
+        present = self._find_present()
         new = [node for node in present if node not in self.seen]
         if new:
             settings = self._experiment.network
             # A run may begin without those who load their images for long; they come in later.
             seconds = max(settings.patience, settings.round_timeout)
-            sent = self._transport.send("hello", dict.fromkeys(new, self._hello), seconds)
+            hello = dict.fromkeys(new, self._hello)
+            sent = self._transport.send("hello", hello, seconds, seconds=_POLL_TIMEOUT)
             self._asked |= {request_id: node for node, request_id in sent.items()}
             self.seen |= set(sent)
-        for reply in self._transport.receive(list(self._asked)) if self._asked else []:
-            self._handle_introduction(reply, present)
+        end = time.monotonic() + _POLL_TIMEOUT
+        while self._asked and (left := end - time.monotonic()) > 0:
+            replies = self._transport.receive(dict.fromkeys(self._asked, _INTRODUCTION), left)
+            for reply in replies:
+                self._handle_introduction(reply, present)
+            if not replies:
+                break
         # A node that went away before it said who it is will be asked again if it comes back.
         waiting = set(self._asked.values())
         self.seen &= {*present, *self._nodes, *waiting}
         return {name: node for node, name in self._nodes.items() if node in present}
+
+    def _find_present(self) -> Mapping[int, str]:
+        present = self._transport.connected_nodes()
+        if self._only is None:
+            return present
+        # Without keys nobody knows who it is, until all have been asked.
+        return {node: name for node, name in present.items() if name in ("", self._only)}
 
     def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
         node = self._asked.pop(reply.request_id, None)
@@ -131,6 +171,10 @@ class ClientRegistry:
         except MessageError as error:
             self._remove(node, who, str(error))
             return
+        # Whatever one client says of itself costs that client alone.
+        except Exception as error:
+            self._remove(node, who, f"its introduction cannot be read ({type(error).__name__})")
+            return
         if reason := self._check(member, registered, node, present):
             self._remove(node, registered or member.name, reason)
             return
@@ -139,6 +183,7 @@ class ClientRegistry:
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
         self.members[member.name] = member
+        self.introduced.add(member.name)
 
     def _remove(self, node: int, who: str, reason: str) -> None:
         self._refuse(node, who, reason)
@@ -157,18 +202,22 @@ class ClientRegistry:
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
     ) -> str | None:
         """Return why a client may not take part, or None if it may."""
+        if self._only is not None and member.name != self._only:
+            return f"it is not {self._only}"
         if registered and member.name != registered:
             return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
         elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
         if any(each in present for each in elsewhere):
             return "another client of that name is connected"
+        if not member.train and self._experiment.tells_counts:
+            return "it does not say how many images it has"
         most = self._experiment.network.max_images
         if member.num_samples > most:
             return f"it says that it has {member.num_samples} images; network.max_images is {most}"
         known = self._experiment.dataset.classes
         if known and not set(member.classes) <= set(known):
             odd = sorted(set(member.classes) - set(known))
-            return f"it has the class {odd[0]!r}; the classes are {_shorten(known)}"
+            return f"it has the class {odd[0]!r}; the classes are {shorten_list(known)}"
         encoder = self._experiment.encoder.name
         if member.samples == "vectors" and encoder not in (None, "none"):
             return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
@@ -206,42 +255,13 @@ class ClientRegistry:
         )
 
 
-def agree_on_classes(experiment: Experiment, members: Mapping[str, Introduction]) -> Experiment:
-    """Return the experiment with the classes of all its clients, where it did not name them."""
-    if experiment.dataset.classes:
-        return experiment
-    classes = sorted({name for member in members.values() for name in member.classes})
-    if len(classes) < 2:
-        raise InvalidInput(
-            f"the clients know the class {', '.join(classes)} alone; there must be two or more."
-        )
-    for member in members.values():
-        count = len(member.classes)
-        if _are_numbers(member.classes) and list(member.classes) != classes[:count]:
-            raise InvalidInput(
-                f"{member.name} has classes by number, {_shorten(member.classes)}, which are not "
-                f"the first of all clients' classes, {_shorten(classes)}: dataset.classes must "
-                "name the classes in order."
-            )
-    return experiment.replace(dataset__classes=classes)
-
-
 def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
-    counts = dict(zip(member.classes, member.train, strict=True))
+    # Under a privacy budget nobody says how many.
+    counts = dict(zip(member.classes, member.train, strict=True)) if member.train else {}
     return [counts.get(name, 0) for name in classes]
-
-
-def _are_numbers(classes: Collection[str]) -> bool:
-    """Tell whether classes may be the labels of an npz file, which stand for places."""
-    return all(name.isdecimal() for name in classes)
 
 
 def _most_common(members: Mapping[str, Introduction]) -> Form:
     """Return what most clients have; one that is set up wrongly must not shut the others out."""
     counts = Counter(members[name].form for name in sorted(members))
     return counts.most_common(1)[0][0]
-
-
-def _shorten(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:12])
-    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"

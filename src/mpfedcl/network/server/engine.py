@@ -6,19 +6,28 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.errors import RunCutShort
+from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
 from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
+from mpfedcl.network.server.answer_limits import limit_answer
 from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
+from mpfedcl.network.server.secure_round import SecureRound
+from mpfedcl.network.server.silence import SilentClients
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Reply, Transport
+from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import RoundReadings
-from mpfedcl.tensors import Tensors
+from mpfedcl.rounds.sum_layout import SumLayout
+from mpfedcl.secure_sums import NothingOpened, describe_lost_round
+from mpfedcl.secure_sums.roster import Session
+from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _Content = TypeVar("_Content")
+_SETTLED = "settled/"
+_SUMS = "sums/"
 
 
 class NetworkEngine(Engine):
@@ -34,6 +43,7 @@ class NetworkEngine(Engine):
     ) -> None:
         self.previous_readings: RoundReadings | None = None
         """What the accepted clients read of the round before."""
+        self._assembly = assembly
         self._experiment = experiment = assembly.experiment
         self._num_classes = assembly.method.num_classes
         self._transport = transport
@@ -45,47 +55,100 @@ class NetworkEngine(Engine):
         self._document = pack_experiment(experiment)
         self._connected: dict[str, int] = {}
         """Nodes by client, as of the beginning of the round."""
+        self._resting: dict[str, str] = {}
+        """Why connected clients are left out of it."""
         self.sizes: dict[str, int] = dict(registry.sizes)
         """Training samples by client name; one mapping, which grows as clients come."""
         self.label_counts: dict[str, list[int]] = registry.label_counts
         """The same by class."""
         self._accepted: dict[str, int] = {}
         """The last round in which each client's update was accepted."""
+        self._sent_sums: dict[str, str] = {}
+        self.sums_digests: dict[str, str] = {}
+        """The SHA-256 of the sums of each accepted client: who leaves must send them again."""
+        self._silent = SilentClients()
+        registry.introduced.clear()
         self._round = 0
         self._missing: dict[str, str] = {}
+        self._warnings: list[str] = []
         self._replied: set[str] = set()
         self._late: dict[str, ClientReadings] = {}
         """What clients read of the round before, by client; it counts if they are accepted."""
 
     def absent_clients(self) -> Collection[str]:
         """Find who is connected; a client that has introduced itself since now takes part."""
-        self._connected = self._registry.find_connected()
+        before, self._connected = self._connected, self._registry.find_connected()
+        came_back = self._connected.keys() - before.keys() if before else set()
+        self._silent.note_answers(came_back | self._registry.introduced)
+        self._registry.introduced.clear()
         self.sizes.clear()
         self.sizes.update(self._registry.sizes)
         self.label_counts.clear()
         self.label_counts.update(self._registry.label_counts)
-        return self.sizes.keys() - self._connected.keys()
+        self._resting = self._find_resting()
+        return self.sizes.keys() - (self._connected.keys() - self._resting.keys())
+
+    def _find_resting(self) -> dict[str, str]:
+        """Return the connected clients that are left out now; nobody is if too few would remain."""
+        silent = self._silent.resting(self._round + 1)
+        resting = {name: why for name, why in silent.items() if name in self._connected}
+        is_enough = len(self._connected) - len(resting) >= self._experiment.min_clients
+        return resting if is_enough else {}
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update | Failure | Total]:
         """Send the broadcast and yield updates, until enough clients have answered or time is up.
 
         The same message asks clients to evaluate the round before, if it is to be evaluated.
         """
         self._round, self._replied, self._late = broadcast.round, set(), {}
+        self._warnings = []
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
-        for update in self._exchange("round", broadcast, names, self._read_update, reads=reads):
+        self._note_absent()
+        if self._experiment.secure_sums:
+            yield from self._add_up_securely(broadcast, names, reads=reads)
+            return
+        messages = self._compose("round", broadcast, names, reads=reads)
+        for update in self._exchange("round", messages, self._read_update):
             self._replied.add(update.client)
             yield update
+
+    def _add_up_securely(
+        self, broadcast: Broadcast, names: Sequence[str], *, reads: bool
+    ) -> Iterator[Failure | Total]:
+        """Let the named clients add up their updates; where too few are left nothing is opened."""
+        session = Session(self._run, broadcast.round, self._experiment.secure.threshold)
+        common = {"format": FORMAT, "experiment": self._document}
+        secure = SecureRound(self._exchange, session, SumLayout(self._assembly), common)
+        messages = self._compose("round", broadcast, names, reads=reads)
+
+        def note(name: str, message: Message) -> None:
+            if "late" in message.values:
+                self._late |= self._read_late(name, message)
+
+        try:
+            total = secure.run(names, messages.__getitem__, note)
+        except NothingOpened as error:
+            told = describe_lost_round(broadcast.round, error)
+            if broadcast.round == self._experiment.rounds:
+                raise RunCutShort(told) from None
+            self._warnings = [told]
+            total = None
+        self._replied.update(each.client for each in secure.failures)
+        yield from secure.failures
+        if total is not None:
+            yield total
 
     def read_last_round(self, broadcast: Broadcast) -> tuple[RoundReadings | None, dict[str, Any]]:
         """Let all connected clients read the last round; return also who said nothing sound."""
         self.absent_clients()
         late: dict[str, ClientReadings] = {}
         rejected: dict[str, str] = {}
-        names = sorted(self._connected)
-        for each in self._exchange("close", broadcast, names, self._read_late, reads=True):
+        names = sorted(self._connected.keys() - self._resting.keys())
+        self._note_absent()
+        messages = self._compose("close", broadcast, names, reads=True)
+        for each in self._exchange("close", messages, self._read_late):
             if isinstance(each, Failure):
                 rejected[each.client] = each.reason
             else:
@@ -96,75 +159,105 @@ class NetworkEngine(Engine):
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
-        return {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
+        told = {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
+        return {**told, **({"warnings": self._warnings} if self._warnings else {})}
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Note whose update was accepted; each client is told with its next message."""
         counted = {name: self._late[name] for name in accepted if name in self._late}
         self.previous_readings = gather_readings(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
+        sums = {name: self._sent_sums[name] for name in accepted if name in self._sent_sums}
+        self.sums_digests |= sums
         # Perhaps its images are others than when it introduced itself.
         self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def state(self) -> Tensors:
-        """Return the last round in which each client's update was accepted."""
-        return {f"settled/{name}": torch.tensor(r) for name, r in self._accepted.items()}
+        """Return the last round in which each client's update was accepted, and who is silent."""
+        accepted = {f"{_SETTLED}{name}": torch.tensor(r) for name, r in self._accepted.items()}
+        sums = {
+            f"{_SUMS}{name}": torch.tensor(list(bytes.fromhex(each)), dtype=torch.uint8)
+            for name, each in self.sums_digests.items()
+        }
+        return {**accepted, **sums, **self._silent.state()}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self._accepted = {k.removeprefix("settled/"): int(v) for k, v in state.items()}
+        self._accepted = {
+            name.removeprefix(_SETTLED): int(number)
+            for name, number in state.items()
+            if name.startswith(_SETTLED)
+        }
+        self.sums_digests = {
+            name.removeprefix(_SUMS): bytes(each.tolist()).hex()
+            for name, each in state.items()
+            if name.startswith(_SUMS)
+        }
+        self._silent.restore(state)
+        self._round = int(record["round"])
+
+    def _note_absent(self) -> None:
+        away = self.sizes.keys() - self._connected.keys()
+        self._missing = {**dict.fromkeys(away, "not connected"), **self._resting}
 
     def _exchange(
         self,
         kind: Kind,
-        broadcast: Broadcast,
-        names: Sequence[str],
+        messages: Mapping[str, Message],
         read: Callable[[str, Message], _Content],
         *,
-        reads: bool,
+        limit: AnswerLimit | None = None,
+        share: float = 1.0,
     ) -> Iterator[_Content | Failure]:
-        """Send each named client its message and yield the content of replies as they come."""
+        """Send each named client its message and yield the content of replies as they come.
+
+        `limit` bounds each answer, `share` the time: that part of a round's.
+        """
         settings = self._experiment.network
-        away = self.sizes.keys() - self._connected.keys()
-        self._missing = dict.fromkeys(away, "not connected")
-        clients = {self._connected[name]: name for name in names}
+        seconds = share * settings.round_timeout
+        end = time.monotonic() + seconds
+        clients = {self._connected[name]: name for name in messages}
         with self._clock.phase("broadcast"):
-            sent = self._send(kind, broadcast, clients, reads=reads)
+            asked = {node: messages[name] for node, name in clients.items()}
+            sent = self._transport.send(kind, asked, seconds, seconds=seconds)
         waiting = {request_id: clients[node] for node, request_id in sent.items()}
+        limits = {each: limit or self._limit_answer(name) for each, name in waiting.items()}
         unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
         # The closing evaluation waits for every client that is connected.
-        share = settings.enough if kind == "round" else 1.0
-        enough = max(1, round(share * len(names)))
+        enough = max(1, round((settings.enough if kind == "round" else 1.0) * len(messages)))
         answered = 0
-        end = time.monotonic() + settings.round_timeout
-        while waiting and answered < enough and time.monotonic() < end:
+        while waiting and answered < enough and (left := end - time.monotonic()) > 0:
             with self._clock.phase("train"):
-                replies = self._transport.receive(list(waiting))
-                self._write_status(kind, broadcast.round, waiting, answered)
+                replies = self._transport.receive({each: limits[each] for each in waiting}, left)
+                self._write_status(kind, self._round, waiting, answered)
                 if not replies:
-                    time.sleep(POLL_SECONDS)
+                    time.sleep(max(0.0, min(POLL_SECONDS, end - time.monotonic())))
             for reply in replies:
                 name = waiting.pop(reply.request_id, None)
                 if name is None:
                     continue
+                self._silent.note_answers([name])
                 if reply.failure == "gone":
                     self._missing[name] = reply.reason
                     continue
                 content = _read_reply(name, reply, read)
                 answered += not isinstance(content, Failure)
                 yield content
-        why = (
-            "enough others had answered"
-            if answered >= enough
-            else f"no answer within {settings.round_timeout:g} s"
-        )
+        if answered >= enough:
+            why = "enough others had answered"
+        else:
+            why = f"no answer within {seconds:g} s"
+            self._silent.note_silence(waiting.values(), self._round)
         self._missing |= dict.fromkeys(waiting.values(), why)
 
-    def _send(
-        self, kind: Kind, broadcast: Broadcast, clients: Mapping[int, str], *, reads: bool
-    ) -> dict[int, str]:
-        """Send each node its message; return message ids by node."""
+    def _limit_answer(self, name: str) -> AnswerLimit:
+        return limit_answer(self._assembly, self.sizes[name])
+
+    def _compose(
+        self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool
+    ) -> dict[str, Message]:
+        """Return the message to each named client."""
         packed = pack_broadcast(broadcast)
         values = {
             **packed.values,
@@ -174,14 +267,16 @@ class NetworkEngine(Engine):
             "read": reads,
             "confuse": kind == "close",
         }
-        messages = {
-            node: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
-            for node, name in clients.items()
+        return {
+            name: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
+            for name in names
         }
-        return self._transport.send(kind, messages, self._experiment.network.round_timeout)
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)
+        # Under a privacy budget not even their hash is kept, and nobody leaves.
+        if update.summed and not self._experiment.privacy.has_budget:
+            self._sent_sums[name] = digest_sums(update.summed)
         if "late" in message.values:
             self._late |= self._read_late(name, message)
         return update.to(self._device)
@@ -197,6 +292,11 @@ class NetworkEngine(Engine):
         self._status.write(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
+
+
+def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of a client's sums, to the bit."""
+    return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
 def _read_reply(

@@ -16,12 +16,16 @@ from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model, make_mlp
 from mpfedcl.network.packing import Form
-from mpfedcl.network.server.client_registry import ClientRegistry, agree_on_classes
+from mpfedcl.network.server.class_agreement import agree_on_classes
+from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
+from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
 
@@ -39,7 +43,8 @@ def serve(
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
-    experiment = check_experiment(experiment)
+    warn = (observer or Observer()).on_warning
+    experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
     registry = ClientRegistry(experiment, transport, run_status)
@@ -64,6 +69,7 @@ def resume_serving(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
+        experiment = limit_rounds(experiment, (observer or Observer()).on_warning, path)
         known = directory.read_json("federation.json")
         if known is None and directory.read_records():
             raise InvalidInput(
@@ -84,6 +90,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
     """
     encoder = experiment.encoder.name
     experiment = experiment.resolved(find_method(experiment.method).defaults)
+    check_secure_sums(experiment)
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
@@ -104,7 +111,8 @@ def check_experiment(experiment: Experiment) -> Experiment:
 def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
     """Wait for clients; return the experiment with the classes that they have."""
     registry.wait_for_clients()
-    experiment = agree_on_classes(experiment, registry.members)
+    experiment, odd = agree_on_classes(experiment, registry.members)
+    registry.exclude(odd)
     assert registry.form is not None
     if registry.form.samples == "vectors":
         experiment = experiment.replace(encoder__name="none")
@@ -125,6 +133,8 @@ def _run(
     observer: Observer,
 ) -> RunResult:
     cap_threads()
+    for notice in describe_secure_sums(experiment):
+        observer.on_warning(notice)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
     assert registry.form is not None
@@ -138,21 +148,22 @@ def _run(
     directory.write_json("federation.json", known)
     assembly = assemble(
         experiment,
-        _make_model(experiment, registry.form, device),
+        make_network_model(experiment, registry.form, device),
         num_classes=len(classes),
         input_size=registry.form.input_size,
         device=device,
     )
     engine = NetworkEngine(assembly, transport, registry, known["run"], status)
     run_loop = NetworkRunLoop(assembly, engine, classes)
-    monitor = _RunMonitor(registry, directory, classes, status, observer)
+    monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
     try:
         return run_loop.run(directory, monitor.observer)
     except RunCutShort as error:
         raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
 
 
-def _make_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
+def make_network_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
+    """Return the model that fits what all clients have in common."""
     num_classes, hidden = len(experiment.dataset.classes), experiment.model.hidden
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
@@ -176,7 +187,9 @@ class _RunMonitor:
         classes: tuple[str, ...],
         status: Status,
         observer: Observer,
+        engine: NetworkEngine,
     ) -> None:
+        self._engine = engine
         self._registry, self._directory, self._classes = registry, directory, classes
         self._idle = self._rounds = 0
         self._observer = observer
@@ -194,6 +207,9 @@ class _RunMonitor:
 
     def _on_round(self, record: Any) -> None:
         self._write_partition()
+        if sums := self._engine.sums_digests:
+            known = self._directory.read_json("federation.json") or {}
+            self._directory.write_json("federation.json", {**known, "sums": sums})
         self._observer.on_round(record)
         self._idle = self._idle + 1 if record["unchanged"] else 0
         if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < self._rounds:

@@ -2,10 +2,12 @@
 
 DIR/federation.toml                    address and clients
 DIR/README.md                          what to do on which machine
-DIR/server/                            certificate and key, the clients' public keys, Flower's app
+DIR/server/                            certificate, key and secret, the clients' public keys
 DIR/clients/<name>/                    what that client's machine needs, and nothing else
 """
 
+import contextlib
+import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from mpfedcl.network.flower.run_config import KEYS
 
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
+_SHORTEST_SECRET = 32
 _COMMAND = "/opt/mpfedcl/bin/mpfedcl federation"
 
 
@@ -40,8 +43,10 @@ class ServerFolder:
         """What the server's machine needs."""
         self.authority = self.server / "ca.pem"
         """The certificate that clients check the server's by."""
+        self.secret = self.server / "control.secret"
+        """Whoever can read it may start runs, and nobody else."""
         self.app = self.server / "app"
-        """The Flower app that is run."""
+        """The app that Flower wants with a run: it names what is installed."""
         self.flower_home = self.server / "flower"
         """Flower's own folder, instead of one in the user's home."""
         self.status = self.server / "status.json"
@@ -62,6 +67,17 @@ class ServerFolder:
         """Return a client's public key."""
         return self.server / "clients" / f"{client}.pub"
 
+    def make_secret(self) -> None:
+        """Make the secret of the control path, unless there is one."""
+        from mpfedcl.network.setup.keys import write_private
+
+        with contextlib.suppress(FileExistsError):
+            write_private(self.secret, f"{secrets.token_urlsafe(32)}\n".encode())
+
+    def read_secret(self) -> str:
+        """Return the secret of the control path."""
+        return read_secret(self.secret)
+
 
 @dataclass
 class ClientFolder:
@@ -79,6 +95,9 @@ class ClientFolder:
         self.memory = self.root / "memory"
         """What the client keeps between rounds."""
         self.flower_home = self.root / "flower"
+        self.settings = self.root / "node.toml"
+        """What its operator decided when it was last started."""
+        self.log = self.root / "supernode.log"
 
     @classmethod
     def open(cls, path: Path, name: str | None) -> Self:
@@ -99,6 +118,27 @@ class ClientFolder:
         if name is not None and name != found:
             raise InvalidInput(f"name is {name!r}; this is the folder of {found!r}.")
         return cls(root, found, str(values.get("server", "")))
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file; one that could be guessed is refused."""
+    try:
+        secret = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{path} does not exist; the server must be started once, which makes it."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error}); whoever starts runs must be the user who runs the "
+            "server."
+        ) from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise InvalidInput(
+            f"{path} holds {len(secret)} characters; a secret must have {_SHORTEST_SECRET} or "
+            "more: delete it, and the server makes another."
+        )
+    return secret
 
 
 def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
@@ -129,6 +169,7 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         part.mkdir(parents=True, exist_ok=True)
     # Databases and logs are made in it later: closed from the beginning.
     folder.server.chmod(0o700)
+    folder.make_secret()
     if not folder.authority.is_file():
         make_authority(folder.authority, folder.server / "ca.key")
     if not (folder.server / "server.pem").is_file():

@@ -92,6 +92,16 @@ def is_private(path: Path) -> bool:
     return path.stat().st_mode & 0o077 == 0
 
 
+def find_open(folder: Path) -> tuple[Path | None, bool]:
+    """Return what others can change in a folder, and whether they can look into it."""
+    mode = folder.stat().st_mode
+    if not mode & 0o077:
+        return None, False
+    places = (folder, *sorted(folder.iterdir()))
+    changeable = (each for each in places if each.lstat().st_mode & 0o022 and not each.is_symlink())
+    return next(changeable, None), bool(mode & 0o055)
+
+
 def _find_key(path: Path, form: PrivateFormat) -> ec.EllipticCurvePrivateKey:
     """Return the private key of a file, made now if there is none: a key is never replaced."""
     if not path.is_file():

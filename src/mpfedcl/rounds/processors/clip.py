@@ -15,8 +15,10 @@ from mpfedcl.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.rounds.processors.base import Processor
 from mpfedcl.tensors import Tensors
 
-_ROUNDING = 1e-5
+ROUNDING = 1e-5
 """What a clipped change may be longer than the limit when its length is taken again."""
+MODEL_CLIP = 1.0
+"""The same limit under a privacy budget that names none: honest changes are 0.2 to 1.6 long."""
 _STACKS_KEPT = 4
 """Stacks whose clients take turns in the order of names."""
 
@@ -47,8 +49,10 @@ class Clip(Processor):
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
-        """Return a clip to `update.clip`."""
+        """Return a clip to `update.clip`, or to `privacy.clip` where changes get noise."""
         limit: float | None = experiment.setting("update__clip")
+        if experiment.privacy.has_budget:
+            limit = experiment.privacy.clip or MODEL_CLIP
         return None if limit is None else cls(limit)
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
@@ -61,7 +65,7 @@ class Clip(Processor):
         """Shorten the change of a client that has not done so itself."""
         if isinstance(update.averaged, StackMember):
             return update
-        return self._clip_tensors(update, broadcast, self._limit * (1 + _ROUNDING))
+        return self._clip_tensors(update, broadcast, self._limit * (1 + ROUNDING))
 
     def end_round(self) -> None:
         """Let go of the stacks, which keep their clients' models in memory."""

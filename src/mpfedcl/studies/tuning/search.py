@@ -83,6 +83,12 @@ class Search:
         `reading`: by which settings are judged; None: as the method is on the clients' own tests.
         """
         _check(budget, seeds, validation, tolerance)
+        if base.privacy.has_budget:
+            raise InvalidInput(
+                f"privacy.epsilon is {base.privacy.epsilon:g}; for tuning it must be left "
+                "out: each run on private data is a release that costs as much, and choosing by "
+                "them costs all of theirs together. Choose on data that need no budget."
+            )
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
         complete = base.resolved(found.defaults)

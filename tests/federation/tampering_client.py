@@ -1,6 +1,6 @@
-"""A client service that tampers with its answers, in another way in each round.
+"""A client that tampers with its answers, in another way in each round.
 
-python tampering_service.py NODE.TOML SOCKET
+python tampering_client.py FOLDER
 """
 
 import sys
@@ -14,8 +14,9 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.client.service import serve_requests
+from mpfedcl.network.flower.client_executor import take_part
 from mpfedcl.network.message import Kind, Message
+from mpfedcl.network.setup.folders import ClientFolder
 
 Array = NDArray[Any]
 Trick = Callable[[Message], Message]
@@ -56,8 +57,9 @@ TRICKS: dict[str, Trick] = {
 
 
 def main() -> None:
-    """Serve as the real service does, and change what it answers."""
-    client = NetworkClient(ClientSettings.parse(tomllib.loads(Path(sys.argv[1]).read_text())))
+    """Take part as the real client does, and change what it answers."""
+    folder = ClientFolder.open(Path(sys.argv[1]), None)
+    client = NetworkClient(ClientSettings.parse(tomllib.loads(folder.settings.read_text())))
 
     def answer(kind: Kind, message: Message) -> Message:
         reply = client.answer(kind, message)
@@ -66,7 +68,7 @@ def main() -> None:
         number: int = message.value("round", int)
         return list(TRICKS.values())[number - 1](reply)
 
-    serve_requests(Path(sys.argv[2]), answer)
+    take_part(folder, answer, print)
 
 
 if __name__ == "__main__":

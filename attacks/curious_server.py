@@ -1,0 +1,144 @@
+"""Federations on digits, and all that a curious server sees of them.
+
+The digits are the 3,000 inside the package, or MNIST's 70,000 where `full` and the data folder has
+them. The server is honest: it runs the rounds as it should. It only keeps what it is sent.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mpfedcl import Experiment
+from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.data.inputs import pixel_constants
+from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.engines import InProcessEngine
+from mpfedcl.engines.secure_sums import SecureSumsEngine
+from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.methods import Method, find_method
+from mpfedcl.models import Model
+from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.engine import Engine, WrappedEngine
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.tensors import Tensors
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Digits:
+    """All digits of a set as a method's inputs: pixels, or features of a frozen encoder."""
+
+    experiment: Experiment
+    data: FederatedData
+    model: Model
+    inputs: Tensor
+    labels: Tensor
+
+    def replace(self, **settings: Any) -> Self:
+        """Return the same digits under other settings."""
+        return replace(self, experiment=self.experiment.replace(**settings))
+
+    @property
+    def method(self) -> Method:
+        """The method as these settings make it."""
+        return find_method(self.experiment.method)(self.experiment, self.data.num_classes)
+
+    @property
+    def pixels(self) -> Tensor:
+        """Images [digits, 28, 28] in 0 to 1, where inputs are pixels."""
+        mean, deviation = pixel_constants(self.experiment)
+        return (self.inputs * deviation + mean).view(-1, 28, 28).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class SeenRound:
+    """What passed between the server and its clients in a round, and what came of it."""
+
+    broadcast: Broadcast
+    updates: dict[str, Update]
+    """By client; empty where secure sums hide them."""
+    totals: list[Total]
+    """What secure sums open."""
+    released: Tensors
+    """The statistics that a method of one exchange keeps; under a budget they have noise."""
+    following: Tensors
+    """The model after the round, which everybody gets."""
+
+
+def load_digits(method: str, *, full: bool = False, **settings: Any) -> Digits:
+    """Return the digits as a method sees them, always in the same order."""
+    name = "mnist" if full and has_mnist() else "mnist-sample"
+    given = Experiment(method=method, clients=1).replace(
+        dataset__name=name,
+        dataset__train_size=60_000 if name == "mnist" else 2_000,
+        partition__kind="iid",
+        partition__test="shared",
+        **settings,
+    )
+    experiment = given.resolved(find_method(method).defaults)
+    data, model = load_data_and_model(experiment, CPU)
+    (everyone,) = data.clients
+    inputs = torch.cat([everyone.inputs, data.test_inputs]).flatten(start_dim=1)
+    return Digits(experiment, data, model, inputs, torch.cat([everyone.labels, data.test_labels]))
+
+
+def has_mnist() -> bool:
+    """Tell whether there is a data folder with MNIST."""
+    return (Path(os.environ.get("MPFEDCL_DATA", "")) / "mnist").is_dir()
+
+
+def observe(digits: Digits, holdings: Sequence[Tensor], **settings: Any) -> Iterator[SeenRound]:
+    """Run a federation whose clients hold these digits, and yield what its server sees."""
+    experiment = digits.experiment.replace(clients=len(holdings), **settings)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    clients = tuple(
+        ClientData(f"client-{number:03}", digits.inputs[rows], digits.labels[rows], nothing)
+        for number, rows in enumerate(holdings)
+    )
+    data = replace(digits.data, clients=clients)
+    assembly = assemble(
+        experiment, digits.model, num_classes=data.num_classes, input_size=data.input_size
+    )
+    local: Engine = InProcessEngine(assembly, data)
+    if experiment.secure_sums:
+        local = SecureSumsEngine(assembly, local)
+    watch = _WatchingEngine(local)
+    loop = RoundLoop(assembly, watch)
+    for _ in range(experiment.rounds):
+        broadcast = loop.broadcast()
+        loop.run_round(evaluate=False)
+        following = loop.state.server.params
+        yield SeenRound(broadcast, watch.updates, watch.totals, loop.statistics, following)
+
+
+class _WatchingEngine(WrappedEngine):
+    """Keeps what passes."""
+
+    updates: dict[str, Update]
+    totals: list[Total]
+
+    def train(
+        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
+    ) -> Iterator[Update | Failure | Total]:
+        """Train as ever."""
+        self.updates, self.totals = {}, []
+        for each in super().train(broadcast, names, keep=keep):
+            answer = each.written_out() if isinstance(each, Update) else each
+            if isinstance(answer, Update):
+                self.updates[answer.client] = answer
+            elif isinstance(answer, Total):
+                self.totals.append(answer)
+            yield answer
+
+
+def draw_holdings(count: int, size: int, among: int, seed: int) -> tuple[list[Tensor], Tensor]:
+    """Deal `size` of `among` digits to each of `count` clients; also return who is left over."""
+    order = torch.randperm(among, generator=torch.Generator().manual_seed(seed))
+    held = torch.split(order[: count * size], size)
+    return list(held), order[count * size :]

@@ -1,0 +1,79 @@
+"""Forged counts: a client claims more images than it has, so that its model is everybody's.
+
+Of three clients with 20 images each the third announces ten million, and sends an honest update
+otherwise. The weight of each client in the averaged model is read off the outcome. Expected: no
+more than three times the weight that the median count gives.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from federations import LoopbackFederation, float64_experiment, is_training, rewrite
+from flwr.app import Message as FlowerMessage
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mpfedcl.network.flower.records import from_records
+from outcome import Outcome
+from small_experiments import Json, save_images
+
+ATTACKER = "client-2"
+CLAIM = 9_999_999
+MOST_SHARE = 3 / 5
+"""Counts 1, 1 and 3 times the median."""
+
+
+def attack(*, full: bool) -> list[Outcome]:
+    """Take part in one round of FedAvg with a false count."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        save_images(folder / "images" / "stripes.npz")
+        settings: Json = {
+            "rounds": 1,
+            "clients": 3,
+            "partition__kind": "iid",
+            # As a server has it that was told nothing; the tests have it off.
+            "guard__bounds": "auto",
+            "network__patience": 1.0,
+        }
+        experiment = float64_experiment(folder / "images", "fedavg", **settings)
+        federation = LoopbackFederation(experiment, folder, _claim)
+        federation.serve()
+        models = {
+            name: _flatten(
+                {n: torch.tensor(a) for n, a in from_records(reply.content).arrays.items()}
+            )
+            for name, reply in federation.grid.replies
+            if str(reply.metadata.message_type) == "train"
+        }
+        averaged = load_file(federation.path / "model.safetensors")
+        final = _flatten({f"averaged/{name}": value for name, value in averaged.items()})
+    columns = torch.stack(list(models.values()), 1)
+    shares = torch.linalg.lstsq(columns, final.unsqueeze(1)).solution.squeeze(1)
+    share = float(shares[list(models).index(ATTACKER)])
+    return [
+        Outcome(
+            f"a claim of {CLAIM:,} images, of three clients with 20",
+            f"at most {100 * MOST_SHARE:.0f} % of the model",
+            f"{100 * share:.0f} %",
+            share <= MOST_SHARE + 0.01,
+        )
+    ]
+
+
+def _claim(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+    if client != ATTACKER:
+        return reply
+    if is_training(request):
+        return rewrite(reply, request, lambda said: {**said, "num_samples": CLAIM})
+    if str(request.metadata.message_type) == "query":
+        train = [CLAIM // 3] * 3
+        return rewrite(reply, request, lambda said: {**said, "train": train})
+    return reply
+
+
+def _flatten(tensors: dict[str, Tensor]) -> Tensor:
+    """Return the numbers of a model in the order of names."""
+    names = sorted(name for name in tensors if name.startswith("averaged/"))
+    return torch.cat([tensors[name].flatten().double() for name in names])

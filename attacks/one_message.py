@@ -1,0 +1,157 @@
+"""One message: a client with a valid key tries to end everybody's run, or to fill memory.
+
+Three clients take part in a federation of two rounds within this process: the real apps, and
+every message as Flower stores it. The third sends one bad message. Expected: it alone is left
+out, the other two finish with a record that can be read back and resumed.
+"""
+
+import json
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+from bad_answers import BadReply, reading, table, values, weight
+from federations import LoopbackFederation, float64_experiment, is_training, rewrite
+from flwr.app import Array
+from flwr.app import Message as FlowerMessage
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+from outcome import Outcome
+from small_experiments import Json, read_records, save_images
+
+ATTACKER = "client-2"
+MOST_MEMORY = 64 * 2**20
+"""Bytes that a run of a thousand weights may take at most while it opens a bomb."""
+BOMB_MEGABYTES = 1024
+
+
+def _archive() -> bytes:
+    """Return an npz archive: numpy opens it where an array is expected."""
+    with tempfile.TemporaryFile() as file:
+        numpy.savez(file, numpy.zeros(3))
+        file.seek(0)
+        return file.read()
+
+
+IN_ROUND: dict[str, BadReply] = {
+    "a loss of 1.7e308": values(loss=1.7e308),
+    "an array that is an npz archive": weight(
+        lambda _: Array("float64", (3,), "numpy.ndarray", _archive())
+    ),
+    "a reading of 10^400": values(**reading(table(10**400))),
+}
+
+
+def _odd_class(request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+    """Introduce itself with classes that no folder can have."""
+    return rewrite(reply, request, lambda said: {**said, "classes": ["\ud800", "\x00", "../.."]})
+
+
+def attack(*, full: bool) -> list[Outcome]:
+    """Send each message once."""
+    outcomes = [_try(f"one message: {name}", bad=bad) for name, bad in IN_ROUND.items()]
+    outcomes.append(_try("one message: odd class names", hello=_odd_class))
+    outcomes.append(_try("one message: a malformed Flower object", forge=_without_pieces))
+    name = f"one message: {BOMB_MEGABYTES} MB named by 1 MB"
+    outcomes.append(_try(name, forge=_bomb, most_memory=MOST_MEMORY))
+    return outcomes
+
+
+def _try(
+    name: str,
+    *,
+    bad: BadReply | None = None,
+    hello: BadReply | None = None,
+    forge: Callable[[dict[str, bytes]], dict[str, bytes]] | None = None,
+    most_memory: int | None = None,
+) -> Outcome:
+    """Run a federation in which one client misbehaves in one way, once."""
+    sent: list[str] = []
+
+    def tamper(
+        client: str, request: FlowerMessage, reply: FlowerMessage
+    ) -> FlowerMessage | list[FlowerMessage] | None:
+        if client != ATTACKER:
+            return reply
+        if hello is not None and str(request.metadata.message_type) == "query":
+            sent.append(client)
+            return hello(request, reply)
+        if bad is not None and is_training(request) and not sent:
+            sent.append(client)
+            return bad(request, reply)
+        return reply
+
+    def forge_objects(
+        client: str, reply: FlowerMessage, objects: dict[str, bytes]
+    ) -> dict[str, bytes]:
+        if client != ATTACKER or forge is None or sent or len(objects) < 10:
+            return objects
+        sent.append(client)
+        return forge(objects)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        save_images(folder / "images" / "stripes.npz")
+        settings: Json = {
+            "rounds": 2,
+            "clients": 3,
+            "partition__kind": "iid",
+            # As a server has it that was told nothing; the tests have it off.
+            "guard__bounds": "auto",
+            "network__patience": 1.0,
+        }
+        federation = LoopbackFederation(
+            float64_experiment(folder / "images", **settings), folder, tamper
+        )
+        federation.grid.tamper_objects = forge_objects
+        tracemalloc.start()
+        try:
+            federation.serve()
+            peak = tracemalloc.get_traced_memory()[1]
+            records = read_records(federation.path)
+            federation.resume(rounds=3)
+        except Exception as error:
+            return Outcome(name, "it alone is left out", f"{type(error).__name__}: {error}", False)
+        finally:
+            tracemalloc.stop()
+        others = all({"client-0", "client-1"} <= set(r["clients"]["answered"]) for r in records)
+        refused = ATTACKER not in records[0]["clients"]["answered"]
+        is_small = most_memory is None or peak < most_memory
+        seen = "left out" if refused else "taken"
+        seen += ", the others finish" if others and len(records) == 2 else ", the others do not"
+        if most_memory is not None:
+            seen += f", {peak / 2**20:.0f} MB"
+        ok = bool(sent) and refused and others and len(records) == 2 and is_small
+        return Outcome(name, "it alone is left out", seen, ok)
+
+
+def _replace_array(
+    objects: dict[str, bytes], change: Callable[[dict[str, object]], dict[str, object]], *new: bytes
+) -> dict[str, bytes]:
+    """Describe one array of an answer otherwise; the server finds it under its old name."""
+    for name, content in objects.items():
+        head, _, body = content.partition(b"\0")
+        if head.startswith(b"Array "):
+            described = json.dumps(change(json.loads(body))).encode()
+            children = ",".join(get_object_id(each) for each in new) or head.split()[1].decode()
+            forged = f"Array {children} {len(described)}".encode() + b"\0" + described
+            return {**objects, name: forged} | {get_object_id(each): each for each in new}
+    raise AssertionError("the answer has no array")
+
+
+def _without_pieces(objects: dict[str, bytes]) -> dict[str, bytes]:
+    """Leave out the list of an array's pieces."""
+    return _replace_array(
+        objects, lambda said: {k: v for k, v in said.items() if k != "arraychunk_ids"}
+    )
+
+
+def _bomb(objects: dict[str, bytes]) -> dict[str, bytes]:
+    """Name one megabyte a thousand times."""
+    piece = bytes(2**20)
+    chunk = f"ArrayChunk  {len(piece)}".encode() + b"\0" + piece
+    return _replace_array(
+        objects, lambda said: {**said, "arraychunk_ids": [0] * BOMB_MEGABYTES}, chunk
+    )

@@ -1,0 +1,24 @@
+"""What an attack was expected to achieve, and what it did."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One line of the table."""
+
+    attack: str
+    expected: str
+    seen: str
+    ok: bool
+    """Whether what was seen is what the documents say."""
+
+
+class Attack(Protocol):
+    """A module of this folder: its docstring says what an attacker tries."""
+
+    __doc__: str | None
+
+    def attack(self, *, full: bool) -> list[Outcome]:
+        """Try it; at length where `full`."""

@@ -1,0 +1,186 @@
+"""`mpfedcl privacy plan` and `mpfedcl privacy receipt`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from mpfedcl.cli.arguments.privacy import PrivacyPlan, PrivacyReceipt
+from mpfedcl.cli.progress import stdout_console
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.client import ClientSettings
+from mpfedcl.network.receipt import Receipt, make_receipt
+from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
+from mpfedcl.report.tables import TextTable
+
+_ADVICE = {
+    "nothing": "too noisy",
+    "means": "means",
+    "moments": "second moments",
+    "model": "of use",
+}
+
+
+def privacy_plan_command(arguments: PrivacyPlan) -> int:
+    """Say what budgets cost."""
+    if not arguments.epsilon:
+        raise InvalidInput("epsilon is empty; it must name at least one budget: --epsilon 1 3.")
+    plan = Plan(
+        unit=arguments.unit,
+        delta=arguments.delta,
+        images=arguments.images,
+        clients=arguments.clients,
+        classes=arguments.classes,
+        dimensions=arguments.dimension,
+        rounds=arguments.rounds,
+        fraction=arguments.fraction,
+        parameters=arguments.parameters,
+        trust=arguments.trust,
+        clip=arguments.clip,
+    )
+    rows: Sequence[SumsPlan | RoundsPlan]
+    rows = plan.for_rounds(arguments.epsilon) if plan.rounds else plan.for_sums(arguments.epsilon)
+    if arguments.json:
+        print(json.dumps(to_json(plan, rows), indent=2))
+        return 0
+    console = stdout_console()
+    whom = {"record": "one image", "client": "all that one client has"}[plan.unit]
+    console.print(
+        f"What a budget costs, at delta {plan.delta:g}, for {whom} that comes or goes; noise is "
+        f"added by {'the server' if plan.trust == 'server' else 'each client'}."
+    )
+    if plan.rounds:
+        _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
+    else:
+        _show_sums(console, plan, [row for row in rows if isinstance(row, SumsPlan)])
+    return 0
+
+
+def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
+    TextTable(
+        f"one exchange: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} "
+        f"classes, {plan.dimensions:,} dimensions",
+        [
+            "epsilon",
+            "noise in means",
+            "error of a mean",
+            "noise with moments",
+            "in the moment",
+            "over eigenvalue",
+            "send",
+        ],
+        [
+            [
+                f"{row.epsilon:g}",
+                f"{row.sigma_means:.3g}",
+                f"{100 * row.means_error:.3g} %",
+                f"{row.sigma_moments:.3g}",
+                f"{row.moment_sigma:.3g}",
+                f"{100 * row.moments_error:.3g} %",
+                _ADVICE[row.advice],
+            ]
+            for row in rows
+        ],
+    ).show(console)
+    console.print(
+        "Noise: its deviation in each count and each number of a sum. Error of a mean: its "
+        "expected length, where features have length 1. Over eigenvalue: the most that noise adds "
+        "to the second moment in a direction, over the moment's mean. Second moments are sent with "
+        "--privacy.moments."
+    )
+
+
+def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> None:
+    TextTable(
+        f"{plan.rounds:,} rounds: {plan.clients:,} clients, a fraction of {plan.fraction:g}, "
+        f"{plan.parameters:,} parameters",
+        ["epsilon", "noise over clip", "error of a round", "clients for 100 %", "model"],
+        [
+            [
+                f"{row.epsilon:g}",
+                f"{row.multiplier:.3g}",
+                f"{100 * row.model_error:.3g} %",
+                f"{row.clients_needed:,}",
+                _ADVICE[row.advice],
+            ]
+            for row in rows
+        ],
+    ).show(console)
+    console.print(
+        "Error of a round: the length of the noise in the mean change of the model, over the "
+        "longest change that a client may make (privacy.clip)."
+    )
+
+
+def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
+    """Show what would leave a client."""
+    if (arguments.data is None) == (arguments.share is None):
+        raise InvalidInput("one of --data and --share must be given.")
+    threshold = arguments.threshold
+    if threshold is not None and threshold < 1:
+        raise InvalidInput(f"threshold is {threshold}; it must be at least 1.")
+    if arguments.data is not None and not arguments.data.exists():
+        raise InvalidInput(f"data is {str(arguments.data)!r}; it must be a folder or a file.")
+    settings = ClientSettings(
+        name="this-client",
+        state=Path(),
+        data=arguments.data,
+        share=arguments.share,
+        encoder=arguments.encoder,
+        encoder_weights=arguments.encoder_weights,
+        min_cluster_size=threshold or 1,
+        methods=arguments.methods,
+    )
+    receipt = make_receipt(_read_settings(arguments.settings), settings)
+    if arguments.json:
+        told = {**asdict(receipt), "least": receipt.least}
+        print(json.dumps(told, indent=2))
+    else:
+        _show_receipt(stdout_console(), receipt)
+    if threshold is not None and (below := receipt.below(threshold)):
+        raise InvalidInput(
+            f"threshold is {threshold}; {below[0].name} would leave with a number that stands for "
+            f"{below[0].least}: take part only with a privacy budget, or with more images."
+        )
+    return 0
+
+
+def _read_settings(path: Path) -> Experiment:
+    file = path / "experiment.toml" if path.is_dir() else path
+    return Experiment.from_toml(file)
+
+
+def _show_receipt(console: Console, receipt: Receipt) -> None:
+    TextTable(
+        f"what would leave this client: {receipt.method}, {receipt.train:,} training samples",
+        ["answer to", "field", "numbers", "bytes", "fewest samples behind one", "noise"],
+        [
+            [
+                each.message,
+                each.name,
+                f"{each.numbers:,}",
+                f"{each.num_bytes:,}",
+                "-" if each.least is None else f"{each.least:,}",
+                "yes" if each.is_noisy else "no",
+            ]
+            for each in receipt.fields
+        ],
+    ).show(console)
+    console.print(_tell_budget(receipt))
+    console.print("Nothing was sent.", style="bold")
+
+
+def _tell_budget(receipt: Receipt) -> str:
+    if receipt.epsilon is None:
+        return "Privacy budget: none, so nothing is promised of what leaves."
+    unit = {"record": "one image", "client": "all that this client has"}[receipt.unit]
+    who = (
+        "kept by this client's own noise, against the server too"
+        if receipt.trust == "nobody"
+        else "kept by the server's noise: the server itself sees what leaves as it is"
+    )
+    promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
+    return f"Privacy budget: {promise}, {who}."

@@ -1,0 +1,78 @@
+"""The classes that a federation's clients agree on, where nobody has named them before."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.packing import Introduction
+
+
+def agree_on_classes(
+    experiment: Experiment, members: Mapping[str, Introduction]
+) -> tuple[Experiment, dict[str, str]]:
+    """Return the experiment with the classes of its clients, where it did not name them.
+
+    Return also why some clients cannot take part, by name. Those come first whose classes go
+    together with most others': one with odd names must not end what the others have in common.
+    """
+    if experiment.dataset.classes:
+        return experiment, {}
+    alike = {_kind(member): member for member in members.values()}
+    counts = Counter(map(_kind, members.values()))
+    fits = {
+        kind: sum(counts[o] for o, other in alike.items() if not _explain_mixed_up(each, other))
+        for kind, each in alike.items()
+    }
+    agreed: list[Introduction] = []
+    refused: dict[str, str] = {}
+    for member in sorted(members.values(), key=lambda each: (-fits[_kind(each)], each.name)):
+        if reason := _explain_mixed_up(member, *agreed):
+            refused[member.name] = reason
+        else:
+            agreed.append(member)
+    classes = _all_classes(agreed)
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"the clients know the class {', '.join(classes)} alone; there must be two or more."
+        )
+    return experiment.replace(dataset__classes=classes), refused
+
+
+def _kind(member: Introduction) -> tuple[tuple[str, ...], bool]:
+    """Return what decides who it goes together with: most clients are alike, and compared once."""
+    return member.classes, member.own_data
+
+
+def _all_classes(members: Collection[Introduction]) -> list[str]:
+    return sorted({name for member in members for name in member.classes})
+
+
+def _explain_mixed_up(newest: Introduction, *others: Introduction) -> str | None:
+    """Return why somebody's labels would stand for other classes with the newest client."""
+    classes = _all_classes([newest, *others])
+    for each in (newest, *others):
+        if not each.own_data and len(each.classes) < len(classes):
+            return (
+                f"{each.name} has a share of the experiment's data set, which has the classes "
+                f"{shorten_list(each.classes)}, and not all of {shorten_list(classes)}"
+            )
+        if _are_numbers(each.classes) and list(each.classes) != classes[: len(each.classes)]:
+            who = "it has" if each is newest else f"with it {each.name} has"
+            return (
+                f"{who} classes by number, {shorten_list(each.classes)}, which are not the first "
+                f"of all clients' classes, {shorten_list(classes)}: dataset.classes must name the "
+                "classes in order"
+            )
+    return None
+
+
+def _are_numbers(classes: Collection[str]) -> bool:
+    """Tell whether classes may be the labels of an npz file, which stand for places."""
+    return all(name.isdecimal() for name in classes)
+
+
+def shorten_list(names: Collection[str]) -> str:
+    """Return names for a sentence, a dozen at most."""
+    shown = ", ".join(list(names)[:12])
+    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"

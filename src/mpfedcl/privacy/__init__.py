@@ -1,0 +1,1 @@
+"""Differential privacy: sensitivities, noise, accounting, and the ledger of a budget."""

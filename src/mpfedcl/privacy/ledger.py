@@ -1,0 +1,205 @@
+"""What a run has spent of its budget, and what it has let out: on disk before anybody uses it.
+
+A release is drawn once. Were its noise drawn again after a crash, two noisy copies of the same
+numbers would be out, which costs twice; so the noisy numbers are stored, and a round that is run
+again takes them from here.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.files import write_atomically
+from mpfedcl.privacy.accounting import spent_epsilon
+from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
+
+FOLDER = "privacy"
+_KEPT = 2
+"""Releases that are kept: as many as there are checkpoints to return to."""
+_SLACK = 1 + 1e-6
+
+
+class BudgetSpent(InvalidInput):
+    """A release that the budget does not cover."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A budget and what is spent of it."""
+
+    unit: Literal["record", "client"]
+    epsilon: float
+    delta: float
+    multiplier: float
+    """Noise over a sensitivity of 1, fixed when the run began."""
+    sampling: float = 1.0
+    """The probability with which each client takes part in a round."""
+    clients: int = 1
+    """The clients that there were when the run began: noise is divided by as many."""
+    releases: dict[float, int] = field(default_factory=dict)
+    """How many releases there were with which multiplier."""
+
+    def charge(self, multiplier: float) -> Self:
+        """Return the ledger with one more release; refuse what the budget does not cover."""
+        count = self.releases.get(multiplier, 0) + 1
+        charged = replace(self, releases={**self.releases, multiplier: count})
+        if charged.spent > self.epsilon * _SLACK:
+            raise BudgetSpent(
+                f"privacy.epsilon is {self.epsilon:g}; {self.spent:.3f} is spent, and one more "
+                f"release would make it {charged.spent:.3f}: nothing more may be released."
+            )
+        return charged
+
+    @property
+    def num_releases(self) -> int:
+        """Releases so far."""
+        return sum(self.releases.values())
+
+    @property
+    def spent(self) -> float:
+        """Epsilon spent so far, at the stated delta."""
+        return spent_epsilon(self.releases, self.delta, sampling=self.sampling)
+
+    def told(self) -> dict[str, Any]:
+        """Return what records and the summary say."""
+        return {
+            "unit": self.unit,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "spent": min(float(f"{self.spent:.6g}"), self.epsilon),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "unit": self.unit,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "multiplier": self.multiplier,
+            "sampling": self.sampling,
+            "clients": self.clients,
+            "releases": [[multiplier, count] for multiplier, count in self.releases.items()],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Read what `to_json` returned."""
+        releases = {float(multiplier): int(count) for multiplier, count in values["releases"]}
+        found = cls(**{**values, "releases": releases})
+        numbers = [found.epsilon, found.delta, found.multiplier, found.sampling, *releases]
+        if not all(isinstance(each, float) and 0 < each < math.inf for each in numbers):
+            raise ValueError("its numbers must be above 0")
+        if any(count < 0 for count in releases.values()) or found.clients < 1:
+            raise ValueError("its counts must not be negative")
+        return found
+
+
+class ReleaseLog:
+    """The ledger and the latest releases of a run, in memory."""
+
+    def __init__(self) -> None:
+        self.ledger: Ledger | None = None
+        self._released: dict[int, tuple[int, Tensors]] = {}
+        """By round: which of all releases it was, and what was released."""
+        self._chosen: dict[int, list[str]] = {}
+
+    def begin(self, ledger: Ledger) -> None:
+        """Take a ledger, where the run has none yet."""
+        if self.ledger is None:
+            self._write_ledger(ledger)
+
+    def release(self, round_number: int, multiplier: float, make: Callable[[], Tensors]) -> Tensors:
+        """Return a round's release: the stored one, else a new one that is stored and charged."""
+        assert self.ledger is not None
+        found = self._find(round_number)
+        number = self.ledger.num_releases + 1
+        if found is not None and found[0] < number:
+            return found[1]
+        # Before anything is drawn: what the budget does not cover is never made.
+        charged = self.ledger.charge(multiplier)
+        if found is None:
+            found = number, make()
+            self._write_release(round_number, *found)
+        self._write_ledger(charged)
+        return found[1]
+
+    def charge(self, multiplier: float, epsilon: float) -> None:
+        """Charge for a release that somebody else keeps, up to an epsilon."""
+        assert self.ledger is not None
+        self._write_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
+
+    def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
+        """Return who takes part in a round: as drawn before, else drawn and stored."""
+        if round_number not in self._chosen:
+            self._chosen[round_number] = draw()
+        return self._chosen[round_number]
+
+    def _find(self, round_number: int) -> tuple[int, Tensors] | None:
+        return self._released.get(round_number)
+
+    def _write_release(self, round_number: int, number: int, released: Tensors) -> None:
+        self._released[round_number] = number, released
+
+    def _write_ledger(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+
+class ReleaseFolder(ReleaseLog):
+    """The same in a run's folder; only its owner may look into it: who took part is a secret."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self._folder = run / FOLDER
+        self.ledger = read_ledger(run)
+
+    def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
+        """Return who takes part in a round: as drawn before, else drawn and stored."""
+        path = self._folder / f"chosen-{round_number:06d}.json"
+        if path.is_file():
+            return [str(name) for name in json.loads(path.read_bytes())]
+        names = draw()
+        self._write(path, json.dumps(names).encode())
+        self._drop_old("chosen")
+        return names
+
+    def _find(self, round_number: int) -> tuple[int, Tensors] | None:
+        for path in self._folder.glob(f"release-{round_number:06d}-*.safetensors"):
+            return int(path.stem.rpartition("-")[2]), load_tensors(path)
+        return None
+
+    def _write_release(self, round_number: int, number: int, released: Tensors) -> None:
+        # The number tells after a crash whether it has been charged.
+        name = f"release-{round_number:06d}-{number:06d}.safetensors"
+        self._write(self._folder / name, pack_tensors(released))
+        self._drop_old("release")
+
+    def _write_ledger(self, ledger: Ledger) -> None:
+        self._write(self._folder / "ledger.json", json.dumps(ledger.to_json()).encode())
+        self.ledger = ledger
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        write_atomically(path, content)
+
+    def _drop_old(self, kind: str) -> None:
+        for path in sorted(self._folder.glob(f"{kind}-*"))[:-_KEPT]:
+            path.unlink()
+
+
+def read_ledger(run: Path) -> Ledger | None:
+    """Return the ledger of a run, None where it has spent nothing; a damaged one is refused."""
+    path = run / FOLDER / "ledger.json"
+    if not path.is_file():
+        return None
+    try:
+        return Ledger.from_json(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error}); without it nobody knows what is spent, so the run "
+            "must be started again in a new folder."
+        ) from None

@@ -1,0 +1,56 @@
+"""The part of a model card that says what the model may give away."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpfedcl.experiment.wording import describe_budget
+from mpfedcl.report.card_subject import CardSubject
+
+
+def privacy_section(subject: CardSubject) -> str:
+    """Return what the model may give away, and what is promised."""
+    if told := subject.summary.get("privacy"):
+        return "## Privacy\n\n" + "".join(f"- {note}\n" for note in _budget_notes(subject, told))
+    summary, pool, noun = subject.summary, subject.pool, subject.noun
+    notes = ["There is no privacy guarantee of any kind."]
+    if pool is not None and len(pool):
+        alone = int((pool.counts == 1).sum())
+        notes.append(
+            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one that "
+            f"stands for the fewest {subject.noun}s stands for {int(pool.counts.min()):,}."
+        )
+        if alone:
+            notes.append(
+                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
+                "`--prototypes.min-cluster-size` forbids them."
+            )
+    if summary["parameters_sent"] and subject.trains:
+        notes.append("Weights travelled too, and weights can give away what they were trained on.")
+    elif summary["parameters_sent"]:
+        notes.append(f"Sums travelled, and sums over few {noun}s can give away these {noun}s.")
+    if any(name.startswith("models/") for name in subject.files):
+        notes.append(
+            "The folder `models` holds each client's own model: leave it out before you publish."
+        )
+    return "## Privacy\n\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
+    """Return what a budget promises of this card's files, and what it does not."""
+    trust = subject.experiment.privacy.trust
+    noun = subject.noun
+    against = (
+        "It holds against everybody but the server, which saw what clients sent as it was."
+        if trust == "server"
+        else "It holds against everybody, the server included: noise was added before anything "
+        "left a client."
+    )
+    return [
+        f"Differential privacy: {describe_budget(told)}. {against}",
+        f"It is about training {noun}s, and holds for the model, the pool, the sums and the "
+        f"records. Readings are exact numbers of test {noun}s, which nobody trained on and which "
+        "it does not cover.",
+        "`partition.json` of a simulation and the folder `privacy` tell more: leave them out "
+        "before you publish.",
+        "Each further run on the same data spends a budget of its own; they add up.",
+    ]

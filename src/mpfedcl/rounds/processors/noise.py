@@ -1,0 +1,60 @@
+"""Sums under a privacy budget: bounded, and where nobody is trusted noisy, before they leave."""
+
+from dataclasses import replace
+from typing import Self
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast, Update
+from mpfedcl.privacy.private_sums import PrivateSums
+from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.tensors import Tensors
+
+
+class Noise(Processor):
+    """Does a client's part of a budget on sums; models are clipped by `clip`.
+
+    Where the promise is about clients, sums are shortened to the clip, and the server looks again.
+    With `privacy.trust nobody` noise is added too.
+    """
+
+    name = "noise"
+    stage = "noise"
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._settings = experiment.privacy
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self | None:
+        """Return a processor where there is a budget."""
+        return cls(experiment) if experiment.privacy.has_budget else None
+
+    def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
+        """Bound the sums, and add noise where it is the client's to add."""
+        mechanism = self._mechanism(update)
+        if mechanism is None or not (mechanism.is_local or mechanism.unit == "client"):
+            return update
+        bounded = mechanism.bound(update.summed)
+        if not mechanism.is_local:
+            return _with_sums(update, bounded)
+        return _mark(_with_sums(update, mechanism.add_noise(bounded)))
+
+    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
+        """Shorten the sums of a client that has not done so itself."""
+        mechanism = self._mechanism(update)
+        if mechanism is None or mechanism.is_local or mechanism.unit == "record":
+            return update
+        return _with_sums(update, mechanism.bound(update.summed))
+
+    def _mechanism(self, update: Update) -> PrivateSums | None:
+        if "counts" not in update.summed_shapes:
+            return None
+        return PrivateSums.of(self._settings, has_moments="moment" in update.summed_shapes)
+
+
+def _with_sums(update: Update, summed: Tensors) -> Update:
+    like = update.summed_shapes
+    return replace(update, summed={n: value.to(like[n].dtype) for n, value in summed.items()})
+
+
+def _mark(update: Update) -> Update:
+    return replace(update, processed=tuple(sorted({*update.processed, Noise.name})))

@@ -1,0 +1,34 @@
+"""Archives in ways of packing that numpy never uses."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+
+from mpfedcl.data.npz_archive import open_archive
+from mpfedcl.errors import InvalidInput
+
+
+def save_packed(path: Path, packing: int) -> Path:
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name, array in (("x_train", numpy.zeros((2, 3, 3), "u1")), ("y_train", [0, 1])):
+            content = io.BytesIO()
+            numpy.save(content, numpy.asarray(array))
+            archive.writestr(f"{name}.npy", content.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_refuses_packings_that_may_claim_any_memory(tmp_path: Path, packing: int) -> None:
+    path = save_packed(tmp_path / "a.npz", packing)
+    with pytest.raises(InvalidInput, match=r"^a: 'x_train.npy' is packed in an unusual way; it"):
+        open_archive(lambda: path.open("rb"), "a", "", None)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_reads_those_of_numpy(tmp_path: Path, packing: int) -> None:
+    path = save_packed(tmp_path / "a.npz", packing)
+    found = open_archive(lambda: path.open("rb"), "a", "", None)
+    assert found.train_labels.tolist() == [0, 1]

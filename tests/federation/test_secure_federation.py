@@ -1,0 +1,53 @@
+"""Secure sums with real processes, keys and TLS: one client is killed in the middle of a sum."""
+
+import contextlib
+import json
+import time
+
+import pytest
+
+from process_federation import CLIENT_EXECUTOR, FaultLog, ProcessFederation, wait_until
+from small_experiments import read_records, read_summary
+
+pytestmark = pytest.mark.federation
+
+SETTINGS = ("--method", "fedgauss", "--secure-sums", "--partition.alpha", 10)
+
+
+def test_killed_between_its_shares_and_its_numbers(
+    federation: ProcessFederation, fault_log: FaultLog
+) -> None:
+    """The others open the sum of the two of them, and nothing else."""
+    federation.repair()
+    memory = federation.folder / "clients" / "client-1" / "memory"
+    before = {file: file.read_bytes() for file in memory.glob("*/secure-sum.json")}
+
+    def has_shared() -> bool:
+        for file in memory.glob("*/secure-sum.json"):
+            with contextlib.suppress(OSError, ValueError):
+                content = file.read_bytes()
+                is_new = content != before.get(file)
+                if is_new and json.loads(content)["client"]["next"] in ("mask", "reveal"):
+                    return True
+        return False
+
+    run = federation.begin("secure", *SETTINGS)
+    process = federation.find_one(CLIENT_EXECUTOR, "client-1")
+    wait_until(has_shared, "client-1 shares its secrets")
+    began = time.monotonic()
+    process.kill()
+    run.finish()
+    seconds = time.monotonic() - began
+    record = read_records(run.path)[0]
+    # It may have sent its numbers the moment before.
+    assert {"client-0", "client-2"} <= set(record["clients"]["answered"])
+    assert read_summary(run.path)["accuracy"] > 80
+    fault_log.write("killed within a secure sum", "the others opened theirs", seconds, "its update")
+
+
+def test_clients_know_each_other_by_their_keys(federation: ProcessFederation) -> None:
+    file = federation.folder / "clients" / "client-0" / "memory" / "known-clients.json"
+    wait_until(file.is_file, "client-0 has met the others")
+    known = json.loads(file.read_text())
+    public = federation.folder / "server" / "clients" / "client-2.pub"
+    assert known["client-2"] == public.read_text().strip()

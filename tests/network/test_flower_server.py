@@ -1,0 +1,149 @@
+"""Bombs and half answers through Flower's own server, sent with real keys."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy
+import pytest
+from conversations import LIMIT
+from flwr.app import Message as FlowerMessage
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullTaskInputRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+)
+from flwr.supercore.task_identity import TaskIdentity
+from loopback import Objects
+from superlinks import running_server
+from test_flower_answers import PIECES, TABLE, with_array
+
+from mpfedcl.network.flower.control import register_clients, stop_run, submit
+from mpfedcl.network.flower.fleet import FleetNode
+from mpfedcl.network.flower.records import to_records
+from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
+from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.network.message import Message
+from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.transport import Reply
+
+NAMES = ("honest", "bomber", "killed")
+SUPERLINK_NODE = 1
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, FleetNode]]]:
+    """A run on a real server, and three clients that are connected to it."""
+    with running_server(tmp_path / "lab", *NAMES) as server, ExitStack() as stack:
+        register_clients(server.folder)
+        nodes = {}
+        for name in NAMES:
+            key = ClientFolder.open(server.folder.root, name).key
+            nodes[name] = FleetNode(server.address, key, None)
+            stack.callback(nodes[name].close)
+            nodes[name].enter(None)
+        number = submit(server.folder, {"settings": "rounds=1"})
+        grid = _Grid(server.folder, _wait_for_task(server.folder))
+        grid.set_run(_open(grid._runtime_client.PullTaskInput(PullTaskInputRequest())))
+        # The clients of this test are in the same process, and have said who they are.
+        TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
+        stack.callback(grid.close)
+        stack.callback(stop_run, server.folder, number)
+        yield grid, nodes
+
+
+def receive(node: FleetNode) -> FlowerMessage:
+    end = time.monotonic() + 20
+    while (request := node.receive()) is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    node.open(request)
+    return request.header
+
+
+def answer(request: FlowerMessage, who: str) -> FlowerMessage:
+    content = to_records(Message({"who": who}, {"w": numpy.arange(3.0) + sum(who.encode())}))
+    reply = FlowerMessage(content, reply_to=request)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def announce(node: FleetNode, reply: FlowerMessage, tree: ObjectTree) -> str:
+    """Tell the server of an answer; return by what its objects are then sent."""
+    reply.metadata.__dict__["_message_id"] = tree.object_id
+    taken = node._client.PushMessages(
+        PushMessagesRequest(
+            node=Node(node_id=node.number),
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[tree],
+        )
+    )
+    return str(taken.session_id)
+
+
+def push(node: FleetNode, reply: FlowerMessage, session: str, objects: Objects) -> None:
+    for name, content in objects.items():
+        request = PushObjectRequest(
+            node=Node(node_id=node.number),
+            run_id=reply.metadata.run_id,
+            session_id=session,
+            object_id=name,
+            object_content=content,
+        )
+        assert node._client.PushObject(request).stored
+
+
+def plant(root: str, objects: Objects) -> ObjectTree:
+    """Return a tree of all objects, as a client may claim it."""
+    children = [ObjectTree(object_id=name) for name in objects if name != root]
+    return ObjectTree(object_id=root, children=children)
+
+
+def test_a_bomb_and_half_an_answer_cost_their_clients_alone(
+    grid: tuple[_Grid, dict[str, FleetNode]],
+) -> None:
+    running, nodes = grid
+    transport = FlowerTransport(running)
+    numbers = {node.number: name for name, node in nodes.items()}
+    assert dict(transport.connected_nodes()) == numbers
+    messages = dict.fromkeys(numbers, Message({}))
+    ids = transport.send("round", messages, 60, seconds=20)
+    requests = {name: receive(node) for name, node in nodes.items()}
+
+    nodes["honest"].reply(answer(requests["honest"], "honest"))
+    bomb = answer(requests["bomber"], "bomber")
+    objects = with_array(**TABLE, pieces=PIECES)(bomb)
+    # The server holds each object to its name.
+    forged = objects.pop(bomb.metadata.message_id)
+    root = get_object_id(forged)
+    objects[root] = forged
+    session = announce(nodes["bomber"], bomb, plant(root, objects))
+    push(nodes["bomber"], bomb, session, objects)
+    half = answer(requests["killed"], "killed")
+    held = {name: each.deflate() for name, each in get_all_nested_objects(half).items()}
+    session = announce(nodes["killed"], half, get_object_tree(half))
+
+    waiting = {identity: numbers[node] for node, identity in ids.items()}
+    heard: dict[str, Reply] = {}
+    began = time.monotonic()
+    while time.monotonic() < began + 3:
+        limits = {each: LIMIT for each, name in waiting.items() if name not in heard}
+        heard |= {waiting[each.request_id]: each for each in transport.receive(limits, 3.0)}
+    assert heard.keys() == {"honest", "bomber"}
+    assert time.monotonic() - began < 4
+    assert heard["honest"].message is not None
+    assert numpy.array_equal(heard["honest"].message.arrays["w"], numpy.arange(3) + sum(b"honest"))
+    assert "it is too large: its arrays have more than" in heard["bomber"].reason
+    # It was not killed after all.
+    push(nodes["killed"], half, session, held)
+    last = next(identity for identity, name in waiting.items() if name == "killed")
+    (reply,) = transport.receive({last: LIMIT}, 5.0)
+    assert reply.message is not None
+    assert reply.message.values == {"who": "killed"}

@@ -1,0 +1,301 @@
+"""Messages to the last allowed value: what is refused, and in which words."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.network.message import MOST_BYTES, Message, MessageError, from_json, shorten, to_json
+from mpfedcl.network.packing import (
+    Form,
+    Introduction,
+    check_name,
+    pack_broadcast,
+    pack_experiment,
+    pack_update,
+    unpack_broadcast,
+    unpack_update,
+)
+from mpfedcl.prototypes import PrototypePool, Prototypes
+
+HONEST = Introduction("a", ("x", "y"), (3, 0), 2, 9, "e", "vectors", (4, 5, 3), True)
+
+
+def introduce(**changes: Any) -> Introduction:
+    values = {**HONEST.to_message().values, **changes}
+    kept = {name: value for name, value in values.items() if value is not ...}
+    return Introduction.from_message(Message(kept))
+
+
+def test_an_introduction_says_all_of_itself() -> None:
+    assert introduce() == HONEST
+    assert HONEST.to_message().values == {
+        "name": "a",
+        "classes": ["x", "y"],
+        "train": [3, 0],
+        "test": 2,
+        "input_size": 9,
+        "encoder": "e",
+        "samples": "vectors",
+        "image_shape": [4, 5, 3],
+        "own_data": True,
+    }
+    assert HONEST.num_samples == 3
+    assert HONEST.form == Form(9, "e", "vectors", (4, 5, 3))
+
+
+def test_what_older_clients_leave_out() -> None:
+    older = introduce(samples=..., image_shape=..., own_data=...)
+    assert older == Introduction("a", ("x", "y"), (3, 0), 2, 9, "e")
+    assert (older.samples, older.image_shape, older.own_data) == ("images", (), False)
+    assert Form.from_json({"input_size": 9, "encoder": "e", "run": "r"}) == Form(9, "e")
+    whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
+    assert Form.from_json(whole) == Form(9, "", "vectors", (4, 5))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": [2**40 - 1, 0]},
+        {"train": [0, 1]},
+        {"test": 0},
+        {"test": 2**40 - 1},
+        {"input_size": 1},
+        {"input_size": 2**22},
+        {"encoder": ""},
+        {"encoder": "x" * 200},
+        {"name": "x" * 200},
+        {"classes": ["é" * 100, "y"]},
+        {"image_shape": []},
+        {"image_shape": [4, 5]},
+        {"samples": "images"},
+        {"own_data": False},
+        {"classes": [str(n) for n in range(10_000)], "train": [1] * 10_000},
+        {"classes": ["x"], "train": [1]},
+    ],
+)
+def test_the_last_values_that_are_allowed(changes: dict[str, Any]) -> None:
+    found = introduce(**changes).to_message().values
+    assert {name: found[name] for name in changes} == changes
+
+
+CLASSES = "^classes must be the names of the classes: printable, not too long$"
+TRAIN = "^train must be a count of images for each class$"
+SENSE = "which makes no sense$"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": ...}, "^name is None; it must be of type str$"),
+        ({"name": "x" * 201}, "it must be printable text of at most 200 bytes"),
+        ({"name": ""}, "^the name is ''; it must be printable"),
+        ({"name": ".x"}, "^the name is '.x'; it must be printable"),
+        ({"classes": []}, CLASSES),
+        ({"classes": ["x", ""]}, CLASSES),
+        ({"classes": ["x", 5]}, CLASSES),
+        ({"classes": ["x", "\ud800"]}, CLASSES),
+        ({"classes": ["é" * 101, "y"]}, CLASSES),
+        ({"classes": [str(n) for n in range(10_001)], "train": [1] * 10_001}, CLASSES),
+        ({"classes": ["x", "x"]}, "^classes must be named once each$"),
+        ({"train": [3]}, TRAIN),
+        ({"train": [3, 0, 0]}, TRAIN),
+        ({"train": [3, -1]}, TRAIN),
+        ({"train": [3, 2**40]}, TRAIN),
+        ({"train": [3, True]}, TRAIN),
+        ({"train": [3, 1.0]}, TRAIN),
+        ({"train": [0, 0]}, "^it has no image to train on$"),
+        ({"test": -1}, f"^test is -1 and input_size 9, {SENSE}"),
+        ({"test": 2**40}, SENSE),
+        ({"test": True}, "^test is True; it must be of type int$"),
+        ({"input_size": 0}, f"^test is 2 and input_size 0, {SENSE}"),
+        ({"input_size": 2**22 + 1}, SENSE),
+        ({"encoder": "a\nb"}, "^encoder must be a short text$"),
+        ({"encoder": None}, "^encoder is None; it must be of type str$"),
+        ({"samples": "sounds"}, "^samples is 'sounds'; it must be images or vectors$"),
+        ({"samples": []}, r"^samples is \[\]; it must be images or vectors$"),
+        ({"image_shape": [4]}, "^image_shape must be "),
+        ({"image_shape": [4, 5, 2]}, "^image_shape must be "),
+        ({"image_shape": None}, "^image_shape must be "),
+        ({"own_data": 1}, "^own_data is 1; it must be true or false$"),
+    ],
+)
+def test_the_first_values_that_are_not(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        introduce(**changes)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", ".", "..", "a\x00", "\u202e", "é" * 101])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(MessageError, match=r"without slashes that does not begin with a dot$"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "é" * 100, "a b", "名前"])
+def test_names_that_are(name: str) -> None:
+    check_name(name)
+
+
+def test_values_are_of_their_type() -> None:
+    message = Message({"a": True, "n": 5, "long": "x" * 100})
+    assert message.value("n", int) == 5
+    assert message.value("a", bool) is True
+    with pytest.raises(MessageError, match=r"^a is True; it must be of type int$"):
+        message.value("a", int)
+    with pytest.raises(MessageError, match=r"^long is 'x{76}\.\.\.; it must be of type int$"):
+        message.value("long", int)
+
+
+def test_texts_that_fit_a_sentence() -> None:
+    assert shorten("x" * 78) == repr("x" * 78)
+    assert shorten("x" * 79) == "'" + "x" * 76 + "..."
+
+
+def test_values_as_text() -> None:
+    assert from_json(to_json({"a": [1, 2.5, None]})) == {"a": [1, 2.5, None]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"a": float("nan")})
+    for text, reason in (
+        ("[]", "^its values are no table$"),
+        ("{", r"^its values cannot be read \("),
+        ("[" * 10**5, r"^its values cannot be read \("),
+        ("1" * 5000, r"^its values cannot be read \("),
+    ):
+        with pytest.raises(MessageError, match=reason):
+            from_json(text)
+    assert MOST_BYTES == 2 * 1024**3
+
+
+def test_arrays_of_a_group_are_tensors_of_their_own() -> None:
+    source = numpy.arange(6.0).reshape(2, 3).T
+    source.flags.writeable = False
+    message = Message({}, {"a/x": source, "a/b/y": numpy.zeros(1), "ab/z": numpy.zeros(1)})
+    found = message.tensors("a")
+    assert found.keys() == {"x", "b/y"}
+    assert found["x"].tolist() == source.tolist()
+    assert found["x"].is_contiguous()
+    found["x"].zero_()
+    assert source[2, 1] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (numpy.array(["a"]), r"^'x' is of type <U1, which no tensor has$"),
+        (numpy.zeros(2, ">f8"), "^'x' is of type >f8, which no tensor has$"),
+        ({"not": "an array"}, "^'x' is no array$"),
+    ],
+)
+def test_what_no_tensor_can_be(array: Any, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        Message({}, {"a/x": array}).tensors("a")
+    with pytest.raises(MessageError, match="^'" + "x" * 80 + "' is "):
+        Message({}, {"a/" + "x" * 90: array}).tensors("a")
+
+
+# Updates and broadcasts
+
+ROWS = Prototypes(torch.ones(2, 3), torch.tensor([0, 1]), torch.tensor([4, 5]))
+UPDATE = Update("a", 9, {"w": torch.ones(2)}, ROWS, 0.5, {"s": torch.zeros(1)}, ("clip",))
+
+
+def reread(**changes: Any) -> Update:
+    sent = pack_update(UPDATE)
+    return unpack_update("a", Message({**sent.values, **changes}, sent.arrays))
+
+
+def test_an_update_is_named_values_and_arrays() -> None:
+    sent = pack_update(UPDATE)
+    assert sent.values == {
+        "num_samples": 9,
+        "loss": 0.5,
+        "withheld": False,
+        "processed": ["clip"],
+    }
+    assert set(sent.arrays) == {
+        *("averaged/w", "summed/s", "prototypes/vectors", "prototypes/labels", "prototypes/counts"),
+    }
+    averaged = reread().averaged
+    assert isinstance(averaged, dict)
+    assert averaged["w"].tolist() == [1.0, 1.0]
+    assert (reread().loss, reread().processed, reread().num_samples) == (0.5, ("clip",), 9)
+    withheld = pack_update(replace(UPDATE, averaged=None))
+    assert withheld.values["withheld"] is True
+    assert unpack_update("a", withheld).averaged is None
+    assert reread(loss=None).loss is None
+
+
+def test_a_part_of_a_stack_is_written_out_before_it_travels() -> None:
+    class Stack:
+        def tensors(self, index: int) -> dict[str, torch.Tensor]:
+            return {"w": torch.tensor([float(index)])}
+
+    stack: Any = Stack()
+    sent = pack_update(replace(UPDATE, averaged=StackMember(stack, 3)))
+    assert sent.arrays["averaged/w"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_samples": 9.0}, "^num_samples is 9.0; it must be of type int$"),
+        ({"loss": 1}, "^loss is 1; it must be of type float$"),
+        ({"withheld": 0}, "^withheld is 0; it must be of type bool$"),
+        ({"processed": "clip"}, "^processed is 'clip'; it must be of type list$"),
+        ({"processed": ["clip", 5]}, "^processed must be a list of names$"),
+    ],
+)
+def test_values_of_an_update_that_are_none(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        reread(**changes)
+
+
+@pytest.mark.parametrize("part", ["vectors", "labels", "counts"])
+def test_prototypes_of_an_update_that_are_none(part: str) -> None:
+    sent = pack_update(UPDATE)
+    key = f"prototypes/{part}"
+    without = {name: array for name, array in sent.arrays.items() if name != key}
+    for arrays in (without, {**without, key: numpy.zeros(7)}):
+        with pytest.raises(MessageError, match=r"^prototypes cannot be read \("):
+            unpack_update("a", Message(sent.values, arrays))
+
+
+def test_a_broadcast_is_named_values_and_arrays() -> None:
+    pool = PrototypePool.gather({"b": ROWS}, num_classes=2)
+    sent = pack_broadcast(Broadcast(3, {"w": torch.ones(1)}, {"c": torch.zeros(2)}, pool))
+    assert sent.values == {"round": 3, "names": ["b"]}
+    assert set(sent.arrays) == {
+        *("params/w", "extra/c", "pool/vectors", "pool/labels", "pool/counts", "pool/owners"),
+    }
+    found = unpack_broadcast(sent, 2, 4)
+    assert (found.round, found.pool.names, found.pool.num_prototypes) == (3, ("b",), 4)
+    assert found.pool.num_classes == 2
+    for values in ({"round": 3.0}, {"names": "b"}, {"names": ["b", "c", "d"], "round": None}):
+        with pytest.raises(MessageError, match=r"must be of type|the pool cannot be read"):
+            unpack_broadcast(Message({**sent.values, **values}, sent.arrays), 2, 4)
+    odd = numpy.zeros(2, numpy.complex128)
+    for part in ("vectors", "labels", "counts", "owners"):
+        with pytest.raises(MessageError, match=r"^the pool cannot be read \("):
+            unpack_broadcast(Message(sent.values, {**sent.arrays, f"pool/{part}": odd}), 2, 4)
+
+
+def test_no_place_of_the_server_s_files_is_sent(tmp_path: Path) -> None:
+    experiment = Experiment(method="fedavg", track=("tensorboard",), track_to=tmp_path).replace(
+        dataset__root=tmp_path, encoder__name=f"onnx:{tmp_path}/net.onnx", encoder__weights=tmp_path
+    )
+    document = pack_experiment(experiment)
+    assert str(tmp_path) not in document
+    found = Experiment.parse_toml(document, Path("x"))
+    assert found.encoder.name == "onnx:net.onnx"
+    assert (found.dataset.root, found.encoder.weights, found.track_to) == (None, None, None)
+    assert found.track == ()
+    plain = Experiment.parse_toml(pack_experiment(Experiment(method="fedavg")), Path("x"))
+    assert plain.encoder.name == "none"
+    assert plain.prototypes.per_class is not None
+    assert json.loads(plain.model_dump_json())["method"] == "fedavg"

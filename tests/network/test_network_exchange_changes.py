@@ -1,0 +1,233 @@
+"""A finished federation of one exchange goes on over the network, one client at a time."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import LoopbackFederation, folder_experiment, is_training, rewrite
+from flwr.app import Message as FlowerMessage
+from safetensors.torch import load_file
+
+from equivalent_runs import assert_close_tensors
+from exchange_runs import assert_same_federation, contents, save_client, story_of
+from mpfedcl.deployment.exchange_over_network import NetworkChange, update_over_network
+from mpfedcl.deployment.ledger import find_break, read_events
+from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.tensors import Tensors
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
+
+NODES = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+class Sites:
+    """Clients with vectors of their own, of which some come for a run and one at a time later."""
+
+    def __init__(
+        self, folder: Path, clients: Path, method: str, names: str, **changes: Any
+    ) -> None:
+        experiment = folder_experiment(method, clients=len(names), **changes)
+        self.clients = clients
+        self.federation = LoopbackFederation(experiment, folder, count=0)
+        self.come(*names)
+        self.path = self.federation.serve().path
+
+    def come(self, *names: str, **data: Path) -> None:
+        """Let these clients be connected, and nobody else."""
+        self.federation.grid.nodes.clear()
+        for name in names:
+            place = data.get(name, self.clients / f"{name}.npz")
+            self.federation.bring(NODES[name], name, place, registered=name)
+
+    def update(self, name: str, *, leave: bool = False) -> NetworkChange:
+        transport = FlowerTransport(self.federation.grid)
+        return update_over_network(transport, self.path, name, leave=leave)
+
+    def own_classifier(self, name: str) -> Tensors:
+        """Return the newest classifier that a client has at home."""
+        files = sorted((self.federation.folder / f"memory-{name}").glob("*/round-*.safetensors"))
+        kept = load_file(files[-1]).items()
+        return {n.removeprefix("personal/"): v for n, v in kept if n.startswith("personal/")}
+
+
+Start = Callable[..., Sites]
+
+
+@pytest.fixture
+def start(tmp_path: Path, clients: Path) -> Start:
+    """Begin a federation of clients, by their names."""
+    made: list[Sites] = []
+
+    def begin(names: str, method: str = "fedgauss", **changes: Any) -> Sites:
+        made.append(Sites(tmp_path / str(len(made)), clients, method, names, **changes))
+        return made[-1]
+
+    return begin
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "fedlda", "fedncm", "fedridge", "fedcof"])
+def test_who_joins_later_is_as_from_the_start(start: Start, method: str) -> None:
+    sites, whole = start("abc", method), start("abcd", method)
+    sites.come("d")
+    change = sites.update("d")
+    assert (change.event, change.clients) == ("joined", ("a", "b", "c", "d"))
+    assert_same_federation(sites.path, whole.path)
+    # Its own classifier has come to it, and the ledger tells of it.
+    assert_close_tensors(sites.own_classifier("d"), whole.own_classifier("d"), 1e-10)
+    assert story_of(sites.path) == [("joined", "d")]
+    assert find_break(sites.path) is None
+
+
+def test_what_a_client_reads_before_and_after(start: Start) -> None:
+    sites = start("abc")
+    sites.come("d")
+    change = sites.update("d")
+    assert change.before is not None
+    assert change.after is not None
+    whole = start("abcd")
+    wanted = json.loads((whole.path / "summary.json").read_text())["accuracy_per_client"]
+    assert change.after == wanted["d"]
+
+
+def test_new_samples_stand_for_all_that_a_client_had(
+    start: Start, clients: Path, tmp_path: Path
+) -> None:
+    newer = save_client(tmp_path / "newer" / "b.npz", 77, per_class=9)
+    sites = start("abc", statistics__keep="clients")
+    before = sites.own_classifier("b")
+    sites.come("b", b=newer)
+    assert sites.update("b").event == "replaced"
+    federation = LoopbackFederation(
+        folder_experiment("fedgauss", clients=3), tmp_path / "whole", count=0
+    )
+    for name in "abc":
+        place = newer if name == "b" else clients / f"{name}.npz"
+        federation.bring(NODES[name], name, place)
+    assert_same_federation(sites.path, federation.serve().path)
+    # Twice the same changes nothing but the ledger.
+    first = contents(sites.path)
+    assert sites.update("b").event == "replaced"
+    assert_same_federation(sites.path, federation.path)
+    assert story_of(sites.path) == [("replaced", "b")] * 2
+    assert first.keys() == contents(sites.path).keys()
+    assert not all(
+        bool((before[name] == value).all()) for name, value in sites.own_classifier("b").items()
+    )
+
+
+def test_who_leaves_need_not_be_there_where_sums_are_kept(start: Start) -> None:
+    sites, without = start("abc", statistics__keep="clients"), start("ac")
+    sites.federation.grid.nodes.clear()
+    assert sites.update("b", leave=True).clients == ("a", "c")
+    assert_same_federation(sites.path, without.path)
+    assert story_of(sites.path) == [("left", "b")]
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "fedridge", "fedncm"])
+def test_who_leaves_sends_its_sums_again_where_only_totals_are_kept(
+    start: Start, method: str
+) -> None:
+    sites = start("abcd", method, statistics__keep="pooled")
+    without = start("abd", method, statistics__keep="pooled")
+    assert not (sites.path / "statistics").exists()
+    sites.come("c")
+    assert sites.update("c", leave=True).clients == ("a", "b", "d")
+    assert_same_federation(sites.path, without.path)
+    # Joined later, it can leave in the same way; a third time nobody knows it.
+    assert sites.update("c").event == "joined"
+    assert sites.update("c", leave=True).event == "left"
+    assert_same_federation(sites.path, without.path)
+    with pytest.raises(InvalidInput, match="leave is 'c', which has left already"):
+        sites.update("c", leave=True)
+
+
+def test_totals_alone_give_back_only_what_was_sent(start: Start, tmp_path: Path) -> None:
+    sites = start("abc", statistics__keep="pooled")
+    first = contents(sites.path)
+    newer = save_client(tmp_path / "newer" / "b.npz", 77)
+    sites.come("b", b=newer)
+    with pytest.raises(InvalidInput, match="it must leave with the samples that it had, and join"):
+        sites.update("b")
+    change = sites.update("b", leave=True)
+    assert change.event == "rejected"
+    assert change.reason.startswith("its sums are not those that it sent")
+    assert story_of(sites.path) == [("rejected", "b")]
+    assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
+    # A run of which nobody has noted what each has sent.
+    known = RunDirectory(sites.path).read_json("federation.json") or {}
+    RunDirectory(sites.path).write_json("federation.json", {**known, "sums": {}})
+    with pytest.raises(InvalidInput, match="nothing tells which were those of b"):
+        sites.update("b", leave=True)
+
+
+def test_sums_are_judged_as_in_a_run(start: Start) -> None:
+    def lie(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        if not is_training(request):
+            return reply
+        return rewrite(reply, request, arrays=lambda x: {**x, "summed/sums": 3 * x["summed/sums"]})
+
+    sites = start("abc")
+    first = contents(sites.path)
+    sites.come("d")
+    sites.federation.grid._tamper = lie
+    change = sites.update("d")
+    assert (change.event, change.clients) == ("rejected", ("a", "b", "c"))
+    assert "has length" in change.reason
+    assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
+    (event,) = read_events(sites.path)
+    assert event["reason"] == change.reason
+
+
+def test_others_who_are_connected_are_left_alone(start: Start) -> None:
+    sites = start("abc")
+    sites.come("a", "b", "d")
+    sites.federation.grid.requests.clear()
+    sites.update("d")
+    assert {name for name, _ in sites.federation.grid.requests} == {"d"}
+
+
+def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
+    sites = start("abc", network__round_timeout=20.0)
+    first = contents(sites.path)
+    sites.come("a")
+    with pytest.raises(RunCutShort, match=r"^d was not there after 0.3 s\.$"):
+        sites.update("d")
+    sites.come("d")
+    sites.federation.grid._tamper = lambda _, request, reply: (
+        None if is_training(request) else reply
+    )
+    with pytest.raises(RunCutShort, match=r"^d was asked: no answer within 20 s\.$"):
+        sites.update("d")
+    assert contents(sites.path) == first
+
+
+def test_other_data_than_the_federations(start: Start, tmp_path: Path) -> None:
+    sites = start("abc")
+    sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
+    with pytest.raises(RunCutShort, match=r"d was not there .* d: it cannot use its data"):
+        sites.update("d")
+
+
+def test_a_run_that_is_none_of_these(three: Path, start: Start, tmp_path: Path) -> None:
+    transport = FlowerTransport(start("ab").federation.grid)
+    with pytest.raises(InvalidInput, match="it must be a run over a network"):
+        update_over_network(transport, three, "d")
+    with pytest.raises(InvalidInput, match="it must be a folder that holds a run"):
+        update_over_network(transport, tmp_path / "nothing", "d")
+    with pytest.raises(InvalidInput, match=r"client is '../d'; the name is '../d'; it must be"):
+        update_over_network(transport, three, "../d")
+
+
+def test_a_changed_federation_is_not_resumed(start: Start) -> None:
+    sites = start("abc")
+    sites.come("d")
+    sites.update("d")
+    first = contents(sites.path)
+    sites.come("a", "b", "c")
+    with pytest.raises(InvalidInput, match="where clients have joined or left since"):
+        sites.federation.resume()
+    assert contents(sites.path) == first

@@ -1,0 +1,164 @@
+"""The receipt: what it lists is what a federation's messages have in them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import LoopbackFederation, float64_experiment, save_pictures
+
+from command_results import Refused, Said
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method
+from mpfedcl.network.client.client import ClientSettings
+from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.message import Message
+from mpfedcl.network.receipt import Receipt, make_receipt
+from small_experiments import Say
+
+pytestmark = pytest.mark.usefixtures("quick_network")
+
+KINDS = {"query": "hello", "train": "round", "evaluate": "close"}
+
+
+def receipt_for(experiment: Experiment, share: int, least: int = 1) -> Receipt:
+    settings = ClientSettings(
+        name="client-0",
+        state=Path("nowhere"),
+        share=share,
+        data=experiment.dataset.root,
+        min_cluster_size=least,
+    )
+    return make_receipt(experiment, settings)
+
+
+def sizes(message: Message) -> dict[str, int]:
+    arrays = {name: 128 + array.nbytes for name, array in message.arrays.items()}
+    return {name: len(json.dumps(value)) for name, value in message.values.items()} | arrays
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "mp-fedcl"])
+@pytest.mark.parametrize("epsilon", [None, 3.0])
+def test_a_receipt_lists_what_is_sent_to_the_byte(
+    images: Path, tmp_path: Path, method: str, epsilon: float | None
+) -> None:
+    experiment = float64_experiment(images, method, rounds=1, privacy__epsilon=epsilon)
+    federation = LoopbackFederation(experiment, tmp_path)
+    federation.serve()
+    receipt = receipt_for(experiment.resolved(find_method(method).defaults), 0)
+    for name, reply in federation.grid.replies:
+        if name != "client-0":
+            continue
+        kind = KINDS[str(reply.metadata.message_type)]
+        sent = sizes(from_records(reply.content))
+        listed = {each.name: each.num_bytes for each in receipt.fields if each.message == kind}
+        assert listed.keys() == sent.keys()
+        # What has a loss or a reading in it differs by some digits: the model is another one.
+        free = {"late", "loss"}
+        assert {n: s for n, s in listed.items() if n not in free} == {
+            n: s for n, s in sent.items() if n not in free
+        }
+    assert receipt.epsilon == (None if epsilon is None else pytest.approx(3.0, abs=1e-3))
+    assert not Path("nowhere").exists()
+
+
+def least_of(receipt: Receipt) -> dict[str, int | None]:
+    return {f"{each.message} {each.name}": each.least for each in receipt.fields}
+
+
+def test_the_fewest_samples_behind_a_number_are_told(tmp_path: Path) -> None:
+    save_pictures(tmp_path / "own", "cat", count=8)
+    save_pictures(tmp_path / "own", "dog", count=6)
+    experiment = Experiment(method="fedlda").replace(
+        encoder__name="none", dataset__test_fraction=0.5
+    )
+    settings = ClientSettings(name="me", state=tmp_path, data=tmp_path / "own")
+    found = least_of(make_receipt(experiment, settings))
+    assert found["hello train"] == 3
+    assert found["hello test"] == 7
+    assert found["round num_samples"] == 7
+    assert found["round summed/counts"] == found["round summed/sums"] == 3
+    assert found["round summed/within"] == found["round summed/scatter"] == 7
+    # Which class is taken for which is counted image by image.
+    assert found["close late"] == 1
+    kept = make_receipt(
+        experiment,
+        ClientSettings(name="me", state=tmp_path, data=tmp_path / "own", min_cluster_size=4),
+    )
+    assert kept.least == 4
+    assert kept.below(4) == []
+    assert [each.name for each in kept.below(5)] == [
+        "train", "num_samples", "summed/counts", "summed/sums", "summed/scatter", "summed/within",
+    ]  # fmt: skip
+
+
+def write_settings(path: Path, **changes: Any) -> Path:
+    experiment = Experiment(method="mp-fedcl").replace(
+        **{"encoder__name": "none", "model__hidden": (8,)} | changes
+    )
+    path.write_text(experiment.to_toml())
+    return path
+
+
+def test_the_command_shows_every_field(tmp_path: Path, said: Say) -> None:
+    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    file = write_settings(tmp_path / "settings.toml", method="fedncm", privacy__epsilon=2.0)
+    code, out, _ = said("privacy", "receipt", file, "--data", tmp_path / "own")
+    assert code == 0
+    assert "summed/counts" in out
+    assert "Privacy budget: epsilon 2 at delta 1e-05 for one image" in out
+    assert "Nothing was sent." in out
+
+
+def test_the_command_fails_where_a_number_would_leave_below_the_threshold(
+    tmp_path: Path, refused: Refused
+) -> None:
+    # K-means may make a prototype of few; the model stands for all twelve.
+    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    file = write_settings(tmp_path / "settings.toml")
+    words = ("privacy", "receipt", file, "--data", tmp_path / "own", "--threshold", 13)
+    assert "it has no image to train on" in refused(*words)
+
+
+def test_json_has_the_same(tmp_path: Path, said: Say) -> None:
+    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    file = write_settings(tmp_path / "settings.toml")
+    words = ("privacy", "receipt", file, "--data", tmp_path / "own", "--threshold", 2, "--json")
+    code, out, _ = said(*words)
+    assert code == 0
+    told = json.loads(out)
+    assert told["epsilon"] is None
+    assert told["least"] >= 2
+    assert {"message", "name", "numbers", "num_bytes", "least", "is_noisy"} == set(
+        told["fields"][0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["privacy", "receipt", "nowhere.toml", "--share", "0"], "nowhere.toml does not exist"),
+        (["privacy", "receipt", "nowhere.toml"], "one of --data and --share must be given"),
+        (
+            ["privacy", "receipt", "x", "--share", "0", "--threshold", "0"],
+            "threshold is 0; it must be at least 1",
+        ),
+        (["privacy", "plan", "--epsilon", "0"], "privacy.epsilon is 0"),
+        (["privacy", "plan", "--images", "0"], "images is 0"),
+    ],
+)
+def test_bad_input_gets_one_sentence(words: list[str], told: str, refused: Refused) -> None:
+    assert told in refused(*words)
+
+
+def test_a_plan_is_printed(said: Say) -> None:
+    code, out, _ = said("privacy", "plan", "--images", "10000", "--epsilon", "1", "3")
+    assert code == 0
+    assert "10,000 images" in out
+    assert max(map(len, out.splitlines()[1:10])) <= 100
+    code, out, _ = said(
+        *("privacy", "plan", "--unit", "client", "--clients", "2000", "--rounds", "5"),
+        *("--epsilon", "3", "--json"),
+    )
+    assert json.loads(out)["budgets"][0]["advice"] in ("model", "nothing")
+    assert isinstance(Said, type)

@@ -1,0 +1,152 @@
+"""The ledger: what is spent, and releases that are drawn once whatever happens."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
+from mpfedcl.privacy.ledger import (
+    FOLDER,
+    BudgetSpent,
+    Ledger,
+    ReleaseFolder,
+    ReleaseLog,
+    read_ledger,
+)
+from mpfedcl.tensors import Tensors
+
+DELTA = 1e-5
+
+
+def ledger_for(releases: int, epsilon: float = 2.0) -> Ledger:
+    """Return a ledger that covers so many releases and no more."""
+    multiplier = gaussian_multiplier(epsilon, DELTA) * releases**0.5
+    return Ledger("client", epsilon, DELTA, multiplier)
+
+
+def draw() -> Tensors:
+    return {"noisy": torch.randn(3)}
+
+
+@pytest.fixture(params=["memory", "folder"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> ReleaseLog:
+    found = ReleaseLog() if request.param == "memory" else ReleaseFolder(tmp_path)
+    found.begin(ledger_for(2))
+    return found
+
+
+def test_a_release_is_drawn_and_charged_once(log: ReleaseLog) -> None:
+    assert log.ledger is not None
+    z = log.ledger.multiplier
+    first = log.release(1, z, draw)
+    assert log.ledger.releases == {z: 1}
+    assert torch.equal(log.release(1, z, draw)["noisy"], first["noisy"])
+    assert log.ledger.releases == {z: 1}
+
+
+def test_what_the_budget_does_not_cover_is_never_made(log: ReleaseLog) -> None:
+    assert log.ledger is not None
+    z = log.ledger.multiplier
+    log.release(1, z, draw)
+    log.release(2, z, draw)
+    assert log.ledger.spent == pytest.approx(2.0, abs=1e-3)
+
+    def make() -> Tensors:
+        raise AssertionError("noise was drawn although the budget is spent")
+
+    with pytest.raises(BudgetSpent, match=r"privacy.epsilon is 2; 2.000 is spent"):
+        log.release(3, z, make)
+    # What was released before may be had again.
+    assert log.release(2, z, make).keys() == {"noisy"}
+
+
+def test_who_takes_part_is_drawn_once(log: ReleaseLog) -> None:
+    assert log.choose(1, lambda: ["a", "b"]) == ["a", "b"]
+    assert log.choose(1, lambda: ["c"]) == ["a", "b"]
+
+
+def test_another_process_finds_the_same(tmp_path: Path) -> None:
+    log = ReleaseFolder(tmp_path)
+    log.begin(ledger_for(3))
+    assert log.ledger is not None
+    released = log.release(1, log.ledger.multiplier, draw)
+    chosen = log.choose(2, lambda: ["a"])
+    again = ReleaseFolder(tmp_path)
+    assert again.ledger == log.ledger
+    assert torch.equal(again.release(1, log.ledger.multiplier, draw)["noisy"], released["noisy"])
+    assert again.choose(2, lambda: []) == chosen
+    assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path) -> None:
+    log = ReleaseFolder(tmp_path)
+    log.begin(ledger_for(3))
+    before = (tmp_path / FOLDER / "ledger.json").read_bytes()
+    assert log.ledger is not None
+    z = log.ledger.multiplier
+    released = log.release(1, z, draw)
+    (tmp_path / FOLDER / "ledger.json").write_bytes(before)
+    again = ReleaseFolder(tmp_path)
+    assert again.ledger is not None
+    assert again.ledger.num_releases == 0
+    assert torch.equal(again.release(1, z, draw)["noisy"], released["noisy"])
+    assert again.ledger.releases == {z: 1}
+
+
+def test_a_round_that_is_run_again_without_its_release_is_charged_again(tmp_path: Path) -> None:
+    log = ReleaseFolder(tmp_path)
+    log.begin(ledger_for(2))
+    assert log.ledger is not None
+    z = log.ledger.multiplier
+    log.release(1, z, draw)
+    (path,) = (tmp_path / FOLDER).glob("release-*")
+    path.unlink()
+    log.release(1, z, draw)
+    assert log.ledger.releases == {z: 2}
+    (path,) = (tmp_path / FOLDER).glob("release-*")
+    path.unlink()
+    with pytest.raises(BudgetSpent):
+        log.release(1, z, draw)
+
+
+def test_only_the_last_two_releases_are_kept(tmp_path: Path) -> None:
+    log = ReleaseFolder(tmp_path)
+    log.begin(ledger_for(5))
+    assert log.ledger is not None
+    for number in range(1, 5):
+        log.release(number, log.ledger.multiplier, draw)
+        log.choose(number, lambda: [])
+    names = sorted(path.name for path in (tmp_path / FOLDER).glob("release-*"))
+    assert names == ["release-000003-000003.safetensors", "release-000004-000004.safetensors"]
+    assert len(list((tmp_path / FOLDER).glob("chosen-*"))) == 2
+
+
+def test_what_is_told_is_a_number_within_the_budget() -> None:
+    spent = ledger_for(1).charge(ledger_for(1).multiplier)
+    told = spent.told()
+    assert told == {"unit": "client", "epsilon": 2.0, "delta": DELTA, "spent": told["spent"]}
+    assert 1.999 <= told["spent"] <= 2.0
+    assert ledger_for(1).told()["spent"] == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({**ledger_for(1).to_json(), "multiplier": -1.0}),
+        json.dumps({**ledger_for(1).to_json(), "epsilon": "3"}),
+        json.dumps({**ledger_for(1).to_json(), "clients": 0}),
+        json.dumps({**ledger_for(1).to_json(), "releases": [[1.0, -3]]}),
+        json.dumps({**ledger_for(1).to_json(), "releases": [["nan", 3]]}),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "ledger.json").write_text(content)
+    with pytest.raises(InvalidInput, match="nobody knows what is spent"):
+        read_ledger(tmp_path)

@@ -1,0 +1,176 @@
+"""Sums under a budget: how far one image moves them, and what is made of noisy ones."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.gaussian import (
+    SecondMoment,
+    StackedSums,
+    pack_symmetric,
+    unpack_symmetric,
+    within_from_moment,
+)
+from mpfedcl.privacy import private_sums
+from mpfedcl.privacy.gaussian_mechanism import gaussian_epsilon
+from mpfedcl.privacy.private_sums import MEANS_SENSITIVITY, MOMENTS_SENSITIVITY, PrivateSums
+from mpfedcl.tensors import Tensors
+
+
+def unit_rows(count: int, size: int, seed: int) -> Tensor:
+    rows: Tensor = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).double()
+    scaled: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return scaled
+
+
+def sums_of(features: Tensor, labels: list[int], *, moments: bool, classes: int = 3) -> Tensors:
+    moment: SecondMoment | None = "moment" if moments else None
+    stack = StackedSums(features, torch.tensor(labels).long(), [len(labels)], classes, moment)
+    return dict(stack.member(0))
+
+
+def length(left: Tensors, right: Tensors) -> float:
+    """How far apart two releases are, by the formula: half the moment, and all of the matrix."""
+    squares = 0.0
+    for name in left:
+        change = left[name].double() - right[name].double()
+        if name == "moment":
+            size = left["sums"].shape[1]
+            squares += float((unpack_symmetric(change, size) / 2).square().sum())
+        else:
+            squares += float(change.square().sum())
+    return math.sqrt(squares)
+
+
+def mechanism(*, moments: bool = False, **values: object) -> PrivateSums:
+    found = PrivateSums.of(PrivacySettings(**{"epsilon": 3.0, **values}), has_moments=moments)
+    assert found is not None
+    return found
+
+
+@given(
+    count=st.integers(0, 6), size=st.integers(1, 5), seed=st.integers(0, 999), moments=st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_one_image_moves_what_is_released_by_the_stated_length(
+    count: int, size: int, seed: int, moments: bool
+) -> None:
+    features, labels = unit_rows(count + 1, size, seed), [seed % 3] * (count + 1)
+    with_it = sums_of(features, labels, moments=moments)
+    without = sums_of(features[:count], labels[:count], moments=moments)
+    expected = MOMENTS_SENSITIVITY if moments else MEANS_SENSITIVITY
+    assert length(with_it, without) == pytest.approx(expected, rel=1e-6)
+    # The vector that gets noise has that length too, though it holds half of the matrix.
+    vectors = [private_sums._flatten(each) for each in (with_it, without)]
+    assert float((vectors[0] - vectors[1]).norm()) == pytest.approx(expected, rel=1e-6)
+
+
+@given(size=st.integers(1, 6), seed=st.integers(0, 99), moments=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_vector_is_put_back_into_its_fields(size: int, seed: int, moments: bool) -> None:
+    summed = sums_of(unit_rows(4, size, seed), [0, 1, 1, 2], moments=moments)
+    tensors = {name: value.double() for name, value in summed.items()}
+    back = private_sums._unflatten(private_sums._flatten(tensors), tensors)
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert torch.allclose(back[name], value)
+
+
+def test_noise_in_each_field_is_as_stated() -> None:
+    size = 30
+    found = mechanism(moments=True)
+    zeros = {
+        "counts": torch.zeros(120),
+        "sums": torch.zeros(120, size),
+        "moment": torch.zeros(size * (size + 1) // 2),
+    }
+    noisy = found.add_noise(zeros)
+    matrix = unpack_symmetric(noisy["moment"], size)
+    off_diagonal = matrix[torch.triu(torch.ones(size, size), 1) == 1]
+    stated = found.deviations()
+    assert float(noisy["sums"].std()) == pytest.approx(stated["sums"], rel=0.07)
+    assert float(noisy["counts"].std()) == pytest.approx(stated["counts"], rel=0.35)
+    assert float(off_diagonal.std()) == pytest.approx(stated["moment"], rel=0.2)
+    assert float(matrix.diagonal().std()) == pytest.approx(2 * found.sigma, rel=0.7)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+def test_noise_is_what_the_budget_asks_for(moments: bool) -> None:
+    found = mechanism(moments=moments)
+    # A little more, for features that are a rounding longer than 1.
+    assert gaussian_epsilon(found.sigma / found.sensitivity, 1e-5) == pytest.approx(3.0, rel=1e-4)
+    assert gaussian_epsilon(found.sigma / found.sensitivity, 1e-5) <= 3.0
+    assert gaussian_epsilon(found.multiplier, 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert PrivateSums.of(PrivacySettings(), has_moments=moments) is None
+
+
+def test_a_client_adds_no_more_than_the_clip() -> None:
+    found = mechanism(unit="client", clip=2.0)
+    many = sums_of(unit_rows(50, 4, 0), [0] * 50, moments=False)
+    bounded = found.bound(many)
+    zero = {name: torch.zeros_like(value) for name, value in bounded.items()}
+    assert length(bounded, zero) == pytest.approx(2.0)
+    # Directions stay, and with them the class means.
+    assert torch.allclose(
+        bounded["sums"][0] / bounded["counts"][0], many["sums"][0] / many["counts"][0]
+    )
+    one = sums_of(unit_rows(1, 4, 0), [0], moments=False)
+    assert length(found.bound(one), one) == 0
+    assert found.sensitivity == 2.0
+    assert mechanism(unit="client").sensitivity == private_sums.CLIENT_CLIP
+    assert length(mechanism(clip=2.0).bound(many), many) == 0
+
+
+@given(seed=st.integers(0, 999), moments=st.booleans(), epsilon=st.sampled_from([0.1, 1.0, 50.0]))
+@settings(max_examples=25, deadline=None)
+def test_what_is_repaired_could_be_true(seed: int, moments: bool, epsilon: float) -> None:
+    found = mechanism(moments=moments, epsilon=epsilon)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 2, (60,), generator=generator).tolist()
+    noisy = found.add_noise(sums_of(unit_rows(60, 4, seed), labels, moments=moments))
+    own = found.repair(noisy)
+    counts, sums = own["counts"], own["sums"]
+    assert torch.equal(counts, counts.round())
+    assert bool((counts >= 0).all())
+    assert bool((sums.norm(dim=1) <= counts * (1 + 1e-9)).all())
+    within = within_from_moment(own["moment"], counts, sums)
+    assert float(torch.linalg.eigvalsh(within).min()) >= -1e-6
+    assert all(bool(value.isfinite().all()) for value in own.values())
+
+
+def test_repair_without_noise_changes_nothing_that_is_true() -> None:
+    found = mechanism(moments=True).with_share(1e-9)
+    summed = {
+        n: v.double() for n, v in sums_of(unit_rows(40, 3, 1), [0, 1] * 20, moments=True).items()
+    }
+    own = found.repair(summed)
+    assert torch.allclose(own["counts"], summed["counts"])
+    assert torch.allclose(own["sums"], summed["sums"])
+    assert torch.allclose(pack_symmetric(own["moment"]), summed["moment"], atol=1e-6)
+
+
+def test_a_class_that_nobody_has_does_not_come_out_of_the_noise() -> None:
+    found = mechanism()
+    noisy = {
+        "counts": torch.tensor([100.0, 1.9 * found.sigma, -5.0]),
+        "sums": torch.ones(3, 2) * 10,
+    }
+    own = found.repair(noisy)
+    assert own["counts"].tolist() == [100.0, 0.0, 0.0]
+    assert not bool(own["sums"][1:].any())
+
+
+def test_sums_that_no_noise_explains_are_found() -> None:
+    found = mechanism(trust="nobody")
+    honest = found.add_noise(sums_of(unit_rows(30, 8, 0), [0, 1, 2] * 10, moments=False))
+    assert found.is_local
+    assert found.find_impossible(honest) is None
+    negative = {**honest, "counts": honest["counts"] - 1000}
+    assert "below any noise" in (found.find_impossible(negative) or "")
+    long = {**honest, "sums": honest["sums"] + 500}
+    assert "no noise makes it so long" in (found.find_impossible(long) or "")

@@ -1,0 +1,87 @@
+"""A total is judged as far as a total can be; where it cannot be true nobody is accepted."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpfedcl.messages import Failure, Total, Update
+from mpfedcl.rounds.total_collector import TotalCollector
+from mpfedcl.rounds.update_collector import UpdateCollector
+from small_experiments import build_federation, small
+
+NAMES = ("client-0", "client-1", "client-2")
+
+
+def collect(images: Path, given: Total | Update | Failure, method: str = "fedavg") -> Any:
+    loop = build_federation(small(images, method, secure_sums=True))
+    broadcast = loop.broadcast()
+    collector = TotalCollector(
+        loop._method, loop._guard, loop.state.server, broadcast, NAMES, keep_sums=False
+    )
+    if isinstance(given, Total) and not given.averaged and method == "fedavg":
+        sums = {name: 60 * value.double() for name, value in broadcast.params.items()}
+        given = replace(given, averaged=sums)
+    collector.add(given)
+    return collector
+
+
+SOUND = Total(NAMES, 60.0, {}, {}, 60, 30.0, True, 10, 80)
+
+
+def test_sound_total(images: Path) -> None:
+    collector = collect(images, SOUND)
+    assert collector.accepted == list(NAMES)
+    assert collector.mean_loss == 0.5
+    assert collector.tally(dict.fromkeys(NAMES, 40)).share == 0.5
+    assert isinstance(collector, UpdateCollector)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_possible": False}, "a number is out of range"),
+        ({"weight": -1.0}, "fewer samples than none"),
+        ({"num_samples": -1}, "fewer samples than none"),
+        ({"weight": 0.0}, "models have come without any weight"),
+        ({"weight": 1e-9}, "the model changed by"),
+    ],
+)
+def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str) -> None:
+    collector = collect(images, replace(SOUND, **changes))
+    assert collector.accepted == []
+    assert set(collector.rejected) == set(NAMES)
+    assert words in collector.rejected["client-0"]
+    assert "the total of all clients cannot be true" in collector.rejected["client-0"]
+    assert collector.means() == {}
+    assert collector.pooled_statistics() == {}
+
+
+def test_sums_are_judged_too(images: Path) -> None:
+    loop = build_federation(small(images, "fedncm", secure_sums=True))
+    zeros = loop._method.totals_of(loop._guard.sums)
+    bad = {**zeros, "sums": zeros["sums"] + 5.0}
+    collector = collect(images, replace(SOUND, weight=0.0, summed=bad), "fedncm")
+    assert "has a sum of length" in collector.rejected["client-1"]
+
+
+def test_update_that_is_not_masked(images: Path) -> None:
+    loop = build_federation(small(images, "fedavg"))
+    (update, *_) = loop.engine.train(loop.broadcast(), ["client-0"], keep=[])
+    assert isinstance(update, Update)
+    collector = collect(images, update)
+    assert collector.accepted == []
+    assert "not masked" in collector.rejected["client-0"]
+
+
+def test_failures_are_written_down(images: Path) -> None:
+    assert collect(images, Failure("client-1", "it went away")).rejected == {
+        "client-1": "it went away"
+    }
+
+
+def test_means_have_the_types_of_the_model(images: Path) -> None:
+    collector = collect(images, SOUND)
+    assert {value.dtype for value in collector.means().values()} == {torch.float32}
