@@ -292,4 +292,4 @@ def _describe_classes(data: FederatedData, attackers: Collection[str]) -> tuple[
     labels = torch.cat([each.labels for each in honest])
     rows = [inputs[labels == label] for label in range(data.num_classes)]
     means = torch.stack([each.mean(0) for each in rows])
-    return means, torch.stack([each.std(0) for each in rows])
+    return means, torch.stack([each.std(0, correction=0) for each in rows])

@@ -35,6 +35,7 @@ from mpfedcl.rng import generator
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
 
 IMAGES = (500, 2_000, 10_000, 60_000)
 EPSILONS = (0.5, 1.0, 3.0, 8.0, math.inf)
@@ -266,8 +267,11 @@ def draw(store: Store, path: Path) -> None:
                 means = [fmean(each) for each in cells]
                 spread = [pstdev(each) for each in cells]
                 axis.errorbar(
-                    places, means, spread, color=colour, marker="o", capsize=2, label=kind
+                    places[:-1], means[:-1], spread[:-1], color=colour, marker="o", capsize=2
                 )
+                # Without a budget features are not projected either: more than noise is gone.
+                axis.plot(places[-2:], means[-2:], color=colour, linestyle=":")
+                axis.plot(places[-1], means[-1], color=colour, marker="o", markerfacecolor="white")
             clients = "" if unit == "record" else f", {min(MOST_CLIENTS, images):,} clients"
             axis.set_title(f"{images:,} images{clients}", fontsize=10)
             axis.grid(alpha=0.3)
@@ -275,8 +279,8 @@ def draw(store: Store, path: Path) -> None:
         axes[row][0].set_ylabel(f"one {'image' if unit == 'record' else unit}\naccuracy in %")
     for axis in axes[1]:
         axis.set_xlabel("epsilon")
-    handles, labels = axes[1][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncol=4, frameon=False)
+    handles = [Line2D([], [], color=each, marker="o") for each in colours.values()]
+    figure.legend(handles, list(colours), loc="lower center", ncol=4, frameon=False)
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=120)
 

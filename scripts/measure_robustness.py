@@ -92,10 +92,8 @@ class Cell:
         experiment = Experiment(
             method=self.method, rounds=20, clients=self.clients, seed=self.seed
         ).replace(
-            partition__alpha=0.5,
-            train__lr=0.1,
-            model__hidden=self.hidden,
-            **SETTINGS[self.setting],
+            **{"partition__alpha": 0.5, "train__lr": 0.1, "model__hidden": self.hidden}
+            | SETTINGS[self.setting]
         )
         return experiment.resolved(find_method(self.method).defaults)
 
@@ -233,7 +231,7 @@ def main() -> None:
         Report(results).write(given.figure)
         return
     torch.set_num_threads(1)
-    for cell in list_cells():
+    for cell in dict.fromkeys(list_cells()):
         path = cell.path(given.folder)
         if path.exists() or (given.only and cell.setting not in given.only):
             continue

@@ -14,7 +14,7 @@ from loopback import Tamper
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint, is_signed
+from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.client.secure_sums import draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records
@@ -25,6 +25,7 @@ from mpfedcl.secure_sums import ProtocolError
 from mpfedcl.secure_sums.client import SumClient
 from mpfedcl.secure_sums.fixed_point import decode
 from mpfedcl.secure_sums.roster import Session
+from mpfedcl.secure_sums.signatures import is_signed
 from small_experiments import assert_same_results, read_records, read_summary
 
 pytestmark = pytest.mark.usefixtures("quick_network")
@@ -173,11 +174,19 @@ def change(
     return tamper
 
 
+def show_keys(**changes: str) -> Tamper:
+    return change("advertise", "client-1", lambda v: {"advert": {**v["advert"], **changes}})
+
+
 @pytest.mark.parametrize(
     ("tamper", "words"),
     [
         (change("advertise", "client-1", lambda _: {"advert": {}}), "channel must be hexadecimal"),
         (change("advertise", "client-1", lambda _: {}), "advert is None"),
+        # Keys with which the others could not go on: they would end the sum for all.
+        (show_keys(masking="00" * 32), "nobody can agree on a key"),
+        (show_keys(channel="09".ljust(64, "0"), masking="09".ljust(64, "0")), "must be two keys"),
+        (show_keys(identity="00", signature="00"), "its keys are not signed"),
         (change("share", "client-1", lambda _: {"sealed": {"client-0": "00"}}), "each of the oth"),
         (change("share", "client-1", lambda _: {"sealed": []}), "sealed is"),
         (change("round", "client-1", lambda v: v, lambda _: {}), "masked numbers are missing"),
@@ -264,8 +273,16 @@ def test_clients_with_keys_know_each_other_again(images: Path, tmp_path: Path) -
     assert set(known) == {"client-1", "client-2", "client-3"}
 
 
-def test_server_cannot_put_in_its_own_keys(images: Path, tmp_path: Path) -> None:
-    """A server that stands between the clients would read their shares; they stop instead."""
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_server_cannot_put_in_its_own_keys(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_honest: bool
+) -> None:
+    """A server that stands between the clients would read their shares; they stop instead.
+
+    Where it is a client that shows such keys, an honest server leaves that client out.
+    """
+    if not is_honest:
+        monkeypatch.setattr("mpfedcl.network.server.secure_round.find_odd", lambda *_: {})
     stranger = tmp_path / "stranger.key"
     make_node_key(stranger, tmp_path / "stranger.pub")
 
@@ -285,8 +302,13 @@ def test_server_cannot_put_in_its_own_keys(images: Path, tmp_path: Path) -> None
     federation = with_keys(LoopbackFederation(plan, tmp_path, forge), tmp_path)
     federation.serve()
     records = read_records(federation.path)
-    assert [record["unchanged"] for record in records] == [False, True, True, False]
     rejected = [record["clients"]["rejected"] for record in records]
+    if is_honest:
+        assert [list(each) for each in rejected] == [[], ["client-1"], ["client-1"], []]
+        assert "its keys are not signed" in rejected[1]["client-1"]
+        assert "signed by another key than before" in rejected[2]["client-1"]
+        return
+    assert [record["unchanged"] for record in records] == [False, True, True, False]
     assert "the keys of client-1 are not signed by that client" in rejected[1]["client-0"]
     assert "client-1 shows another key than before" in rejected[2]["client-0"]
     assert "does not have this client's own keys" in rejected[2]["client-1"]

@@ -9,6 +9,7 @@ from dp_accounting import pld
 from scipy.stats import norm
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.privacy import accounting
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.gaussian_mechanism import (
     composed_multiplier,
@@ -75,6 +76,11 @@ def test_noise_for_many_releases_keeps_the_budget_and_is_not_too_much(sampling: 
     releases = {multiplier / sensitivity: count for sensitivity, count in weights.items()}
     spent = told_by_dp_accounting(releases, 1e-5, sampling)
     assert 1.98 < spent <= 2.0 + 1e-6
+
+
+def test_too_little_noise_grows_until_the_accountant_agrees() -> None:
+    enough = accounting._grow(1.388, 3.0, 1e-5, {1.0: 1}, 1.0)
+    assert 1.3905 < enough < 1.3912
 
 
 def test_several_gaussians_are_one() -> None:

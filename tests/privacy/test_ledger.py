@@ -63,6 +63,19 @@ def test_what_the_budget_does_not_cover_is_never_made(log: ReleaseLog) -> None:
     assert log.release(2, z, make).keys() == {"noisy"}
 
 
+def test_a_ledger_is_begun_once(log: ReleaseLog) -> None:
+    begun = log.ledger
+    log.begin(ledger_for(5))
+    assert log.ledger == begun
+
+
+def test_a_release_that_somebody_else_keeps_is_charged_up_to_a_limit(log: ReleaseLog) -> None:
+    z = gaussian_multiplier(2.0, DELTA)
+    log.charge(z, 2.5)
+    with pytest.raises(BudgetSpent, match=r"privacy.epsilon is 2.5; 2.000 is spent"):
+        log.charge(z, 2.5)
+
+
 def test_who_takes_part_is_drawn_once(log: ReleaseLog) -> None:
     assert log.choose(1, lambda: ["a", "b"]) == ["a", "b"]
     assert log.choose(1, lambda: ["c"]) == ["a", "b"]

@@ -265,3 +265,29 @@ def test_noise_is_not_the_experiments(images: Path) -> None:
         models.append(private.state.server.params["classifier.bias"])
     assert not torch.equal(*models)
     assert noise.draw_noise(1.0, [2]).dtype == torch.float64
+
+
+def test_a_process_that_is_told_draws_nothing(images: Path) -> None:
+    private = federation(images, "fedavg", fraction=0.5, privacy__noise=2.0).private
+    assert private is not None
+    private.log = None
+    assert private.choose(1, ["a"]) == b""
+    assert private.ledger is None
+    private.begin()
+
+
+def test_nobodys_prototypes_are_noise_alone(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = federation(images, "mp-fedcl", fraction=0.5, privacy__noise=2.0)
+    assert private.private is not None
+    monkeypatch.setattr(private.private, "choose", lambda *_: b"")
+    record = private.run_round(evaluate=False)
+    assert record.unchanged is False
+    assert "training" not in record.remarks
+
+
+def test_embeddings_of_any_length_make_prototypes_of_any_length(images: Path) -> None:
+    private = federation(images, "mp-fedcl", prototypes__normalize=False).private
+    assert private is not None
+    noisy = {"counts": torch.ones(3), "sums": torch.full((3, 4), 9.0), "sigma": torch.tensor(0.1)}
+    rows = private._class_prototypes(noisy, torch.zeros(1))
+    assert rows.vectors.norm(dim=1).tolist() == [18.0] * 3

@@ -259,6 +259,9 @@ class GuardSettings(Settings):
     whatever the median."""
     clip_factor: Annotated[float, Field(gt=0)] = 1.5
     """Bounds: a change is clipped to so many times the median length of the round before."""
+    strictness: Annotated[float, Field(ge=1)] = 2.0
+    """Bounds: a client whose changes lie so many deviations farther from the others' direction than
+    usual, round after round, counts less, and from one more deviation on for nothing."""
     odd_factor: Annotated[float, Field(gt=1)] = 4.0
     """Bounds, where clients send sums: a client whose class means differ from the others' by so
     many times what chance explains is rejected; and prototypes that are so many times as long."""

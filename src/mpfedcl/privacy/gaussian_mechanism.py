@@ -14,9 +14,6 @@ from scipy.special import log_ndtr
 
 from mpfedcl.errors import InvalidInput
 
-_STEPS = 200
-"""Halvings; more than double precision needs."""
-
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
     """Return the smallest delta at which noise of this multiplier is (epsilon, delta)-private."""
@@ -67,9 +64,6 @@ def composed_multiplier(multipliers: Mapping[float, int]) -> float:
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
     """Return the least number at which something holds that holds from there on."""
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
+    while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

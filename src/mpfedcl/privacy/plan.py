@@ -11,11 +11,12 @@ from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.private_sums import PrivateSums
 
 _USEFUL_MEANS = 0.5
-"""Error of a class mean, in features' lengths, up to which it was of use where it was measured."""
-_USEFUL_MOMENTS = 1.0
-"""Noise over the mean eigenvalue, the same for second moments."""
-_USEFUL_MODEL = 1.0
-"""Noise over the longest change, the same for a model."""
+"""Error of a class mean, in features' lengths, up to which it was of use where it was measured
+(docs/differential-privacy.md)."""
+_USEFUL_MOMENTS = 3.0
+"""Noise over the mean eigenvalue, up to which second moments were better than means alone."""
+_USEFUL_MODEL = 2.0
+"""Noise over the longest change, up to which a model lost only a few points."""
 
 
 @dataclass(frozen=True)

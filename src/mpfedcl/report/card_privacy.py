@@ -50,7 +50,7 @@ def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
         f"It is about training {noun}s, and holds for the model, the pool, the sums and the "
         f"records. Readings are exact numbers of test {noun}s, which nobody trained on and which "
         "it does not cover.",
-        "`partition.json` of a simulation and the folder `privacy` tell more: leave them out "
-        "before you publish.",
+        "`partition.json` of a simulation and the folders `checkpoint` and `privacy` tell more: "
+        "leave them out before you publish.",
         "Each further run on the same data spends a budget of its own; they add up.",
     ]

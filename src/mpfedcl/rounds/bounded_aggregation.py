@@ -2,15 +2,21 @@
 
 import json
 import math
+from collections.abc import Mapping
 from statistics import median
 
-from mpfedcl.messages import Broadcast, Update
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.aggregation import Aggregator, Peers
 from mpfedcl.rounds.bounds import RelativeBounds
-from mpfedcl.rounds.processors.clip import Clip, squared_change
-from mpfedcl.tensors import Tensors
+from mpfedcl.rounds.processors.clip import Clip, changes_of, squared_change
+from mpfedcl.rounds.standing import sketch
+from mpfedcl.tensors import Tensors, pack_tensors
 
-SHARE, LENGTH = "bound on share", "bound on length"
+SHARE, LENGTH, DIRECTION = "bound on share", "bound on length", "bound on direction"
 """What a record's `processed` says of the clients that were cut down."""
 
 
@@ -30,6 +36,9 @@ class BoundedAggregation:
         """Who was cut down by which bound; complete after `settle`."""
         self._rule, self._broadcast, self._bounds = rule, broadcast, bounds
         self._lengths: dict[str, float] = {}
+        self._sketches: dict[str, Tensor] = {}
+        self.standings: dict[str, float] = {}
+        """Of all clients after this round; complete after `settle`."""
         limit = bounds.longest_change if bounds else None
         self._clip = Clip(limit, LENGTH) if limit is not None else None
         self._waiting: list[tuple[Update, float]] = []
@@ -51,10 +60,11 @@ class BoundedAggregation:
         if share < 1:
             self._note(SHARE, update)
         self._lengths[update.client] = math.sqrt(squared_change(update.averaged, self._broadcast))
+        self._sketches[update.client] = _sketch(update, self._broadcast)
         if self._clip is None:
             self._waiting.append((update, weight * share))
         else:
-            self._pass_on(update, weight * share)
+            self._pass_on_trusted(update, weight * share, self._bounds.standings)
 
     def settle(self, peers: Peers | None = None) -> None:
         """Pass on what was kept; with `peers`, by what came to all processes of a run."""
@@ -62,13 +72,13 @@ class BoundedAggregation:
             return
         self._is_settled = True
         if self._bounds is not None:
-            for part in peers.gather(json.dumps(self._lengths).encode()) if peers else []:
-                self._lengths |= json.loads(part)
+            self._gather(peers)
+            self.standings = self._bounds.judge_directions(self._sketches)
             limit = self._bounds.longest_of(list(self._lengths.values()))
             if self._clip is None and limit is not None:
                 self._clip = Clip(limit, LENGTH)
             for update, weight in self._waiting:
-                self._pass_on(update, weight)
+                self._pass_on_trusted(update, weight, self.standings)
             self._waiting = []
         if peers is not None:
             self._rule.merge(peers)
@@ -82,6 +92,22 @@ class BoundedAggregation:
         """Return what the round's record should say, after `result`."""
         return self._rule.remarks()
 
+    def _gather(self, peers: Peers | None) -> None:
+        """Take in the lengths and sketches of the clients in other processes."""
+        for part in peers.gather(json.dumps(self._lengths).encode()) if peers else []:
+            self._lengths |= json.loads(part)
+        for part in peers.gather(pack_tensors(self._sketches)) if peers else []:
+            self._sketches |= load(part)
+
+    def _pass_on_trusted(
+        self, update: Update, weight: float, standings: Mapping[str, float]
+    ) -> None:
+        assert self._bounds is not None
+        trust = self._bounds.trust(update.client, standings)
+        if trust < 1:
+            self._note(DIRECTION, update)
+        self._pass_on(update, weight * trust)
+
     def _pass_on(self, update: Update, weight: float) -> None:
         if self._clip is not None:
             update = self._clip.outgoing(update, self._broadcast)
@@ -92,3 +118,12 @@ class BoundedAggregation:
 
     def _note(self, bound: str, update: Update) -> None:
         self.processed.setdefault(bound, []).append(update.client)
+
+
+@torch.no_grad()
+def _sketch(update: Update, broadcast: Broadcast) -> Tensor:
+    averaged = update.averaged
+    if isinstance(averaged, StackMember):
+        averaged = averaged.stack.tensors(averaged.index)
+    assert averaged is not None
+    return sketch(changes_of(averaged, broadcast))

@@ -10,8 +10,12 @@ fold one by one.
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
+from types import MappingProxyType
+
+from torch import Tensor
 
 from mpfedcl.experiment.settings import GuardSettings
+from mpfedcl.rounds.standing import trusted, update_standings
 
 _MOST_MEDIANS = 5
 """Sums cannot be weighed less: a client with so many times the share cap is rejected."""
@@ -24,11 +28,17 @@ class RelativeBounds:
         settings: How strict they are.
         sizes: The samples that clients claim to have.
         length: The median length of the changes of the round before; None in the first one.
+        standings: How far each client has gone the others' way so far.
     """
 
     def __init__(
-        self, settings: GuardSettings, sizes: Mapping[str, int], length: float | None
+        self,
+        settings: GuardSettings,
+        sizes: Mapping[str, int],
+        length: float | None,
+        standings: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self.standings = standings
         self._settings = settings
         self._stated = settings.stated_sizes
         self.odd_factor = settings.odd_factor
@@ -42,6 +52,14 @@ class RelativeBounds:
         """Return the length to which changes are clipped where these were seen."""
         found = [each for each in lengths if each > 0]
         return self._settings.clip_factor * median(found) if found else None
+
+    def trust(self, client: str, standings: Mapping[str, float]) -> float:
+        """Return what part of a client's weight counts by its standing."""
+        return trusted(standings.get(client, 0.0), self._settings.strictness)
+
+    def judge_directions(self, sketches: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return all standings after a round with these changes."""
+        return update_standings(self.standings, sketches, self._settings.strictness)
 
     def judge_claim(self, client: str, num_samples: int) -> str | None:
         """Return why a client's sums may not count in full, as sums must, or None."""

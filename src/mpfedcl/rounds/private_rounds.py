@@ -34,6 +34,8 @@ from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors, pack_tensors
 
+_KEPT_REMARKS = ("warnings", "refused")
+"""What the others say may tell how many clients were drawn."""
 EVERYBODY = "everybody"
 """Whose the prototypes are that no single client's can be told from."""
 
@@ -160,6 +162,7 @@ class PrivateRounds:
                 "clients": Attendance(answered=[], missing=[], rejected={}),
                 "bytes": {name: round(size * expected) for name, size in record.bytes.items()},
                 "processed": {},
+                "remarks": {n: told for n, told in record.remarks.items() if n in _KEPT_REMARKS},
                 "withheld": [],
                 "unchanged": False,
             }

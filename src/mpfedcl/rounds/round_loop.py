@@ -1,7 +1,7 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -37,6 +37,8 @@ class RoundState:
     """Each client's latest prototypes and the round they came in."""
     median_length: float | None = None
     """Of the clients' changes in the last round that had any, where updates are bounded."""
+    standings: Mapping[str, float] = field(default_factory=dict)
+    """How far each client has gone the others' way, where updates are bounded."""
 
     def to(self, device: torch.device) -> Self:
         """Return the state on a device."""
@@ -53,6 +55,7 @@ class RoundState:
                 for name, (received, rows) in self.prototypes.items()
             },
             self.median_length,
+            self.standings,
         )
 
 
@@ -214,7 +217,10 @@ class RoundLoop:
         """Return what the round before, and the other clients' sizes, allow a client to send."""
         if not self._is_bounded:
             return None
-        return RelativeBounds(self._experiment.guard, self.engine.sizes, self.state.median_length)
+        state = self.state
+        return RelativeBounds(
+            self._experiment.guard, self.engine.sizes, state.median_length, state.standings
+        )
 
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
@@ -264,7 +270,8 @@ class RoundLoop:
         if means or self._guard.sums or not self._guard.template:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         length = collector.median_length or self.state.median_length
-        self.state = RoundState(number, server, {**kept, **fresh}, length)
+        standings = {**self.state.standings, **collector.standings}
+        self.state = RoundState(number, server, {**kept, **fresh}, length, standings)
 
     def _release(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on by what a privacy budget lets out of the round, and nothing else."""
@@ -281,7 +288,7 @@ class RoundLoop:
         if released.prototypes is not None:
             prototypes = {name: (number, each) for name, each in rows.items() if len(each)}
         server = self._method.reduce(server, released.means, tally)
-        self.state = RoundState(number, server, prototypes, self.state.median_length)
+        self.state = replace(self.state, round=number, server=server, prototypes=prototypes)
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):

@@ -156,6 +156,11 @@ class UpdateCollector:
         """The median length of the changes that clients sent, after `means`; None: unbounded."""
         return self._aggregation.median_length
 
+    @property
+    def standings(self) -> dict[str, float]:
+        """How far clients have gone the others' way so far, after `means`; empty: unbounded."""
+        return self._aggregation.standings
+
     def remarks(self) -> dict[str, Any]:
         """Return what the round's record should say of the aggregation."""
         told = self._aggregation.remarks()

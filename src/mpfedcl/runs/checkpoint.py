@@ -90,6 +90,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         "round": state.round,
         "received": {name: received for name, (received, _) in state.prototypes.items()},
         "median_length": state.median_length,
+        "standings": dict(state.standings),
         "record": checkpoint.record,
     }
     return manifest, content
@@ -148,5 +149,6 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         for name, received in manifest["received"].items()
     }
     server = Server(below("params"), below("extra"), below("private"))
-    state = RoundState(manifest["round"], server, rows, manifest.get("median_length"))
+    bounds = manifest.get("median_length"), manifest.get("standings", {})
+    state = RoundState(manifest["round"], server, rows, *bounds)
     return Checkpoint(state, below("clients"), manifest["record"])

@@ -1,6 +1,7 @@
 """Who takes part in a sum, with the keys of this one sum."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,7 +9,8 @@ from hashlib import sha256
 from typing import Self
 
 from mpfedcl.secure_sums import LEAST_CLIENTS, NothingOpened, ProtocolError, least_left
-from mpfedcl.secure_sums.primitives import SECRET_BYTES
+from mpfedcl.secure_sums.primitives import SECRET_BYTES, is_usable
+from mpfedcl.secure_sums.signatures import is_signed
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,19 @@ class Advert:
         for name in ("channel", "masking", "commitment"):
             if len(getattr(self, name)) != SECRET_BYTES:
                 raise ProtocolError(f"{name} must have {SECRET_BYTES} bytes")
+        if self.channel == self.masking:
+            raise ProtocolError("channel and masking must be two keys")
+        if not (is_usable(self.channel) and is_usable(self.masking)):
+            raise ProtocolError("nobody can agree on a key with these")
 
     def signed_content(self, session: Session, client: str) -> bytes:
         """Return what the signature is of."""
         parts = [each.hex() for each in (self.channel, self.masking, self.commitment)]
         return session.label + json.dumps(["advert", client, *parts]).encode()
+
+    def is_signed(self, session: Session, client: str) -> bool:
+        """Tell whether the owner of the identity has signed these keys, for this sum."""
+        return is_signed(self.identity, self.signature, self.signed_content(session, client))
 
     def to_values(self) -> dict[str, str]:
         """Return plain values."""
@@ -70,6 +80,26 @@ class Advert:
     def signed(self, signature: bytes, identity: bytes) -> Self:
         """Return the advert with a signature, and the key to check it by."""
         return replace(self, signature=signature, identity=identity)
+
+
+def find_odd(
+    session: Session, adverts: Mapping[str, Advert], identities: Mapping[str, bytes]
+) -> dict[str, str]:
+    """Return whose keys the other clients would not take, and why: they would end the sum for all.
+
+    `identities` are those that clients have shown before.
+    """
+    shown = Counter(key for each in adverts.values() for key in (each.channel, each.masking))
+    have_keys = 2 * sum(bool(each.identity) for each in adverts.values()) > len(adverts)
+    odd: dict[str, str] = {}
+    for name, advert in adverts.items():
+        if shown[advert.channel] > 1 or shown[advert.masking] > 1:
+            odd[name] = "another client has shown the same key"
+        elif (have_keys or advert.identity) and not advert.is_signed(session, name):
+            odd[name] = "its keys are not signed"
+        elif identities.get(name, advert.identity) != advert.identity:
+            odd[name] = "its keys are signed by another key than before"
+    return odd
 
 
 @dataclass(frozen=True)

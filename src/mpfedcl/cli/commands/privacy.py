@@ -19,7 +19,7 @@ from mpfedcl.report.tables import TextTable
 _ADVICE = {
     "nothing": "too noisy",
     "means": "means",
-    "moments": "second moments",
+    "moments": "moments too",
     "model": "of use",
 }
 

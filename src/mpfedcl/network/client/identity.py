@@ -10,21 +10,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_ssh_private_key,
-    load_ssh_public_key,
 )
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.secure_sums import ProtocolError
-
-_SIGNING = ec.ECDSA(hashes.SHA384())
+from mpfedcl.secure_sums.signatures import SIGNING
 
 
 class Identity:
@@ -48,19 +45,7 @@ class Identity:
 
     def sign(self, content: bytes) -> bytes:
         """Return a signature of the content."""
-        return self._key.sign(content, _SIGNING)
-
-
-def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Tell whether the owner of a public key has signed the content."""
-    try:
-        key = load_ssh_public_key(public)
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            return False
-        key.verify(signature, content, _SIGNING)
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
-        return False
-    return True
+        return self._key.sign(content, SIGNING)
 
 
 def fingerprint(public: bytes) -> str:

@@ -17,7 +17,7 @@ import torch
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
-from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint, is_signed
+from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.secure_sums import NothingOpened, ProtocolError, least_left
@@ -100,8 +100,7 @@ class SecureSums:
     def _check_keys(self, adverts: dict[str, Advert]) -> None:
         """Refuse keys that are not those of the clients that this one knows by these names."""
         for name, advert in adverts.items():
-            content = advert.signed_content(self._session, name)
-            if not is_signed(advert.identity, advert.signature, content):
+            if not advert.is_signed(self._session, name):
                 raise ProtocolError(f"the keys of {name} are not signed by that client")
         others = {name: each.identity for name, each in adverts.items() if name != self._name}
         for name in self._known.meet(others):

@@ -68,6 +68,8 @@ class NetworkEngine(Engine):
         """The SHA-256 of the sums of each accepted client: who leaves must send them again."""
         self._silent = SilentClients()
         registry.introduced.clear()
+        self._identities: dict[str, bytes] = {}
+        """The keys by which clients have signed what they show for secure sums."""
         self._round = 0
         self._missing: dict[str, str] = {}
         self._warnings: list[str] = []
@@ -120,7 +122,8 @@ class NetworkEngine(Engine):
         """Let the named clients add up their updates; where too few are left nothing is opened."""
         session = Session(self._run, broadcast.round, self._experiment.secure.threshold)
         common = {"format": FORMAT, "experiment": self._document}
-        secure = SecureRound(self._exchange, session, SumLayout(self._assembly), common)
+        layout = SumLayout(self._assembly)
+        secure = SecureRound(self._exchange, session, layout, common, self._identities)
         messages = self._compose("round", broadcast, names, reads=reads)
 
         def note(name: str, message: Message) -> None:

@@ -9,7 +9,7 @@ from mpfedcl.network.transport import AnswerLimit
 from mpfedcl.rounds.sum_layout import SumLayout
 from mpfedcl.secure_sums import ProtocolError
 from mpfedcl.secure_sums.client import Revealed
-from mpfedcl.secure_sums.roster import Advert, Session, read_bytes
+from mpfedcl.secure_sums.roster import Advert, Session, find_odd, read_bytes
 from mpfedcl.secure_sums.server import SumServer
 
 LIGHT_SHARE, HEAVY_SHARE = 1 / 6, 1 / 2
@@ -45,14 +45,22 @@ class SecureRound:
         session: The sum.
         layout: What clients add.
         common: Values that each message has.
+        identities: The keys by which clients have signed before in this run; those of now are
+            added.
     """
 
     def __init__(
-        self, ask: Ask, session: Session, layout: SumLayout, common: Mapping[str, Any]
+        self,
+        ask: Ask,
+        session: Session,
+        layout: SumLayout,
+        common: Mapping[str, Any],
+        identities: dict[str, bytes],
     ) -> None:
         self.failures: list[Failure] = []
         """Why single clients are not in the total."""
         self._ask, self._session, self._layout = ask, session, layout
+        self._identities = identities
         self._common = {**common, "run": session.run, "round": session.round}
 
     def run(
@@ -73,6 +81,10 @@ class SecureRound:
             for found in self._stage("advertise", names, {}, _read_advert)
             for name, advert in found.items()
         }
+        for name, reason in find_odd(self._session, adverts, self._identities).items():
+            del adverts[name]
+            self.failures.append(Failure(name, reason))
+        self._identities.update({name: each.identity for name, each in adverts.items()})
         server = SumServer(self._session, self._layout.size, adverts)
         told = {name: advert.to_values() for name, advert in adverts.items()}
         self._stage(

@@ -1,0 +1,20 @@
+"""Signatures by the keys that clients have in a federation: ECDSA, as OpenSSH writes them."""
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+SIGNING = ec.ECDSA(hashes.SHA384())
+
+
+def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Tell whether the owner of a public key has signed the content."""
+    try:
+        key = load_ssh_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, content, SIGNING)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+        return False
+    return True
