@@ -155,7 +155,8 @@ def test_a_plan_is_printed(said: Say) -> None:
     code, out, _ = said("privacy", "plan", "--images", "10000", "--epsilon", "1", "3")
     assert code == 0
     assert "10,000 images" in out
-    assert max(map(len, out.splitlines()[1:10])) <= 100
+    # The table; what explains it wraps by itself.
+    assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 100
     code, out, _ = said(
         *("privacy", "plan", "--unit", "client", "--clients", "2000", "--rounds", "5"),
         *("--epsilon", "3", "--json"),
