@@ -19,6 +19,8 @@ from mpfedcl.rounds.aggregation.geometric_median import weiszfeld
 FEWEST_HOLDERS = 5
 """Clients that must hold a class before any of them is judged by the others."""
 _ROUNDING = 1e-5
+_TWICE = 2.0
+"""As many, or as far, as of the others in the middle: what honest clients do not reach."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,11 @@ def drop_misplaced(
 ) -> KeptPrototypes:
     """Leave out prototypes that lie nearer to another class's centre than to their own.
 
-    Not of a class of which most do: then the model does not tell it from the others yet. A
-    prototype is left out too if it is `factor` times as long as the longest of a median client.
+    Honest ones do so too, where clients differ or the model is young. So they are left out only of
+    a client most of whose prototypes are misplaced, twice as many as of a median client; or one by
+    one where they are twice as far from their centre as usual; and never of a class most of whose
+    prototypes are misplaced. A prototype is left out too if it is `factor` times as long as the
+    longest of a median client.
     """
     centres = find_centres(prototypes, num_classes)
     present = {name: each for name, each in sorted(prototypes.items()) if len(each)}
@@ -80,14 +85,20 @@ def drop_misplaced(
     if not len(labels):
         return KeptPrototypes(dict(prototypes))
     vectors = torch.cat([each.vectors for each in present.values()]).double()
-    misplaced = _find_misplaced(vectors, labels, centres)
-    shares = _shares_by_class(misplaced, labels, num_classes)
-    far = misplaced & (shares[labels] <= 0.5)
+    sizes = [len(each) for each in present.values()]
+    own = (vectors - centres.vectors[labels]).norm(dim=1)
+    misplaced = _find_misplaced(vectors, labels, own, centres)
+    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    by_client = _shares_of(misplaced, owners, len(sizes))
+    is_odd = (by_client > 0.5) & (by_client > _TWICE * by_client.quantile(0.5))
+    is_far = own > _TWICE * _medians_by(own, labels, num_classes)[labels]
+    far = misplaced & (is_odd[owners] | is_far)
+    far &= _shares_of(misplaced, labels, num_classes)[labels] <= 0.5
     longest = torch.stack([each.vectors.double().norm(dim=1).max() for each in present.values()])
     if len(longest) >= FEWEST_HOLDERS:
         far |= vectors.norm(dim=1) > factor * longest.quantile(0.5)
     kept, dropped = dict(prototypes), {}
-    parts = torch.split(far, [len(each) for each in present.values()])
+    parts = torch.split(far, sizes)
     for (name, each), odd in zip(present.items(), parts, strict=True):
         if bool(odd.any()):
             kept[name] = Prototypes(each.vectors[~odd], each.labels[~odd], each.counts[~odd])
@@ -129,22 +140,29 @@ def find_odd_clients(
     return {name: ratio for name, ratio in ratios.items() if ratio > factor}
 
 
-def _find_misplaced(vectors: Tensor, labels: Tensor, centres: ClassCentres) -> Tensor:
+def _find_misplaced(vectors: Tensor, labels: Tensor, own: Tensor, centres: ClassCentres) -> Tensor:
     """Return which vectors [M] of judged classes are nearer to another judged centre."""
     places = centres.judged.nonzero().squeeze(1)
-    own = (vectors - centres.vectors[labels]).norm(dim=1)
-    distances = torch.cdist(vectors, centres.vectors[places])
-    others = distances.masked_fill(places == labels.unsqueeze(1), torch.inf)
     if not len(places):
         return torch.zeros_like(labels, dtype=torch.bool)
+    distances = torch.cdist(vectors, centres.vectors[places])
+    others = distances.masked_fill(places == labels.unsqueeze(1), torch.inf)
     misplaced: Tensor = own > others.min(1).values + _ROUNDING
     return misplaced & centres.judged[labels]
 
 
-def _shares_by_class(flags: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return what share of each class is flagged [C]."""
-    counts = torch.bincount(labels, minlength=num_classes)
-    return torch.bincount(labels[flags], minlength=num_classes) / counts.clamp(min=1)
+def _shares_of(flags: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return what share of each group is flagged [count]."""
+    sizes = torch.bincount(groups, minlength=count)
+    return torch.bincount(groups[flags], minlength=count) / sizes.clamp(min=1)
+
+
+def _medians_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the median value of each group [count]; 0 of an empty one."""
+    medians = torch.zeros(count, dtype=values.dtype, device=values.device)
+    for group in groups.unique().tolist():  # type: ignore[no-untyped-call]
+        medians[group] = values[groups == group].quantile(0.5)
+    return medians
 
 
 def _class_means(prototypes: Prototypes) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,8 @@ class _Manifest(FileContent):
     round: Annotated[int, Field(ge=1, le=10**9)]
     received: dict[str, Annotated[int, Field(ge=0, le=10**9)]]
     """In which round each client's prototypes came."""
+    median_length: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    standings: dict[str, Annotated[float, Field(ge=-6, le=6)]] = Field(default_factory=dict)
     record: RoundRecord
 
 
