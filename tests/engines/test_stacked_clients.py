@@ -69,6 +69,8 @@ def test_a_client_that_goes_astray_costs_its_stack_nothing(
 ) -> None:
     factor, reason, changes = ASTRAY[case]
     monkeypatch.setattr(f"{CHOICE}.MOST_ROWS", limit)
+    # So that what is looked at is the change, and not the loss that goes with it.
+    monkeypatch.setattr("mpfedcl.rounds.guard.LARGEST_LOSS", float("inf"))
     experiment = double(images, method, RAGGED | changes)
     victim = "client-5"
     wanted, theirs = run_spoiled(experiment.replace(engine="loop"), victim, factor)

@@ -82,7 +82,7 @@ class RunRecords:
     @property
     def privacy(self) -> Json | None:
         """The budget and what was spent of it by the last round, where there is one."""
-        return self.rounds[-1].privacy
+        return self.rounds[-1].privacy if self.rounds else None
 
     @cached_property
     def last_evaluated(self) -> RoundRecord | None:
