@@ -43,6 +43,7 @@ BOUNDS = {"guard__bounds": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {},
     "bounds": BOUNDS,
+    "bounds but direction": BOUNDS | {"guard__strictness": 100.0},
     "median": {"aggregation__rule": "median"},
     "trimmed-mean": {"aggregation__rule": "trimmed-mean"},
     "krum": {"aggregation__rule": "krum"},
@@ -137,7 +138,7 @@ def is_sensible(method: str, setting: str, attack: str) -> bool:
         return setting in ("mean", "bounds")
     if method == "fedavg" and attack in ON_PROTOTYPES:
         return False
-    if setting in ("mean", "bounds"):
+    if setting in ("mean", "bounds", "bounds but direction"):
         return True
     has_bounds = setting.startswith("bounds")
     return attack not in (*CLAIMS, "away") and (has_bounds or attack not in ON_PROTOTYPES)
@@ -288,7 +289,7 @@ class Report:
             self._print_table(settings, attacks, lambda s, a, m=method: self.lost(m, s, a))
             for share in (0.1, 0.3):
                 print(f"\n{method}, points lost, {share:.0%} attackers\n")
-                chosen = [each for each in settings if each.startswith("bounds")]
+                chosen = [each for each in ("bounds", BEST) if each in settings]
                 self._print_table(
                     chosen, attacks, lambda s, a, m=method, p=share: self.lost(m, s, a, p)
                 )
