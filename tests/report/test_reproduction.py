@@ -68,6 +68,8 @@ def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
     for section, kind in built_in_sections().items():
         values |= all_settings(kind, texts, f"{section}__")
     values["prototypes__per_class"] = st.integers(1, 100) | st.just("auto")
+    stated = st.builds("client {}:{}".format, st.integers(0, 9), st.integers(1, 10**11))
+    values["guard__sizes"] = st.lists(stated, max_size=2).map(tuple)
     first = {
         "method": st.sampled_from(list(built_in_methods())),
         "dataset__name": st.sampled_from(list(SPECIFICATIONS)),
