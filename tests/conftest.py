@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -29,8 +30,10 @@ from unrendered_figures import render, rendered
 
 REPOSITORY = Path(__file__).parents[1]
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
-hypothesis.settings.register_profile("mpfedcl", deadline=None)
-hypothesis.settings.load_profile("mpfedcl")
+# `make soak` looks at ten times as many examples.
+hypothesis.settings.register_profile("mpfedcl", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=500)
+hypothesis.settings.load_profile(os.environ.get("MPFEDCL_EXAMPLES", "mpfedcl"))
 WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.whole\b", re.MULTILINE)
 # What is imported and collected stays until the end: to look for garbage in it takes seconds.
 gc.disable()
