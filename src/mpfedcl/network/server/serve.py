@@ -109,6 +109,11 @@ def check_experiment(experiment: Experiment) -> Experiment:
         )
     if experiment.workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
+    if experiment.guard.bounds == "auto":
+        # Written down, so that a simulation of the same experiment comes to the same. Where single
+        # clients are not seen they cannot be compared.
+        is_hidden = experiment.secure_sums or experiment.privacy.has_budget
+        experiment = experiment.replace(guard__bounds="off" if is_hidden else "on")
     # Clients with vectors need no encoder, so a default one is chosen once they have come.
     return experiment.replace(encoder__name=encoder)
 
