@@ -9,10 +9,21 @@ from pathlib import Path
 import uvicorn
 from flwr.superlink.main import create_app
 
+from mpfedcl.network.flower import background
 from mpfedcl.network.flower.access import RequireSecret
 from mpfedcl.network.flower.programs import write_connection
 from mpfedcl.network.processes import free_port
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
+
+
+def wait_for_calls() -> None:
+    """Wait for what a transport still does in the background.
+
+    Flower interrupts a process that asks for something of a run which is over: here, the tests'.
+    """
+    for thread in threading.enumerate():
+        if thread.name == background.NAME:
+            thread.join(10)
 
 
 class RunningServer:

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 from loopback import Objects
-from superlinks import running_server
+from superlinks import running_server, wait_for_calls
 from test_flower_answers import PIECES, TABLE, with_array
 
 from mpfedcl.network.flower.control import register_clients, stop_run, submit
@@ -56,6 +56,7 @@ def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, FleetNode]]]:
         TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
         stack.callback(grid.close)
         stack.callback(stop_run, server.folder, number)
+        stack.callback(wait_for_calls)
         yield grid, nodes
 
 

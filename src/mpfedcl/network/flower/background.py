@@ -6,6 +6,8 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
+NAME = "mpfedcl call"
+"""Of the threads."""
 
 
 def call(work: Callable[[], _Result]) -> "Future[_Result]":
@@ -19,7 +21,7 @@ def call(work: Callable[[], _Result]) -> "Future[_Result]":
             future.set_exception(error)
 
     # An executor would be waited for when this process ends.
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name=NAME, daemon=True).start()
     return future
 
 
