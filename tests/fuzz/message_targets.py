@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -104,9 +105,9 @@ class MessageTarget(Target):
     def __init__(self) -> None:
         self._seeds = [Records.of(each) for each in self.honest()]
 
+    @abstractmethod
     def honest(self) -> list[Message]:
         """Return what honest programs send."""
-        raise NotImplementedError
 
     def make(self, random: Random) -> Any:
         """Return a changed message."""
@@ -125,9 +126,9 @@ class MessageTarget(Target):
         """Open it; a MessageError is as good as an answer."""
         self.open(from_records(made.to_flower()))
 
+    @abstractmethod
     def open(self, message: Message) -> None:
         """Open a message, and use what is in it."""
-        raise NotImplementedError
 
 
 DIGITS = tuple("0123456789")

@@ -54,7 +54,7 @@ def tally() -> Iterator[dict[str, int]]:
     """Count what the kills hit; a soak that never hits a run under way has shown nothing."""
     hits = dict.fromkeys(("before a checkpoint", "between rounds", "after the end"), 0)
     yield hits
-    print(f"\nkilled and resumed to the same bits: {KILLS}, of them {hits}")
+    print(f"\n{KILLS} runs ended with the same bits; kills: {hits}")
     assert hits["between rounds"] >= KILLS // 3
 
 
