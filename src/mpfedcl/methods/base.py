@@ -35,6 +35,10 @@ from mpfedcl.prototypes import (
 )
 from mpfedcl.tensors import Tensors
 
+Family = Literal[
+    "shared model", "personal models", "prototypes", "asynchronous", "one exchange", "alone"
+]
+
 
 class Method:
     """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise.
@@ -61,6 +65,16 @@ class Method:
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    family: ClassVar[Family] = "shared model"
+    """Under which heading `mpfedcl methods` and the docs list it."""
+    paper: ClassVar[str] = ""
+    """Who described it, where and when: `McMahan et al., AISTATS 2017`."""
+    our_reading: ClassVar[str] = ""
+    """What the paper leaves open, or could not be checked, and how it is done here: a sentence."""
+    sends: ClassVar[str] = "its model"
+    """What a client sends in a round, in a few words."""
+    keeps: ClassVar[str] = "nothing"
+    """What a client keeps for its next round, in a few words; `the server: ...` for the server."""
     reading: ClassVar[Reading] = "averaged_classifier"
     """The reading that this method is judged by, on the clients' own tests."""
     union_reading: ClassVar[Reading | None] = None
