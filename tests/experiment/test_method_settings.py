@@ -28,7 +28,8 @@ OUTSIDE = "not_here.module:Mine"
 
 def test_names_are_those_of_the_files() -> None:
     assert list(built_in_methods()) == list(method_files())
-    assert list(partition_files()) == ["classes", "feature", "iid", "label", "quantity"]
+    kinds = ["classes", "feature", "iid", "label", "natural", "quantity"]
+    assert list(partition_files()) == kinds
 
 
 def test_what_is_read_is_what_would_be_imported() -> None:

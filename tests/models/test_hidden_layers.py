@@ -86,8 +86,9 @@ def test_runs_from_before_there_was_the_setting(images: Path, tmp_path: Path) ->
     run(small(images, rounds=1), tmp_path / "old")
     file = tmp_path / "old" / "experiment.toml"
     document = file.read_text()
-    assert "[model]\nhidden = []\n" in document
-    file.write_text(document.replace("[model]\nhidden = []\n", ""))
+    section = '[model]\nname = "mlp"\nhidden = []\nnorm = "none"\n'
+    assert section in document
+    file.write_text(document.replace(section, ""))
     assert Experiment.from_toml(file, complete=True).model.hidden == ()
     shutil.copytree(tmp_path / "old", tmp_path / "copy")
     assert Predictor.load(tmp_path / "copy").trained.model.embedding_size == 256

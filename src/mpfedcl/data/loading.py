@@ -11,6 +11,7 @@ from mpfedcl.data.inputs import (
     byte_input_maker,
     choose_own_format,
     feature_input_maker,
+    make_plain_inputs,
     pixel_constants,
 )
 from mpfedcl.data.reader import find_data_folder
@@ -33,18 +34,14 @@ def load_data_and_model(
     experiment: Experiment, device: torch.device, load: Loader = load_federated_data
 ) -> tuple[FederatedData, Model]:
     """Return the clients' data and the model that fits them: on samples, features, or both."""
-    settings, hidden = experiment.encoder, experiment.model.hidden
+    settings = experiment.encoder
     if settings.name in (None, "none"):
         if settings.train or settings.weights is not None:
             raise InvalidInput(
                 "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
                 "encoder, such as resnet18."
             )
-        data = load(experiment, None).to(device)
-        model = make_model(
-            None, data.input_size, data.num_classes, hidden, takes_features=data.holds_vectors
-        )
-        return data, model
+        return _load_plain_data(experiment, device, load)
     found: list[Encoder] = []
 
     def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
@@ -69,7 +66,33 @@ def load_data_and_model(
         # Nothing else tells it: the features are as many for every size.
         data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
     model = make_model(
-        encoder, data.input_size, data.num_classes, hidden, trains_encoder=settings.train
+        encoder, data.input_size, data.num_classes, experiment.model, trains_encoder=settings.train
+    )
+    return data, model
+
+
+def _load_plain_data(
+    experiment: Experiment, device: torch.device, load: Loader
+) -> tuple[FederatedData, Model]:
+    """Return data that meet no encoder, and the model on them."""
+    shapes: list[tuple[int, ...]] = []
+
+    def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+        inputs = make_plain_inputs(sample_index, rows, experiment)
+        shapes.append(tuple(inputs.shape[1:]))
+        return inputs
+
+    data = load(experiment, make_inputs).to(device)
+    if experiment.model.name == "cnn" and not data.holds_vectors:
+        # A server must know it too, and flat pixels do not tell.
+        data.partition["image_shape"] = list(shapes[0])
+    model = make_model(
+        None,
+        data.input_size,
+        data.num_classes,
+        experiment.model,
+        takes_features=data.holds_vectors,
+        image_shape=shapes[0],
     )
     return data, model
 

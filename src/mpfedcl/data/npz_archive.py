@@ -1,6 +1,7 @@
 """Domains kept as numpy archives: x_train, y_train and, where there is a split, x_test, y_test.
 
-An array `classes` of text may name the classes that labels count.
+An array `classes` of text may name the classes that labels count, and `sample_owners.py` says how
+an archive tells whose each sample is.
 """
 
 import math
@@ -23,6 +24,7 @@ from mpfedcl.data.sample_format import (
     describe_samples,
     find_not_finite,
 )
+from mpfedcl.data.sample_owners import OWNER_KEYS, SampleOwners, read_owners
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.npz_headers import VECTOR_TYPES, is_array_of_vectors, read_array_header
@@ -94,6 +96,8 @@ class DomainArchive:
     test_labels: Indices | None
     class_names: tuple[str, ...] = ()
     """The names in order that the file gives; empty where labels are numbers alone."""
+    owners: SampleOwners | None = None
+    """Whose each sample is, where the file holds several clients'."""
 
 
 def open_archive(
@@ -116,6 +120,7 @@ def open_archive(
             for key in ("y_train", "y_test")
             if key in found
         }
+        texts = {key: _read_array(archive, key, shown) for key in OWNER_KEYS if key in found}
     train, test = stores["x_train"], stores.get("x_test")
     if train.shape[:1] == (0,):
         noun = "images" if train.vector_width is None else "vectors"
@@ -123,11 +128,13 @@ def open_archive(
     _check_shape(train)
     _check_lengths(train, labels["y_train"], "train")
     if test is None or (test.shape[:1] == (0,) and len(labels["y_test"]) == 0):
-        return DomainArchive(train, labels["y_train"], None, None, names)
+        owners = read_owners(texts, {"train": len(train)}, shown)
+        return DomainArchive(train, labels["y_train"], None, None, names, owners)
     _check_shape(test)
     _check_lengths(test, labels["y_test"], "test")
     refuse_mixture(test, train)
-    return DomainArchive(train, labels["y_train"], test, labels["y_test"], names)
+    owners = read_owners(texts, {"train": len(train), "test": len(test)}, shown)
+    return DomainArchive(train, labels["y_train"], test, labels["y_test"], names, owners)
 
 
 def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveStore:

@@ -12,6 +12,7 @@ from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
 from mpfedcl.data.npz_archive import DomainArchive, open_archive, refuse_mixture
 from mpfedcl.data.sample_format import choose_format
+from mpfedcl.data.sample_owners import SampleOwners
 from mpfedcl.data.samples import (
     DomainImages,
     DomainIndex,
@@ -142,7 +143,11 @@ def index_archives(
                 subsets.append(Subset(numpy.arange(begin, begin + len(store)), labels))
                 stores.append(store)
                 begin += len(store)
-        domains.append(DomainIndex(name, *subsets))
+        if archive.owners is None:
+            domains.append(DomainIndex(name, *subsets))
+        else:
+            domains += _index_clients(archive.owners, subsets, first.shown)
+    _refuse_same_names(domains, first.shown)
     own_names = _agree_on_names(archives)
     if spec.class_names and own_names and own_names != spec.class_names:
         raise InvalidInput(
@@ -157,6 +162,25 @@ def index_archives(
         first.vector_width,
         names_classes=bool(own_names),
     )
+
+
+def _index_clients(
+    owners: SampleOwners, subsets: Sequence[Subset], shown: str
+) -> list[DomainIndex]:
+    """Return a domain for each client of an archive."""
+    for name in owners.names:
+        check_domain_name(name, Path(shown))
+    return [DomainIndex(name, *parts) for name, parts in owners.split(subsets)]
+
+
+def _refuse_same_names(domains: Sequence[DomainIndex], shown: str) -> None:
+    names = [domain.name for domain in domains]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(
+            f"{Path(shown).parent} has the domain or client {twice!r} twice; each must be in one "
+            "file."
+        )
 
 
 def _agree_on_names(archives: dict[str, DomainArchive]) -> tuple[str, ...]:

@@ -134,6 +134,9 @@ class DomainImages:
     train_labels: Indices
     test_images: Images | None = None
     test_labels: Indices | None = None
+    train_clients: NDArray[numpy.str_] | None = None
+    """Whose each training image is, where the domain holds several clients'; else None."""
+    test_clients: NDArray[numpy.str_] | None = None
 
 
 @dataclass(frozen=True)

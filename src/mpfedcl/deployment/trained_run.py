@@ -151,9 +151,10 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         encoder,
         input_size,
         len(classes),
-        experiment.model.hidden,
+        experiment.model,
         trains_encoder=bool(experiment.encoder.train),
         takes_features=isinstance(input_format, VectorFormat),
+        image_shape=input_format.shape,
     )
     file = path / "pool.safetensors"
     pool = read_pool(file, len(classes), method.num_prototypes) if file.is_file() else None
@@ -232,7 +233,7 @@ def _plain_input_format(
     path: Path, partition: dict[str, Any], experiment: Experiment
 ) -> SampleFormat:
     """Return the format on record; a run from before there was one has square images."""
-    shape = partition.get("input_shape")
+    shape = partition.get("input_shape") or partition.get("image_shape")
     if vector_format := VectorFormat.from_shape(shape, experiment.dtype):
         return vector_format
     if image_format := ImageFormat.from_shape(shape):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.class_names import CHARACTERS, CIFAR_10, CIFAR_100
 from mpfedcl.experiment.source_files import splits_domains
 
 Protocol = Mapping[str, Any]
@@ -48,6 +49,9 @@ _MNIST_ALWAYS = {
 }
 _MNIST_POOLED = {"clients": 5, "partition__test": "shared"}
 _MNIST_BY_DOMAIN = {"partition__test": "matched"}
+_KRIZHEVSKY = "A. Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
+_CNN_ALWAYS = {**_MNIST_ALWAYS, "model__name": "cnn"}
+_TEN_CLIENTS = {"clients": 10, "partition__test": "shared"}
 _HALF = {"dataset__per_class": 50, "dataset__test_per_class": 100}
 """Per class min(50, n // 2) images train, and at most 100 of the rest test."""
 
@@ -88,6 +92,35 @@ SPECIFICATIONS = {
             class_names=_DIGITS,
             pixel_mean=0.1307,
             pixel_deviation=0.3081,
+        ),
+        DatasetSpecification(
+            name="cifar10",
+            summary="CIFAR-10, 50,000 training photos of ten classes, 10,000 test",
+            source=_KRIZHEVSKY,
+            always=_CNN_ALWAYS,
+            pooled=_TEN_CLIENTS,
+            class_names=CIFAR_10,
+            pixel_mean=0.4734,
+            pixel_deviation=0.2516,
+        ),
+        DatasetSpecification(
+            name="cifar100",
+            summary="CIFAR-100, 50,000 training photos of 100 classes, 10,000 test",
+            source=_KRIZHEVSKY,
+            always=_CNN_ALWAYS,
+            pooled=_TEN_CLIENTS,
+            class_names=CIFAR_100,
+            pixel_mean=0.4782,
+            pixel_deviation=0.2682,
+        ),
+        DatasetSpecification(
+            name="femnist",
+            summary="62 characters by writer (--partition.kind natural)",
+            source="Caldas et al. 2018, LEAF; Cohen et al. 2017, EMNIST; NIST Special Database 19",
+            always={**_CNN_ALWAYS, "partition__min_size": 1},
+            pooled=_TEN_CLIENTS,
+            by_domain={"partition__test": "matched"},
+            class_names=CHARACTERS,
         ),
         DatasetSpecification(
             name="digit5",

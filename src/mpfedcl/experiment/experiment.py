@@ -54,6 +54,8 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
 """Settings that do not change the result, at their defaults: where clients train, and what is
 recorded beside the result. A run may be resumed with others."""
 
+_FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
+
 
 class Experiment(Settings):
     """All settings of a run, checked when it is made; it cannot be changed afterwards.
@@ -179,18 +181,47 @@ class Experiment(Settings):
         defaults = {
             "dataset__test_fraction": 0.5,
             "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",
+            "model__name": "mlp",
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }
-        defaults["encoder__name"] = self._default_encoder(
-            spec, method_defaults.get("encoder__name")
-        )
+        encoder = self._default_encoder(spec, method_defaults)
+        defaults["encoder__name"] = encoder
+        if (self.encoder.name or encoder) != "none":
+            # Convolutions are for images, and what an encoder gives is none.
+            defaults["model__name"] = "mlp"
         filled = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
-        # A method of one exchange has one round, whatever is asked for.
-        filled |= {n: value for n, value in method_defaults.items() if n == "rounds"}
-        return self.replace(**{"method": self.method, **filled})
+        # A method of one exchange has one round and its own model, whatever is asked for.
+        filled |= {n: value for n, value in method_defaults.items() if n in _FIXED_BY_METHOD}
+        found = self.replace(**{"method": self.method, **filled})
+        found._check_model(spec)
+        return found
 
-    def _default_encoder(self, spec: DatasetSpecification, of_method: str | None) -> str:
+    def _check_model(self, spec: DatasetSpecification) -> None:
+        """Refuse a network that does not fit what it would be given, as far as settings tell."""
+        name, encoder = self.model.name, self.encoder.name
+        if name == "cnn" and not spec.holds_images:
+            raise InvalidInput(
+                f"model.name is 'cnn', which takes images; for dataset.name {spec.name!r} it must "
+                "be mlp."
+            )
+        if name == "cnn" and encoder != "none":
+            raise InvalidInput(
+                f"model.name is 'cnn', which takes images as they are; behind encoder.name "
+                f"{encoder!r} it must be mlp, or encoder.name must be none."
+            )
+        if name != "cnn" and self.model.norm != "none":
+            raise InvalidInput(
+                f"model.norm is {self.model.norm!r}; it must be none, because model.name is "
+                f"{name!r} and only cnn has such layers."
+            )
+
+    def _default_encoder(
+        self, spec: DatasetSpecification, method_defaults: Mapping[str, Any]
+    ) -> str:
+        of_method = method_defaults.get("encoder__name")
+        if self.model.name == "cnn" and "model__name" not in method_defaults:
+            return "none"
         own: str = spec.protocol(self.partition.kind)["encoder__name"]
         is_open = self.dataset.name == "folder" and self.encoder.name is None
         root = self.dataset.root if is_open else None

@@ -235,12 +235,17 @@ class AggregationSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The network that clients train: fully connected layers, on pixels or behind the encoder."""
+    """The network that clients train, on pixels or behind the encoder."""
 
     section: ClassVar[str] = "model"
+    name: Literal["mlp", "cnn"] | None = None
+    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, on images alone
+    [default: the data set's, mostly mlp]."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
-    256 behind an encoder]."""
+    256 behind an encoder, 512 in a cnn]."""
+    norm: Literal["none", "group"] = "none"
+    """cnn: what normalises each convolution's answers."""
 
 
 class GuardSettings(Settings):

@@ -51,7 +51,14 @@ class ClosedForm(Method):
 
     trains = False
     clustering = "mean"
-    defaults = MappingProxyType({"rounds": 1, "encoder__name": "random-filters"})
+    defaults = MappingProxyType(
+        {
+            "rounds": 1,
+            "encoder__name": "random-filters",
+            "model__name": "mlp",
+            "model__norm": "none",
+        }
+    )
     knobs = MappingProxyType({})
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

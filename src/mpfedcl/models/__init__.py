@@ -1,7 +1,9 @@
-"""Models as pure functions of their parameters: perceptron, ResNet-18, Gaussian classifier."""
+"""Models as pure functions of their parameters: perceptron, CNN, ResNet-18, Gaussian classifier."""
 
 from mpfedcl.models.base import Model
+from mpfedcl.models.cnn import Cnn
 from mpfedcl.models.gaussian_classifier import GaussianClassifier
 from mpfedcl.models.mlp import Mlp, make_mlp
+from mpfedcl.models.normalisation import is_normalisation
 
-__all__ = ["GaussianClassifier", "Mlp", "Model", "make_mlp"]
+__all__ = ["Cnn", "GaussianClassifier", "Mlp", "Model", "is_normalisation", "make_mlp"]

@@ -3,6 +3,7 @@
 This is all that travels, so `docs/privacy.md` lists it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -35,7 +36,7 @@ class Form(NamedTuple):
     encoder: str
     samples: SampleKind = "images"
     image_shape: tuple[int, ...] = ()
-    """Of images whose encoder is made for their own size and colour; else empty."""
+    """Of images whose model or encoder is made for their own size and colour; else empty."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -62,7 +63,7 @@ class Introduction:
     samples: SampleKind = "images"
     """What its data are."""
     image_shape: tuple[int, ...] = ()
-    """Of one image, where its encoder is made for images of their own size and colour."""
+    """Of one image, where model or encoder is made for images of their own size and colour."""
     own_data: bool = False
     """Whether its samples are its own, and no share of the experiment's data set."""
 
@@ -119,7 +120,8 @@ class Introduction:
             raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
         # Nor do older ones have an encoder that is made for the size of their images.
         shape = message.values.get("image_shape", [])
-        if shape != [] and ImageFormat.from_shape(shape) is None:
+        is_known = ImageFormat.from_shape(shape) is not None and math.prod(shape) <= _LARGEST_INPUT
+        if shape != [] and not is_known:
             raise MessageError("image_shape must be [height, width] or [height, width, 3], or []")
         own_data = message.values.get("own_data", False)
         if type(own_data) is not bool:

@@ -76,7 +76,7 @@ class Partition(FileContent):
     encoder: str | None = None
     """What tells the encoder from others."""
     image_shape: list[int] | None = None
-    """Of one image, where the encoder is made for images of their own size and colour."""
+    """Of one image, where model or encoder is made for images of their own size and colour."""
     columns: TableColumns | None = None
     """Of a table: what turns its rows into the model's inputs."""
     network: bool = False

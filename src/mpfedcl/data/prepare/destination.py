@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -65,18 +66,18 @@ def write_domain(folder: Path, scratch: Path, domain: DomainImages | ImageFolder
 
 
 def _write_archive(scratch: Path, domain: DomainImages) -> Path:
-    assert domain.test_images is not None
-    assert domain.test_labels is not None
+    arrays: dict[str, Any] = {
+        "x_train": domain.train_images,
+        "y_train": domain.train_labels.astype(numpy.uint8),
+        "clients_train": domain.train_clients,
+        "x_test": domain.test_images,
+        "y_test": None if domain.test_labels is None else domain.test_labels.astype(numpy.uint8),
+        "clients_test": domain.test_clients,
+    }
     beside = scratch / f"{domain.name}.npz"
     with beside.open("wb") as file:
         # Not compressed: disk is spent once, decompression would be spent by every run.
-        numpy.savez(
-            file,
-            x_train=domain.train_images,
-            y_train=domain.train_labels.astype(numpy.uint8),
-            x_test=domain.test_images,
-            y_test=domain.test_labels.astype(numpy.uint8),
-        )
+        numpy.savez(file, **{key: array for key, array in arrays.items() if array is not None})
         file.flush()
         os.fsync(file.fileno())
     return beside

@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mpfedcl.data.prepare import domainnet, mnist, mnist_m, office, svhn_and_synth, usps
+import numpy
+
+from mpfedcl.data.prepare import (
+    cifar,
+    domainnet,
+    femnist,
+    mnist,
+    mnist_m,
+    office,
+    svhn_and_synth,
+    usps,
+)
 from mpfedcl.data.prepare.destination import (
     ImageFolders,
     is_prepared,
@@ -56,6 +67,11 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         )
         for name in domainnet.DOMAINS
     },
+    **{
+        files.name: {files.name: _Recipe(partial(cifar.read_cifar, files=files), files.looked_for)}
+        for files in (cifar.CIFAR_10, cifar.CIFAR_100)
+    },
+    "femnist": {"femnist": _Recipe(femnist.read_femnist, femnist.LOOKED_FOR)},
 }
 
 
@@ -123,10 +139,11 @@ def _describe(domain: DomainImages | ImageFolders) -> str:
     if isinstance(domain, ImageFolders):
         num_images = sum(len(images) for images in domain.classes.values())
         return f"{num_images:,} images of {len(domain.classes)} classes"
-    assert domain.test_labels is not None
     height, width = domain.train_images.shape[1:3]
     colour = "grey" if domain.train_images.ndim == 3 else "RGB"
-    return (
-        f"{len(domain.train_labels):,} training and {len(domain.test_labels):,} test images, "
-        f"{height} x {width} {colour}"
-    )
+    counts = f"{len(domain.train_labels):,}"
+    if domain.test_labels is not None:
+        counts += f" training and {len(domain.test_labels):,} test"
+    clients = domain.train_clients
+    written = "" if clients is None else f" by {len(numpy.unique(clients)):,} writers"
+    return f"{counts} images{written}, {height} x {width} {colour}"

@@ -46,8 +46,9 @@ class ExportedNetwork(nn.Module):
             trained.encoder,
             trained.input_size,
             len(trained.class_names),
-            trained.experiment.model.hidden,
+            trained.experiment.model,
             takes_features=isinstance(trained.input_format, VectorFormat),
+            image_shape=trained.input_format.shape,
         )
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)

@@ -14,7 +14,7 @@ from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
-from mpfedcl.models import Model, make_mlp
+from mpfedcl.models import Model
 from mpfedcl.network.packing import Form
 from mpfedcl.network.server.class_agreement import agree_on_classes
 from mpfedcl.network.server.client_registry import ClientRegistry
@@ -174,7 +174,7 @@ def _run(
 
 def make_network_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
     """Return the model that fits what all clients have in common."""
-    num_classes, hidden = len(experiment.dataset.classes), experiment.model.hidden
+    num_classes, settings = len(experiment.dataset.classes), experiment.model
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
         if form.encoder != encoder.fingerprint:
@@ -182,9 +182,16 @@ def make_network_model(experiment: Experiment, form: Form, device: torch.device)
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-        return make_model(encoder, form.input_size, num_classes, hidden, trains_encoder=True)
+        return make_model(encoder, form.input_size, num_classes, settings, trains_encoder=True)
     is_encoded = form.samples == "vectors" or experiment.encoder.name not in (None, "none")
-    return make_mlp(form.input_size, num_classes, hidden, is_encoded=is_encoded)
+    return make_model(
+        None,
+        form.input_size,
+        num_classes,
+        settings,
+        takes_features=is_encoded,
+        image_shape=form.image_shape or None,
+    )
 
 
 class _RunMonitor:

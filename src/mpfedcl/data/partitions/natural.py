@@ -1,0 +1,22 @@
+"""One client for each domain, or for as many as `clients` says, drawn by seed."""
+
+from collections.abc import Sequence
+
+import numpy
+
+from mpfedcl.data.train_test_split import Indices
+from mpfedcl.errors import InvalidInput
+from mpfedcl.rng import numpy_generator
+
+
+def partition(domains: Sequence[str], num_clients: int | None, *, seed: int) -> list[Indices]:
+    """Give each client a domain, such as a writer; with fewer clients, not all are drawn."""
+    count = len(domains) if num_clients is None else num_clients
+    if count > len(domains):
+        raise InvalidInput(
+            f"clients is {count:,}; under partition.kind natural it must be at most "
+            f"{len(domains):,}, the number of domains, or left out."
+        )
+    generator = numpy_generator(seed, "partition", "natural")
+    drawn = numpy.sort(generator.choice(len(domains), count, replace=False))
+    return [numpy.array([number]) for number in drawn]

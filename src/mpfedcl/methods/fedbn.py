@@ -1,0 +1,35 @@
+"""FedBN (Li et al., 2021)."""
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.models import is_normalisation
+
+
+class FedBN(FedAvg):
+    """FedAvg for all parameters but those of normalisation layers, which stay with each client."""
+
+    name = "fedbn"
+    summary = "FedAvg; normalisation layers stay with each client"
+    family = "personal models"
+    paper = "Li et al., ICLR 2021"
+    our_reading = (
+        "The paper's layers are batch normalisation with each client's statistics; here scales "
+        "and shifts stay at home, of group normalisation (--model.norm group) or of a trained "
+        "ResNet-18, whose statistics are constants."
+    )
+    sends = "its model without normalisation layers"
+    keeps = "scales and shifts of its normalisation layers"
+    reading = "personal_classifier"
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        if experiment.model.norm == "none" and not experiment.encoder.train:
+            raise InvalidInput(
+                f"model.norm is 'none', and {self.name} keeps normalisation layers at home; it "
+                "must be group (with --model.name cnn), or encoder.train must be true."
+            )
+
+    def shared(self, parameter: str) -> bool:
+        """All but normalisation layers travels."""
+        return super().shared(parameter) and not is_normalisation(parameter)
