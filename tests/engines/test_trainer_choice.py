@@ -1,13 +1,14 @@
 """Which trainer a client gets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from own_methods import Clipped, Decay
-from tasks import NUM_CLASSES, NUM_INPUTS, Task
+from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
@@ -15,7 +16,7 @@ from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients, Train
 from mpfedcl.engines.trainer_choice import MOST_ROWS, SMALL_MODEL, TrainerChoice
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.models import Mlp
+from mpfedcl.models import Cnn, Mlp
 from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
@@ -90,6 +91,16 @@ def test_auto_stacks_small_models_only() -> None:
     changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 100}
     assert choose([2] * 4, method=Clipped, hidden=largest, **changes) == ["stacked"] * 4
     assert choose([2] * 4, method=Clipped, hidden=largest + 1, **changes) == ["loop"] * 4
+
+
+def test_convolutions_run_one_client_after_the_other_unless_a_stack_is_asked_for() -> None:
+    images = {
+        number: replace(make_client(3, number), inputs=draw(number, 3, 16)) for number in range(4)
+    }
+    for engine, wanted in (("auto", "loop"), ("stacked", "stacked"), ("loop", "loop")):
+        task = Task([3] * 4, model=Cnn((4, 4), NUM_CLASSES, (2,)), clients=images, engine=engine)
+        groups = TrainerChoice(task.assembly).train(task.works, 1, task.received)
+        assert {KINDS[type(group)] for group in groups} == {wanted}
 
 
 class LooksAtValues(FedAvg):

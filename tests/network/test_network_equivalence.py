@@ -12,7 +12,7 @@ from federations import (
     float64_experiment,
 )
 
-from mpfedcl import run
+from mpfedcl import Predictor, run
 from mpfedcl.data.client_data import load_federated_data
 from small_experiments import METHODS, ONE_EXCHANGE, read_records
 
@@ -115,3 +115,19 @@ def test_so_it_does_when_clients_are_sampled(images: Path, tmp_path: Path, metho
                 None,
                 read_records(wanted.path)[before["round"] - 1]["accuracy_per_client"][name],
             )
+
+
+def test_so_it_does_with_convolutions_and_norms_that_stay_at_home(
+    images: Path, tmp_path: Path
+) -> None:
+    changes = {"model__name": "cnn", "model__hidden": (6,), "model__norm": "group", "rounds": 2}
+    experiment = float64_experiment(images, "fedbn", partition__test="matched", **changes)
+    federation = LoopbackFederation(experiment, tmp_path)
+    found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
+    assert_same_personal_models(federation, wanted.path)
+    for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
+        assert ours["bytes"] == theirs["bytes"]
+        assert_same_readings(ours, theirs, "fedbn")
+    averaged = float64_experiment(images, "fedavg", **changes)
+    served = LoopbackFederation(averaged, tmp_path / "averaged").serve()
+    assert Predictor.load(served.path).trained.input_format.shape == (6, 6)

@@ -329,7 +329,7 @@ def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:
         int(subset.labels.max())
         for domain in domains
         for subset in (domain.train, domain.test)
-        if subset is not None
+        if subset is not None and len(subset.labels)
     )
     return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
 

@@ -1,0 +1,85 @@
+"""Archives that say whose each sample is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sample_owners import read_owners
+from mpfedcl.data.samples import Subset
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import DatasetSettings
+
+
+def write(path: Path, **changes: Any) -> Path:
+    arrays = {
+        "x_train": numpy.arange(4 * 36, dtype=numpy.uint8).reshape(4, 6, 6),
+        "y_train": [0, 1, 0, 1],
+        "clients_train": ["b", "a", "b", "b"],
+        "x_test": numpy.zeros((2, 6, 6), numpy.uint8),
+        "y_test": [1, 0],
+        "clients_test": ["a", "a"],
+    }
+    kept = {key: each for key, each in (arrays | changes).items() if each is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numpy.savez(path, **kept)
+    return path
+
+
+def open_folder(root: Path) -> dict[str, tuple[list[int], list[int] | None]]:
+    found = open_data_set(DatasetSettings(name="folder", root=root))
+    return {
+        each.name: (
+            each.train.rows.tolist(),
+            None if each.test is None else each.test.rows.tolist(),
+        )
+        for each in found.domains
+    }
+
+
+def test_each_client_is_a_domain(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "set.npz")
+    assert open_folder(tmp_path / "one") == {"a": ([1], [4, 5]), "b": ([0, 2, 3], [])}
+    write(tmp_path / "two" / "set.npz", x_test=None, y_test=None, clients_test=None)
+    assert open_folder(tmp_path / "two") == {"a": ([1], None), "b": ([0, 2, 3], None)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"clients_train": None}, "clients_train is missing; it must be a list of 4 names"),
+        ({"clients_test": None}, "clients_test is missing; it must be a list of 2 names"),
+        ({"clients_train": ["a", "b"]}, r"clients_train has <U1 \[2\]; it must be"),
+        ({"clients_train": [1, 2, 3, 4]}, r"clients_train has int64 \[4\]"),
+        ({"clients_train": [["a"] * 4]}, r"clients_train has <U1 \[1, 4\]"),
+        ({"clients_test": ["a", "z"]}, "clients_test has 'z', of whom x_train has nothing"),
+        ({"clients_train": ["a", "b", "../x", "b"]}, r"the domain '\.\./x'; a domain's name"),
+        ({"clients_train": numpy.array(["a"] * 4, dtype=object)}, "pickles are never read"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    write(tmp_path / "set" / "file.npz", **changes)
+    with pytest.raises(InvalidInput, match=told):
+        open_folder(tmp_path / "set")
+
+
+def test_a_client_in_two_files_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "one.npz")
+    write(tmp_path / "set" / "two.npz")
+    with pytest.raises(InvalidInput, match="has the domain or client 'a' twice"):
+        open_folder(tmp_path / "set")
+
+
+@given(st.lists(st.sampled_from(["x", "xy", "ä", "a b", "0"]), min_size=1, max_size=12))
+def test_every_sample_has_its_owner_once_and_in_order(names: list[str]) -> None:
+    owners = read_owners({"clients_train": numpy.array(names)}, {"train": len(names)}, "file")
+    assert owners is not None
+    rows = numpy.arange(len(names)) + 100
+    found = dict(owners.split([Subset(rows, numpy.zeros(len(names), numpy.int64))]))
+    assert list(found) == sorted(set(names))
+    for name, (subset,) in found.items():
+        assert subset.rows.tolist() == [100 + i for i, each in enumerate(names) if each == name]
