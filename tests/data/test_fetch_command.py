@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ from urllib.parse import urlsplit
 
 import pytest
 import tyro
-from original_files import write_mnist, write_mnist_m, write_office, write_svhn, write_usps
+from original_files import (
+    write_cifar100,
+    write_femnist,
+    write_mnist,
+    write_mnist_m,
+    write_office,
+    write_svhn,
+    write_usps,
+)
 
 from download_server import BrokenServer, free_port, send, serve
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
@@ -245,7 +254,41 @@ def test_the_list_of_originals_is_sound() -> None:
                 for address in original.addresses:
                     assert urlsplit(address).scheme in ("http", "https")
                     assert address.endswith(f"/{original.name}")
-    assert len(names) == 4 + 2 + 2 + 18 + 1
+    assert len(names) == 4 + 2 + 2 + 18 + 1 + 1 + 1
     sources = {source for plan in FETCH_PLANS.values() for source in plan.sources}
     digests = [original.sha256 for source in sources for original in source.files]
     assert len(set(digests)) == len(digests)
+
+
+def test_cifar_is_fetched_as_its_archive(
+    tmp_path: Path, server: BrokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path) -> None:
+        write_cifar100(tmp_path / "cifar-100-binary")
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / "cifar-100-binary.tar.gz", "w:gz") as tar:
+            tar.add(tmp_path / "cifar-100-binary", "cifar-100-binary")
+
+    published = publish(server, "cifar100", write, tmp_path / "web")
+    plan = FETCH_PLANS["cifar100"]
+    assert [each.name for each in plan.sources[0].files] == [each.name for each in published.files]
+    monkeypatch.setitem(FETCH_PLANS, "cifar100", FetchPlan("cifar100", (published,)))
+    assert fetch_command("cifar100", tmp_path / "data", retries=QUICK) == 0
+    (domain,) = read_image_set(DatasetSettings(name="cifar100", root=tmp_path / "data")).domains
+    assert domain.train_labels.tolist() == [0, 1, 99, 2]
+
+
+def test_femnist_says_what_to_bring_and_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert fetch_command("femnist", data) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "missing femnist: the folders train and test with *.json" in told
+    assert (
+        "preprocess.sh -s niid --sf 0.1 -k 64 -t sample of https://github.com/TalwalkarLab" in told
+    )
+    assert not (data / "femnist").exists()
+    write_femnist(data / "originals")
+    assert fetch_command("femnist", data) == 0
+    assert "9 training and 3 test images by 3 writers" in capsys.readouterr().out

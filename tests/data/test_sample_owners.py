@@ -24,7 +24,9 @@ def write(path: Path, **changes: Any) -> Path:
         "y_test": [1, 0],
         "clients_test": ["a", "a"],
     }
-    kept = {key: each for key, each in (arrays | changes).items() if each is not None}
+    kept: dict[str, Any] = {
+        key: each for key, each in (arrays | changes).items() if each is not None
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     numpy.savez(path, **kept)
     return path

@@ -14,6 +14,7 @@ from mpfedcl.encoders.encoder import ResNetEncoder, find_encoder
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.encoders.trainable_encoder import TrainableEncoder, make_model
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models import Mlp, Model
 from mpfedcl.models.resnet import ResNet18, is_statistic
 from mpfedcl.tensors import Tensors
@@ -160,13 +161,13 @@ def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
 
 def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
     random = find_encoder("random-resnet18", None, tmp_path)
-    params = start(make_model(random, 512, 10, (), trains_encoder=True))
+    params = start(make_model(random, 512, 10, ModelSettings(), trains_encoder=True))
     assert sum(value.numel() for value in params.values()) == 11_310_410
     path = tmp_path / "model.onnx"
     path.write_bytes(b"anything")
     onnx = find_encoder(f"onnx:{path}", None, tmp_path)
     with pytest.raises(InvalidInput, match=r"encoder.train is true, but .* model\.onnx cannot"):
-        make_model(onnx, 512, 10, (), trains_encoder=True)
+        make_model(onnx, 512, 10, ModelSettings(), trains_encoder=True)
 
 
 def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:

@@ -11,6 +11,7 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Update
 from mpfedcl.methods.fedbn import FedBN
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
@@ -102,8 +103,9 @@ def test_norms_never_travel_and_move_at_home() -> None:
     updates = list(loop.engine.train(broadcast, data.names, keep=data.names))
     assert len(updates) == 2
     for update in updates:
+        assert isinstance(update, Update)
         assert set(tensors_of(update)) == {n for n in before if not n.startswith("norm")}
-    loop.engine.keep_accepted(data.names)
+    loop.engine.keep_accepted(data.names, loop.broadcast)
     state = loop.engine.state()
     assert len(state) == 2 * 4
     first, second = (state[f"kept/{name}/norm.0.weight"] for name in data.names)

@@ -28,15 +28,14 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 CNN: dict[str, Any] = {"model__name": "cnn", "model__hidden": (5,)}
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "train__epochs": 2}
 """So that a stack has padding rows."""
-COLOUR = {"x_train": (24, 16, 13, 3), "x_test": (6, 16, 13, 3)}
 
 
 def save_colour(root: Path) -> Path:
     random = numpy.random.default_rng(7)
-    arrays = {key: random.integers(0, 256, shape).astype("uint8") for key, shape in COLOUR.items()}
+    x_train, x_test = (random.integers(0, 256, (n, 16, 13, 3), numpy.uint8) for n in (24, 6))
     root.mkdir()
-    labels = {"y_train": numpy.arange(24) % 3, "y_test": numpy.arange(6) % 3}
-    numpy.savez(root / "colours.npz", **arrays, **labels)
+    labels: dict[str, Any] = {"y_train": numpy.arange(24) % 3, "y_test": numpy.arange(6) % 3}
+    numpy.savez(root / "colours.npz", x_train=x_train, x_test=x_test, **labels)
     return root
 
 

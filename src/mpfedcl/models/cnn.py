@@ -111,7 +111,8 @@ def _normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
     torch's own stops under vmap where the channels lie last in memory.
     """
-    groups = images.unflatten(1, (NORM_GROUPS, -1))
+    channels, *size = images.shape[1:]
+    groups = images.reshape(-1, NORM_GROUPS, channels // NORM_GROUPS, *size)
     variance, mean = torch.var_mean(groups, (2, 3, 4), correction=0, keepdim=True)
     normal = ((groups - mean) * (variance + _EPSILON).rsqrt()).flatten(1, 2)
     return normal * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
