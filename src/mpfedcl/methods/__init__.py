@@ -54,7 +54,12 @@ def built_in_methods() -> dict[str, type[Method]]:
     """Return the methods of this folder by name, sorted."""
     for path in method_files().values():
         importlib.import_module(f"{__name__}.{path.stem}")
-    ours = [cls for cls in _subclasses(Method) if cls.__module__.startswith(__name__)]
+    ours = [
+        cls
+        for cls in _subclasses(Method)
+        # What several methods have in common inherits a name, and is none of them.
+        if cls.__module__.startswith(__name__) and "name" in vars(cls)
+    ]
     return {name: cls for name in method_files() for cls in ours if cls.name == name}
 
 
