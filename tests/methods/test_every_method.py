@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from identities import after_rounds, assert_close_tensors, differ, models_of, server_of
 
-from mpfedcl.methods import READINGS, built_in_methods
+from mpfedcl.methods import READINGS, Method, built_in_methods
 from small_experiments import ONE_EXCHANGE
 
 TRAINING = [name for name, cls in built_in_methods().items() if cls.trains]
@@ -39,9 +39,10 @@ def test_at_its_defaults_a_method_is_not_fedavg(images: Path, method: str) -> No
 
 
 @pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
-def test_a_method_says_what_it_is(method: type) -> None:
-    assert method.name and method.summary and method.paper and method.sends and method.keeps
-    assert len(method.summary) <= 70 and not method.summary.endswith(".")
+def test_a_method_says_what_it_is(method: type[Method]) -> None:
+    assert all((method.name, method.summary, method.paper, method.sends, method.keeps))
+    assert len(method.summary) <= 80
+    assert not method.summary.endswith(".")
     assert not method.our_reading or method.our_reading.endswith(".")
     assert {method.reading, method.union_reading or method.reading} <= set(READINGS)
     assert (method.family == "one exchange") == (method.name in ONE_EXCHANGE)

@@ -20,7 +20,7 @@ from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
-from mpfedcl.methods.base import Method
+from mpfedcl.methods.base import Family, Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class
@@ -32,6 +32,7 @@ __all__ = [
     "Broadcast",
     "Context",
     "Experiment",
+    "Family",
     "Field",
     "InvalidInput",
     "Method",

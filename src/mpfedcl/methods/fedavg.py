@@ -10,6 +10,7 @@ class FedAvg(Method):
 
     name = "fedavg"
     summary = "averages the clients' models by number of samples"
+    paper = "McMahan et al., AISTATS 2017"
     reading = "averaged_classifier"
     totals_suffice = True
 
