@@ -1,6 +1,7 @@
 """FedLC and FedRS: losses that know which classes a client holds."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,13 +73,17 @@ def test_fedrs_scales_the_logits_of_missing_classes() -> None:
     ("method", "off"), [("fedlc", {"fedlc__tau": 0.0}), ("fedrs", {"fedrs__alpha": 1.0})]
 )
 def test_switched_off_it_is_fedavg(
-    images: Path, method: str, off: dict[str, float], engine: str
+    images: Path, method: str, off: dict[str, Any], engine: str
 ) -> None:
     average = after_rounds(images, "fedavg", engine=engine)
     assert_same_tensors(
         server_of(after_rounds(images, method, engine=engine, **off)), server_of(average)
     )
-    few = {"partition__kind": "classes", "partition__classes_per_client": 2, "engine": engine}
+    few: dict[str, Any] = {
+        "partition__kind": "classes",
+        "partition__classes_per_client": 2,
+        "engine": engine,
+    }
     default, plain = (after_rounds(images, name, **few) for name in (method, "fedavg"))
     assert differ(server_of(default), server_of(plain))
 

@@ -11,7 +11,6 @@ class FedAvg(Method):
     name = "fedavg"
     summary = "averages the clients' models by number of samples"
     paper = "McMahan et al., AISTATS 2017"
-    reading = "averaged_classifier"
     totals_suffice = True
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
