@@ -1,5 +1,6 @@
 """docs/benchmark.md from what `measure_benchmark.py` has found."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -10,6 +11,8 @@ from mpfedcl.methods import find_method
 from mpfedcl.studies.statistics import paired_difference
 
 PAGE = Path("docs/benchmark.md")
+RANKS = Path("docs/results/benchmark.json")
+"""The ranks alone, for docs/methods.md."""
 TARGET = 0.9
 """Of FedAvg's last accuracy, by seed: how soon it is reached."""
 TITLES = {
@@ -21,20 +24,20 @@ TITLES = {
 }
 _HEAD = """# All methods, side by side
 
-Written by `make benchmark` (`scripts/measure_benchmark.py`, which goes on where it stopped and can
-be given more sets, methods and seeds); not by hand.
+Written by `make benchmark` (`scripts/measure_benchmark.py`, which goes on where it stopped, and can
+be given more sets, methods and seeds); not by hand. [methods.md](methods.md) says what they are.
 
 - **Same work for all**: {rounds} rounds, the data set's other defaults. Only the learning rate is
-  chosen for each method, among {rates}, on validation images of another draw of the data. A method's
-  other settings are its defaults. So a method may do better with more tuning: `mpfedcl tune`.
-- **Last round, not best.** own: each client on its own test; union: every client on all clients' test
-  images. Both by the reading that the method is judged by. mean(std) over seeds, std with ddof = 1.
-- **rank**: by mean on that test. In brackets the ranks that the seeds allow: a method is ahead of
-  another for certain only where 0 lies outside the 95 % interval of their paired difference.
+  chosen for each method, among {rates}, on validation images of another draw of
+  the data. Its other settings are its defaults: with more tuning it may do better (`mpfedcl tune`).
+- **Last round, not best.** own: each client on its own test; union: every client on the test images
+  of all. Both by the reading that a method is judged by. mean(std) over seeds, std with ddof = 1.
+- **rank**: by mean on that test. In brackets the ranks that the seeds allow: a method is surely
+  ahead of another only where 0 lies outside the 95 % interval of their paired difference.
 - **MB**: what a client sends and receives in the whole run. **s**: seconds per round of all clients
   on two cores, without evaluation; a dash where it was not measured on an idle machine.
-- **target**: virtual seconds until {target:.0%} of FedAvg's last accuracy is reached on the own test,
-  the median over seeds, on a clock where clients differ in speed (`--pace.kind lognormal`); in
+- **target**: virtual seconds until {target:.0%} of FedAvg's last accuracy is reached on the own
+  test, the median over seeds, on a clock where clients differ in speed (`--pace.kind lognormal`); in
   brackets how many seeds reached it, where not all. Runs are looked at five times: it is coarse.
 
 """
@@ -53,6 +56,15 @@ def write_page(content: Mapping[str, Any], *, rounds: int, rates: Sequence[float
             text += "\n"
     text += summarize(content)
     write_atomically(PAGE, text.encode())
+    ranks = {
+        title: {
+            test: rank({name: each[test] for name, each in part["methods"].items()})
+            for test in ("own", "union")
+        }
+        for title, part in content.items()
+        if part["methods"]
+    }
+    write_atomically(RANKS, (json.dumps(ranks, indent=1) + "\n").encode())
 
 
 def tabulate(part: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 from benchmark_page import write_page
-
 from mpfedcl.api import RUNNER
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
