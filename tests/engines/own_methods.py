@@ -9,15 +9,6 @@ from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.tensors import Tensors
 
 
-class FedPer(Method):
-    """The classifier stays at home."""
-
-    reading = "personal_classifier"
-
-    def shared(self, parameter: str) -> bool:
-        return not parameter.startswith("classifier")
-
-
 class FirstLayerAtHome(Method):
     """The first layer stays at home; prototypes travel."""
 

@@ -135,6 +135,12 @@ class Method:
         """Return the model of a method that brings its own; None: the one that settings name."""
         return None
 
+    def see_model(self, params: Tensors) -> None:
+        """Look at the model before anything is asked: its parameters, from first layer to last.
+
+        Here a method refuses settings that do not fit the model.
+        """
+
     # What travels, what is kept
 
     def shared(self, parameter: str) -> bool:
