@@ -42,7 +42,7 @@ OWN_METHODS = (
     "own_methods:Decay",
     "own_methods:TwoViews",
     "own_methods:Anchored",
-    "own_methods:Moon",
+    "moon",
     "own_methods:Clipped",
     "own_methods:Warming",
 )

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
+from torch import Tensor
 
+from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
-from small_experiments import build_federation, small
-
-both_engines = pytest.mark.parametrize("engine", ["loop", "stacked"])
+from small_experiments import assert_same_tensors, build_federation, small
 
 
 def begin(root: Path, method: str, **changes: Any) -> RoundLoop:
@@ -37,3 +37,27 @@ def server_model(federation: RoundLoop) -> Tensors:
 
 def own_models(federation: RoundLoop) -> dict[str, Tensors]:
     return dict(federation.engine.personal_models(federation.shared_parameters))
+
+
+def assert_same_model(found: RoundLoop, wanted: RoundLoop, engine: str) -> None:
+    """Hold two servers to the same model: to the bit, or as far as a stack's sums go."""
+    left, right = server_model(found), server_model(wanted)
+    if engine == "loop":
+        assert_same_tensors(left, right)
+    assert furthest(left, right) < 1e-12
+
+
+def furthest(left: Tensors, right: Tensors) -> float:
+    """Return by how much two models differ at most."""
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def slopes_of(
+    method: Method, params: Tensors, batch: Batch, context: Context
+) -> tuple[Tensor, Tensors]:
+    """Return the loss of a batch and its gradient."""
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    loss = method.loss(leaves, batch, context)
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), dict(zip(leaves, found, strict=True))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import begin, both_engines, own_models, run_rounds, server_model
+from short_runs import begin, own_models, run_rounds, server_model
 from tiny_method_inputs import make_method, make_params
 
 from mpfedcl.errors import InvalidInput
@@ -13,14 +13,12 @@ from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 
-@both_engines
 def test_without_layers_of_their_own_it_is_fedavg(images: Path, engine: str) -> None:
     found = run_rounds(images, "fedper", engine=engine, fedper__layers=0)
     wanted = run_rounds(images, "fedavg", engine=engine)
     assert_same_tensors(server_model(found), server_model(wanted))
 
 
-@both_engines
 def test_with_all_layers_at_home_it_is_local(images: Path, engine: str) -> None:
     found = own_models(run_rounds(images, "fedper", engine=engine, fedper__layers=3))
     wanted = own_models(run_rounds(images, "local", engine=engine))
@@ -29,7 +27,6 @@ def test_with_all_layers_at_home_it_is_local(images: Path, engine: str) -> None:
         assert_same_tensors(params, wanted[name])
 
 
-@both_engines
 def test_one_client_alone_is_fedavgs(images: Path, engine: str) -> None:
     # The mean of one is itself, so it goes on where it stopped either way.
     found = own_models(run_rounds(images, "fedper", engine=engine, clients=1))
@@ -39,7 +36,6 @@ def test_one_client_alone_is_fedavgs(images: Path, engine: str) -> None:
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-12)
 
 
-@both_engines
 def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None:
     federation = begin(images, "fedper", engine=engine, clients=4, fraction=0.5, rounds=4)
     heads: dict[str, Tensors] = {}
@@ -63,7 +59,6 @@ def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None
     assert not torch.equal(bias[0], bias[1])
 
 
-@both_engines
 def test_it_differs_from_fedavg(images: Path, engine: str) -> None:
     found = run_rounds(images, "fedper", engine=engine).shared_parameters
     wanted = run_rounds(images, "fedavg", engine=engine).shared_parameters
