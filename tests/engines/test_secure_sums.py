@@ -59,7 +59,7 @@ def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
 
 def test_methods_that_can() -> None:
     assert [
-        *("fedavg", "fedgauss", "fedlda", "fedncm", "fedper", "fedprox", "fedridge"),
+        *("fedavg", "fedgauss", "fedlda", "fedmmd", "fedncm", "fedper", "fedprox", "fedridge"),
         *("local", "local-gauss", "moon"),
     ] == ABLE
 
