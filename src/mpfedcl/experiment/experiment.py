@@ -185,7 +185,11 @@ class Experiment(Settings):
         defaults["encoder__name"] = self._default_encoder(
             spec, method_defaults.get("encoder__name")
         )
-        filled = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
+        filled = {
+            name: value(self) if callable(value) else value
+            for name, value in defaults.items()
+            if self.setting(name) in (None, ())
+        }
         # A method of one exchange has one round, whatever is asked for.
         filled |= {n: value for n, value in method_defaults.items() if n == "rounds"}
         return self.replace(**{"method": self.method, **filled})

@@ -81,7 +81,8 @@ class Method:
     union_reading: ClassVar[Reading | None] = None
     """The same on a test of all clients' classes; None: as on their own tests."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`."""
+    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a
+    function finds the value from the experiment as it begins, and a resumed run keeps it."""
     knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"train__lr": (0.01, 0.03, 0.1, 0.3)}
     )
@@ -106,6 +107,8 @@ class Method:
     """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True
     shares_prototypes: bool = False
+    sends_pool: ClassVar[bool] = True
+    """Whether clients are sent prototypes too; False: only the server looks at what they share."""
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
     """How `summarize` makes a class's prototypes; a method with dbscan does so itself."""
 

@@ -208,7 +208,8 @@ class RoundLoop:
 
     def broadcast(self) -> Broadcast:
         """Return what the next round will begin with."""
-        pool = self._method.reference(self.pool)
+        sends = self._method.sends_pool
+        pool = self._method.reference(self.pool) if sends else self._empty_pool
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )

@@ -47,12 +47,13 @@ class ClientTrainer:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
+        # The server sends what predictions are compared with.
+        has_pool = self._method.shares_prototypes and self._method.sends_pool
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
-            # The server sends what predictions are compared with.
-            broadcast.pool if self._method.shares_prototypes else None,
+            broadcast.pool if has_pool else None,
             self._method.experiment.contrast.temperature,
         )
         shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
