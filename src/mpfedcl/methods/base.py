@@ -10,7 +10,7 @@ engines: no branching on values, masks instead. The other hooks are ordinary cod
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -24,7 +24,7 @@ from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods._readings import Reading, Test
+from mpfedcl.methods._readings import READINGS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
@@ -80,6 +80,8 @@ class Method:
     """The reading that this method is judged by, on the clients' own tests."""
     union_reading: ClassVar[Reading | None] = None
     """The same on a test of all clients' classes; None: as on their own tests."""
+    readings: ClassVar[Collection[Reading]] = READINGS
+    """What there is to read; the others are null, as a classifier's that is never trained."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a
     function finds the value from the experiment as it begins, and a resumed run keeps it."""
@@ -344,6 +346,10 @@ class Method:
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """Return the prototypes that clients are sent, and that predictions are compared with."""
         return pool
+
+    def own_reference(self, reference: PrototypePool, client: str) -> PrototypePool:
+        """Return what a client's own model is compared with, of what `reference` returned."""
+        return reference
 
     @property
     def most_prototypes(self) -> int | None:

@@ -60,6 +60,9 @@ class ClientTrainer:
         if not self._method.trains:
             # Features are the same for everybody: only scores are personal.
             evaluator = replace(evaluator, reference=None)
+        elif evaluator.reference is not None:
+            own_reference = self._method.own_reference(evaluator.reference, self._name)
+            evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
         client, num_classes = self._data.clients[0], self._data.num_classes
         reader = ClientReader(self._data.test_labels, shared, 1)
@@ -71,11 +74,9 @@ class ClientTrainer:
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
-        mine, is_personal = table["own"], bool(personal)
-        if self._method.experiment.privacy.has_budget:
-            told = told_readings(self._method)
-            mine = {name: value if name in told else None for name, value in mine.items()}
-            is_personal = False
+        told = told_readings(self._method)
+        mine = {name: value if name in told else None for name, value in table["own"].items()}
+        is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
         return ClientReadings({"own": mine, "union": union}, is_personal, counts)
 
     def _predict(
