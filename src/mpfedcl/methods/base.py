@@ -150,6 +150,10 @@ class Method:
         """Return the model of a method that brings its own; None: the one that settings name."""
         return None
 
+    def shares_prototypes_in(self, round_number: int) -> bool:
+        """Tell whether clients send prototypes in a round."""
+        return self.shares_prototypes
+
     def see_model(self, params: Tensors) -> None:
         """Look at the model before anything is asked: its parameters, from first layer to last.
 

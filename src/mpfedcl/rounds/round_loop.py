@@ -294,7 +294,8 @@ class RoundLoop:
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
-            pool = self.pool if self._method.shares_prototypes else None
+            has_pool = self._method.shares_prototypes_in(self.state.round)
+            pool = self.pool if has_pool else None
             readings = self.engine.evaluate(
                 self.averaged_model, pool, read, with_confusion=with_confusion
             )

@@ -48,12 +48,12 @@ class ClientTrainer:
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
         # The server sends what predictions are compared with.
-        has_pool = self._method.shares_prototypes and self._method.sends_pool
+        is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
-            broadcast.pool if has_pool else None,
+            broadcast.pool if is_shared and self._method.sends_pool else None,
             self._method.experiment.contrast.temperature,
         )
         shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
