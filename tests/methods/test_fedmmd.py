@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from short_runs import assert_same_model, furthest, run_rounds, server_model, slopes_of
+from identities import (
+    after_rounds,
+    assert_close_tensors,
+    assert_same_model,
+    both_engines,
+    differ,
+    server_of,
+    slopes_of,
+)
 from tiny_method_inputs import apply, draw, make_batch, make_context, make_method, make_params
 from torch import Tensor
 
@@ -74,24 +82,27 @@ def test_the_loss(form: str, outputs: str) -> None:
     assert found == pytest.approx(plain + 0.3 * wanted, rel=1e-12)
 
 
+@both_engines
 def test_without_weight_it_is_fedavg(images: Path, engine: str) -> None:
-    found = run_rounds(images, "fedmmd", engine=engine, fedmmd__weight=0.0)
-    assert_same_model(found, run_rounds(images, "fedavg", engine=engine), engine)
+    found = after_rounds(images, "fedmmd", engine=engine, fedmmd__weight=0.0)
+    assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
 
 def one_step_a_round(images: Path, method: str, engine: str) -> RoundLoop:
-    return run_rounds(images, method, engine=engine, train__batch_size=1000)
+    return after_rounds(images, method, engine=engine, train__batch_size=1000)
 
 
+@both_engines
 def test_the_first_step_of_every_round_is_fedavgs(images: Path, engine: str) -> None:
     # Both streams are the same model then; three rounds of one step each.
     found, wanted = (one_step_a_round(images, each, engine) for each in ("fedmmd", "fedavg"))
-    assert furthest(server_model(found), server_model(wanted)) < 1e-12
+    assert_close_tensors(server_of(found), server_of(wanted))
 
 
+@both_engines
 def test_the_other_steps_are_not(images: Path, engine: str) -> None:
-    found, wanted = (run_rounds(images, each, 1, engine=engine) for each in ("fedmmd", "fedavg"))
-    assert furthest(server_model(found), server_model(wanted)) > 1e-6
+    found, wanted = (after_rounds(images, each, 1, engine=engine) for each in ("fedmmd", "fedavg"))
+    assert differ(server_of(found), server_of(wanted))
 
 
 def test_logits_far_apart_have_a_slope_that_is_finite() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from short_runs import begin, furthest, own_models, run_rounds, slopes_of
+from identities import after_rounds, begin, both_engines, differ, models_of, slopes_of
 from tiny_method_inputs import (
     NUM_CLASSES,
     apply,
@@ -20,6 +20,7 @@ from tiny_method_inputs import (
 
 from mpfedcl.methods import READINGS
 from mpfedcl.prototypes import PrototypePool
+from small_experiments import assert_same_tensors
 
 TEMPERATURE = 0.5
 
@@ -78,6 +79,7 @@ def test_with_one_client_in_the_pool_it_is_twice_sp_fedcls() -> None:
         torch.testing.assert_close(slope, wanted, rtol=1e-10, atol=1e-12)
 
 
+@both_engines
 def test_in_the_first_round_nobody_moves(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine)
     begun = dict(federation.state.server.params)
@@ -85,25 +87,27 @@ def test_in_the_first_round_nobody_moves(images: Path, engine: str) -> None:
     assert record.loss == 0
     assert record.sent["prototype_floats"] > 0
     assert record.sent["parameters"] == 0
-    for params in own_models(federation).values():
-        assert furthest(params, begun) == 0
+    for params in models_of(federation).values():
+        assert_same_tensors(params, begun)
 
 
+@both_engines
 def test_the_classifier_keeps_its_bits(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine, rounds=3)
     begun = dict(federation.state.server.params)
     for _ in range(3):
         federation.run_round(evaluate=False, keep_models=True)
-    for params in own_models(federation).values():
+    for params in models_of(federation).values():
         for name, value in params.items():
             assert torch.equal(value, begun[name]) == name.startswith("classifier")
 
 
+@both_engines
 def test_it_differs_from_fedavg_and_local(images: Path, engine: str) -> None:
-    found = own_models(run_rounds(images, "fedpcl", engine=engine))
+    found = models_of(after_rounds(images, "fedpcl", engine=engine))
     for other in ("fedavg", "local"):
-        wanted = own_models(run_rounds(images, other, engine=engine))
-        assert all(furthest(found[name], wanted[name]) > 1e-3 for name in found)
+        wanted = models_of(after_rounds(images, other, engine=engine))
+        assert all(differ(found[name], wanted[name]) for name in found)
 
 
 SKEWED = {
@@ -113,6 +117,7 @@ SKEWED = {
 }
 
 
+@both_engines
 def test_a_client_predicts_by_its_own_prototypes(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine, **SKEWED)
     record = federation.run_round(evaluate=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import begin, own_models, run_rounds, server_model
+from identities import after_rounds, begin, both_engines, models_of, server_of
 from tiny_method_inputs import make_method, make_params
 
 from mpfedcl.errors import InvalidInput
@@ -13,35 +13,39 @@ from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 
+@both_engines
 def test_without_layers_of_their_own_it_is_fedavg(images: Path, engine: str) -> None:
-    found = run_rounds(images, "fedper", engine=engine, fedper__layers=0)
-    wanted = run_rounds(images, "fedavg", engine=engine)
-    assert_same_tensors(server_model(found), server_model(wanted))
+    found = after_rounds(images, "fedper", engine=engine, fedper__layers=0)
+    wanted = after_rounds(images, "fedavg", engine=engine)
+    assert_same_tensors(server_of(found), server_of(wanted))
 
 
+@both_engines
 def test_with_all_layers_at_home_it_is_local(images: Path, engine: str) -> None:
-    found = own_models(run_rounds(images, "fedper", engine=engine, fedper__layers=3))
-    wanted = own_models(run_rounds(images, "local", engine=engine))
+    found = models_of(after_rounds(images, "fedper", engine=engine, fedper__layers=3))
+    wanted = models_of(after_rounds(images, "local", engine=engine))
     assert found.keys() == wanted.keys()
     for name, params in found.items():
         assert_same_tensors(params, wanted[name])
 
 
+@both_engines
 def test_one_client_alone_is_fedavgs(images: Path, engine: str) -> None:
     # The mean of one is itself, so it goes on where it stopped either way.
-    found = own_models(run_rounds(images, "fedper", engine=engine, clients=1))
-    wanted = own_models(run_rounds(images, "fedavg", engine=engine, clients=1))
+    found = models_of(after_rounds(images, "fedper", engine=engine, clients=1))
+    wanted = models_of(after_rounds(images, "fedavg", engine=engine, clients=1))
     (ours,), (theirs,) = found.values(), wanted.values()
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-12)
 
 
+@both_engines
 def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None:
     federation = begin(images, "fedper", engine=engine, clients=4, fraction=0.5, rounds=4)
     heads: dict[str, Tensors] = {}
     for _ in range(4):
         record = federation.run_round(evaluate=False, keep_models=True)
-        models, drawn = own_models(federation), record.clients.answered
+        models, drawn = models_of(federation), record.clients.answered
         assert len(drawn) == 2
         sizes = {name: federation.engine.sizes[name] for name in drawn}
         for name, mean in federation.shared_parameters.items():
@@ -59,9 +63,10 @@ def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None
     assert not torch.equal(bias[0], bias[1])
 
 
+@both_engines
 def test_it_differs_from_fedavg(images: Path, engine: str) -> None:
-    found = run_rounds(images, "fedper", engine=engine).shared_parameters
-    wanted = run_rounds(images, "fedavg", engine=engine).shared_parameters
+    found = after_rounds(images, "fedper", engine=engine).shared_parameters
+    wanted = after_rounds(images, "fedavg", engine=engine).shared_parameters
     assert not torch.equal(found["hidden.0.weight"], wanted["hidden.0.weight"])
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from short_runs import assert_same_model, begin, furthest, run_rounds, server_model, slopes_of
+from identities import (
+    after_rounds,
+    assert_same_model,
+    begin,
+    both_engines,
+    differ,
+    server_of,
+    slopes_of,
+)
 from tiny_method_inputs import (
     DIMENSION,
     NUM_CLASSES,
@@ -67,12 +75,14 @@ def test_the_loss_sample_by_sample(number: int, alpha: float) -> None:
     assert float(found) == pytest.approx(wanted, rel=1e-12)
 
 
+@both_engines
 def test_a_round_without_contrast_is_fedavgs(images: Path, engine: str) -> None:
     # The first has no prototypes yet, and from the second on the schedule is over.
-    found = run_rounds(images, "fedproc", engine=engine, fedproc__rounds=1)
-    assert_same_model(found, run_rounds(images, "fedavg", engine=engine), engine)
+    found = after_rounds(images, "fedproc", engine=engine, fedproc__rounds=1)
+    assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
 
+@both_engines
 def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: str) -> None:
     found, wanted = (begin(images, each, engine=engine) for each in ("fedproc", "fedavg"))
     for federation in (found, wanted):
@@ -80,18 +90,19 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: 
     assert_same_model(found, wanted, engine)
     for federation in (found, wanted):
         federation.run_round(evaluate=False)
-    assert furthest(server_model(found), server_model(wanted)) > 1e-6
+    assert differ(server_of(found), server_of(wanted))
 
 
+@both_engines
 def test_by_contrast_alone_the_classifier_stands_still(images: Path, engine: str) -> None:
     experiment = small(images, "fedproc", dtype="float64", engine=engine, rounds=3)
     federation = build_federation(experiment, method_class=ContrastAlone)
     federation.run_round(evaluate=False)
-    before = dict(server_model(federation))
+    before = dict(server_of(federation))
     for _ in range(2):
         federation.run_round(evaluate=False)
-    after = server_model(federation)
-    moved = {name for name in after if furthest({name: after[name]}, {name: before[name]}) > 1e-15}
+    after = server_of(federation)
+    moved = {name for name, value in after.items() if not torch.allclose(value, before[name])}
     assert moved == {name for name in after if not name.startswith("classifier")}
 
 
@@ -126,7 +137,7 @@ def test_means_are_by_samples_and_old_ones_stay() -> None:
 
 
 def test_the_server_keeps_directions(images: Path) -> None:
-    federation = run_rounds(images, "fedproc", 2)
+    federation = after_rounds(images, "fedproc", 2)
     (means,) = federation.state.server.extra.values()
     torch.testing.assert_close(means.norm(dim=1), torch.ones(3, dtype=torch.float64))
     centres = federation.pool.class_centres()
@@ -137,7 +148,7 @@ def test_the_server_keeps_directions(images: Path) -> None:
 def test_what_travels_is_a_model_and_one_vector_a_class(images: Path) -> None:
     federation = begin(images, "fedproc", clients=2)
     first, second = (federation.run_round(evaluate=False).bytes["down"] for _ in range(2))
-    model = sum(8 * value.numel() for value in server_model(federation).values())
+    model = sum(8 * value.numel() for value in server_of(federation).values())
     assert (first, second) == (2 * model, 2 * (model + 3 * 4 * 8))
 
 

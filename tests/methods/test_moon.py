@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from short_runs import (
+from identities import (
+    after_rounds,
+    assert_close_tensors,
     assert_same_model,
     begin,
-    furthest,
-    own_models,
-    run_rounds,
-    server_model,
+    both_engines,
+    differ,
+    models_of,
+    server_of,
     slopes_of,
 )
 from tiny_method_inputs import apply, make_batch, make_context, make_method, make_params
@@ -49,26 +51,30 @@ def test_the_loss_is_the_papers() -> None:
     assert float(method.loss(params, batch, context)) == pytest.approx(wanted, rel=1e-12)
 
 
+@both_engines
 def test_without_weight_it_is_fedavg(images: Path, engine: str) -> None:
-    found = run_rounds(images, "moon", engine=engine, moon__mu=0.0)
-    wanted = run_rounds(images, "fedavg", engine=engine)
+    found = after_rounds(images, "moon", engine=engine, moon__mu=0.0)
+    wanted = after_rounds(images, "fedavg", engine=engine)
     assert_same_model(found, wanted, engine)
 
 
+@both_engines
 def test_the_first_round_is_fedavgs_and_the_others_are_not(images: Path, engine: str) -> None:
     for rounds, is_same in ((1, True), (2, False)):
-        found = server_model(run_rounds(images, "moon", rounds, engine=engine, train__lr=0.3))
-        wanted = server_model(run_rounds(images, "fedavg", rounds, engine=engine, train__lr=0.3))
-        distance = furthest(found, wanted)
-        assert distance < 1e-12 if is_same else distance > 1e-6
+        found = server_of(after_rounds(images, "moon", rounds, engine=engine, train__lr=0.3))
+        wanted = server_of(after_rounds(images, "fedavg", rounds, engine=engine, train__lr=0.3))
+        if is_same:
+            assert_close_tensors(found, wanted)
+        assert differ(found, wanted) != is_same
 
 
+@both_engines
 def test_clients_keep_their_last_model_whatever_its_age(images: Path, engine: str) -> None:
     federation = begin(images, "moon", engine=engine, clients=4, fraction=0.5, rounds=4)
     kept: dict[str, Tensors] = {}
     for _ in range(4):
         federation.run_round(evaluate=False, keep_models=True)
-        kept |= own_models(federation)
+        kept |= models_of(federation)
         state = federation.engine.state()
         for client, params in kept.items():
             own = {name: state[f"own/{client}/{name}"] for name in params}

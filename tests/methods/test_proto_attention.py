@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from short_runs import assert_same_model, begin, furthest, run_rounds, server_model
+from identities import after_rounds, assert_same_model, begin, both_engines, differ, server_of
 from tiny_method_inputs import draw, make_method
 
 from mpfedcl.messages import Update
@@ -93,24 +93,29 @@ def test_no_weight_overflows() -> None:
     assert all(0 < weight < math.inf for weight in weights)
 
 
+@both_engines
 def test_at_an_endless_temperature_it_is_fedavg(images: Path, engine: str) -> None:
-    found = run_rounds(images, "proto-attention", engine=engine, proto_attention__temperature=1e300)
-    assert_same_model(found, run_rounds(images, "fedavg", engine=engine), engine)
+    found = after_rounds(
+        images, "proto-attention", engine=engine, proto_attention__temperature=1e300
+    )
+    assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
 
+@both_engines
 def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: str) -> None:
     found, wanted = (begin(images, each, engine=engine) for each in ("proto-attention", "fedavg"))
     for federation in (found, wanted):
         federation.run_round(evaluate=False)
     assert_same_model(found, wanted, engine)
     first, second = (each.run_round(evaluate=False) for each in (found, wanted))
-    assert furthest(server_model(found), server_model(wanted)) > 1e-6
+    assert differ(server_of(found), server_of(wanted))
     # Clients are sent no prototypes.
     assert first.bytes["down"] == second.bytes["down"]
     assert first.bytes["up"] > second.bytes["up"]
     assert not found.state.server.extra
 
 
+@both_engines
 def test_the_mean_is_by_these_weights(images: Path, engine: str) -> None:
     federation = begin(images, "proto-attention", engine=engine)
     federation.run_round(evaluate=False)
@@ -121,7 +126,7 @@ def test_the_mean_is_by_these_weights(images: Path, engine: str) -> None:
         name: size * math.exp(find_margin(federation.pool.of(name), means))
         for name, size in federation.engine.sizes.items()
     }
-    for name, value in server_model(federation).items():
+    for name, value in server_of(federation).items():
         total = sum(weight * models[each][name] for each, weight in weights.items())
         wanted = torch.as_tensor(total) / sum(weights.values())
         torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)

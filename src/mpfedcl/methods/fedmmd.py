@@ -31,7 +31,11 @@ class FedMmdSettings(Settings):
 
 
 class FedMmd(FedAvg):
-    """FedAvg whose clients keep their outputs distributed as those of the received model."""
+    """FedAvg whose clients keep their outputs distributed as those of the received model.
+
+    Cross-entropy + weight * MMD², the squared distance of the two sets of outputs in the space of
+    19 Gaussian kernels: mean k(x, x') + mean k(y, y') - 2 mean k(x, y).
+    """
 
     name = "fedmmd"
     summary = "FedAvg whose outputs stay distributed as the global ones"

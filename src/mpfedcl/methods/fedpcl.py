@@ -1,7 +1,8 @@
 """FedPCL (Tan et al., 2022)."""
 
+from collections.abc import Collection
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn.functional import normalize
 
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.messages import Broadcast
+from mpfedcl.methods._readings import Reading
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
@@ -36,8 +38,9 @@ class PrototypeTargets(NamedTuple):
 class FedPcl(Method):
     """Only class means travel; embeddings are contrasted with their mean and with every client's.
 
-    Nothing else is trained: there is no classifier, and prediction is by the client's own
-    prototypes.
+    L = -log softmax_c(z·U(c) / t)_y, U(c) the mean over the clients that hold class c, plus the
+    mean of the same over every client's own class means; z and what the means are of have length 1.
+    No classifier is trained: a client predicts by the nearest of its own class means.
     """
 
     name = "fedpcl"
@@ -48,7 +51,7 @@ class FedPcl(Method):
     sends = "its class means"
     keeps = "its model"
     reading = "personal_prototype"
-    readings = ("personal_prototype",)
+    readings: ClassVar[Collection[Reading]] = ("personal_prototype",)
     shares_model = False
     shares_prototypes = True
     clustering = "mean"

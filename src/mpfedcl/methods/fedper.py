@@ -20,7 +20,10 @@ class FedPerSettings(Settings):
 
 
 class FedPer(FedAvg):
-    """The first layers are averaged, the last ones stay with each client; all are trained."""
+    """The first layers are averaged, the last ones stay with each client; all are trained together.
+
+    Layers are counted by their position in the model; a norm belongs to the layer before it.
+    """
 
     name = "fedper"
     summary = "averages the first layers; the last stay with each client"

@@ -37,7 +37,12 @@ class WeightedTargets(NamedTuple):
 
 
 class FedProc(FedAvg):
-    """FedAvg that first aligns embeddings with global class means, later trains the classifier."""
+    """FedAvg that first aligns embeddings with global class means, later trains the classifier.
+
+    alpha L + (1 - alpha) cross-entropy, with L = -log softmax_c(z·g_c / t)_y and, in round r of T,
+    alpha = 1 - (r - 1) / T; the first round has no g yet. g_c is the mean by samples, of length 1;
+    a class that nobody held in a round keeps its own.
+    """
 
     name = "fedproc"
     summary = "FedAvg; first aligns embeddings with global class means"
@@ -66,7 +71,7 @@ class FedProc(FedAvg):
         )
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Contrast with the global prototypes * alpha + cross-entropy * (1 - alpha)."""
+        """Alpha * contrast with the global prototypes + (1 - alpha) * cross-entropy."""
         embeddings, logits = context.apply(params, batch.inputs)
         received: WeightedTargets = context.received
         contrast = contrastive_loss(

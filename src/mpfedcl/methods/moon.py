@@ -24,7 +24,10 @@ class MoonSettings(Settings):
 
 
 class Moon(FedAvg):
-    """FedAvg that draws embeddings to the global model's, and from those of one's own last."""
+    """FedAvg that draws embeddings to the global model's, and from those of one's own last model.
+
+    Cross-entropy + mu log(1 + exp((cos(z, z_last) - cos(z, z_global)) / t)), averaged over samples.
+    """
 
     name = "moon"
     summary = "FedAvg whose embeddings stay near the global model's"
@@ -39,7 +42,7 @@ class Moon(FedAvg):
         return params
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + mu * log(1 + exp((cos(z, z_last) - cos(z, z_global)) / temperature))."""
+        """Cross-entropy + mu * contrast; nothing flows into the two models that are compared."""
         embeddings, logits = context.apply(params, batch.inputs)
         near, far = (
             cosine_similarity(embeddings, context.apply(model, batch.inputs)[0], dim=-1)

@@ -33,7 +33,12 @@ class ProtoAttentionSettings(Settings):
 
 
 class ProtoAttention(FedAvg):
-    """FedAvg in which a client counts the more, the better its class means keep apart."""
+    """FedAvg in which a client counts the more, the better its class means keep apart.
+
+    Its weight is n_i exp(margin_i / t). A margin is how much nearer its class means lie to the
+    global ones of their class than to any other, on average, in units of the mean distance between
+    those; they are of the round before, by samples.
+    """
 
     name = "proto-attention"
     summary = "FedAvg; clients with clear class means count more"

@@ -1,5 +1,7 @@
 """Prototypes for inference (Qiao et al., 2023)."""
 
+from typing import ClassVar, Literal
+
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedavg import FedAvg
@@ -23,7 +25,7 @@ class ProtoInference(FedAvg):
     union_reading = "averaged_prototype"
     totals_suffice = False
     shares_prototypes = True
-    clustering = "mean"
+    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "mean"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
