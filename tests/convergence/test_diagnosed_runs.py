@@ -138,7 +138,7 @@ def test_on_the_run_is_the_same_run(images: Path, tmp_path: Path, method: str) -
 
 def test_a_round_begins_with_what_the_last_one_left(images: Path, tmp_path: Path) -> None:
     # FedPer keeps its classifier at home: it counts as it will be, not as it was.
-    for method in ("mp-fedcl", "fedprox", "fedper_method:FedPer"):
+    for method in ("mp-fedcl", "fedprox", "fedper"):
         path = tmp_path / method.rpartition(":")[2]
         run(small(images, method, rounds=3, **ON), path)
         records = [told(record) for record in read_records(path)]

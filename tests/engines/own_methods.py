@@ -2,20 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.tensors import Tensors
-
-
-class FedPer(Method):
-    """The classifier stays at home."""
-
-    reading = "personal_classifier"
-
-    def shared(self, parameter: str) -> bool:
-        return not parameter.startswith("classifier")
 
 
 class FirstLayerAtHome(Method):
@@ -52,27 +42,6 @@ class Anchored(Method):
         embeddings, logits = context.apply(params, batch.inputs)
         anchors, _ = context.apply(context.start, batch.inputs)
         return batch.cross_entropy(logits) + batch.mean((embeddings - anchors).square().mean(1))
-
-
-class Moon(Method):
-    """MOON: nearer to the global model's embeddings than to those of one's own last model."""
-
-    def init_client(self, params: Tensors) -> Tensors:
-        return params
-
-    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        embeddings, logits = context.apply(params, batch.inputs)
-        near, far = (
-            cosine_similarity(embeddings, context.apply(model, batch.inputs)[0], dim=1)
-            for model in (context.start, context.state)
-        )
-        return batch.cross_entropy(logits) + batch.mean(torch.log1p(torch.exp(far - near)))
-
-    def finish(
-        self, params: Tensors, context: Context, num_steps: int
-    ) -> tuple[Tensors | None, Tensors]:
-        sums, _ = super().finish(params, context, num_steps)
-        return sums, params
 
 
 class Clipped(Method):

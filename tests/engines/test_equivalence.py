@@ -37,12 +37,12 @@ def run_by(engine: str) -> Runner:
 ENGINES: dict[str, Runner] = {"stacked": run_by("stacked"), "auto": run_by("auto")}
 OWN_METHODS = (
     "custom_method:Scaffold",
-    "own_methods:FedPer",
+    "fedper",
     "own_methods:FirstLayerAtHome",
     "own_methods:Decay",
     "own_methods:TwoViews",
     "own_methods:Anchored",
-    "own_methods:Moon",
+    "moon",
     "own_methods:Clipped",
     "own_methods:Warming",
 )
@@ -233,7 +233,7 @@ def turn(path: Path, engine: str) -> None:
     file.write_text(before.replace(line, f'engine = "{engine}"'))
 
 
-@pytest.mark.parametrize("method", [*METHODS, "custom_method:Scaffold", "own_methods:FedPer"])
+@pytest.mark.parametrize("method", [*METHODS, "custom_method:Scaffold", "fedper"])
 @pytest.mark.parametrize(("first", "second"), [("stacked", "loop"), ("loop", "stacked")])
 def test_a_run_goes_on_with_another_engine(
     images: Path, tmp_path: Path, reference: Reference, method: str, first: str, second: str

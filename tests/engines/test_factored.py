@@ -11,7 +11,6 @@ from own_methods import (
     Anchored,
     Clipped,
     Decay,
-    FedPer,
     MeanInput,
     SideBySide,
     Smooth,
@@ -28,6 +27,7 @@ from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.schedule import draw_batches, make_schedule
 from mpfedcl.engines.trained_clients import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
+from mpfedcl.methods.fedper import FedPer
 from mpfedcl.models import Model
 from mpfedcl.tensors import Tensors
 

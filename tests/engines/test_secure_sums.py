@@ -59,8 +59,8 @@ def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
 
 def test_methods_that_can() -> None:
     assert [
-        *("fedavg", "fedgauss", "fedlda", "fedncm", "fedprox", "fedridge"),
-        *("local", "local-gauss"),
+        *("fedavg", "fedgauss", "fedlda", "fedmmd", "fedncm", "fedper", "fedprox", "fedridge"),
+        *("local", "local-gauss", "moon"),
     ] == ABLE
 
 

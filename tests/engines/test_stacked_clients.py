@@ -58,7 +58,7 @@ ASTRAY: dict[str, tuple[float, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("limit", [0, ENDLESS])
-@pytest.mark.parametrize("method", ["fedavg", "mp-fedcl", "own_methods:FedPer", "own_methods:Moon"])
+@pytest.mark.parametrize("method", ["fedavg", "mp-fedcl", "fedper", "moon"])
 @pytest.mark.parametrize("case", ASTRAY)
 def test_a_client_that_goes_astray_costs_its_stack_nothing(
     images: Path,

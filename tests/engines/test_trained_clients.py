@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from own_methods import FedPer
 from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained_clients import TrainedStack, find_ranges
 from mpfedcl.messages import StackMember
+from mpfedcl.methods.fedper import FedPer
 from mpfedcl.tensors import Tensors
 
 Array = NDArray[numpy.float64]

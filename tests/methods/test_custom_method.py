@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from command_processes import call
-from fedper_method import FedPer
 from mpfedcl import Context, Method, resume, run
+from mpfedcl.methods.fedper import FedPer
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
 from small_experiments import (
@@ -22,7 +22,20 @@ from small_experiments import (
 
 pytestmark = pytest.mark.whole
 
-FEDPER = "fedper_method:FedPer"
+REMEMBERS = "test_custom_method:RemembersGlobal"
+
+
+class WatchedFedPer(FedPer):
+    """FedPer that tells where each training began and ended."""
+
+    name = "watched"
+    steps: list[tuple[Tensors, Tensors]] = []  # noqa: RUF012
+
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
+        self.steps.append((context.start, params))
+        return super().finish(params, context, num_steps)
 
 
 class RemembersGlobal(Method):
@@ -84,12 +97,13 @@ def test_the_example_does_what_its_paper_says(
 
 
 def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
-    FedPer.steps.clear()
-    result = run(small(images, FEDPER, rounds=3), tmp_path / "run")
-    assert len(FedPer.steps) == 9
+    steps = WatchedFedPer.steps
+    steps.clear()
+    result = run(small(images, "test_custom_method:WatchedFedPer", rounds=3), tmp_path / "run")
+    assert len(steps) == 9
     for number in (1, 2):
-        before = FedPer.steps[3 * number - 3 : 3 * number]
-        now = FedPer.steps[3 * number : 3 * number + 3]
+        before = steps[3 * number - 3 : 3 * number]
+        now = steps[3 * number : 3 * number + 3]
         for client in range(3):
             # Each goes on with its own classifier and with everybody's other layers.
             for name in ("classifier.weight", "classifier.bias"):
@@ -110,7 +124,7 @@ def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
     assert record["accuracy"]["own"]["averaged_classifier"] is None
 
 
-@pytest.mark.parametrize("method", [FEDPER, "test_custom_method:RemembersGlobal"])
+@pytest.mark.parametrize("method", ["fedper", REMEMBERS])
 def test_what_clients_keep_survives_an_interruption(
     images: Path, tmp_path: Path, method: str
 ) -> None:
@@ -124,7 +138,7 @@ def test_what_clients_keep_survives_an_interruption(
 
 
 def test_options_of_ones_own(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, FEDPER, rounds=1, options={"beta": "0.5"})
+    experiment = small(images, REMEMBERS, rounds=1, options={"beta": "0.5"})
     result = run(experiment, tmp_path / "run")
     assert result.experiment.options == {"beta": "0.5"}
     assert "[options]" in (tmp_path / "run" / "experiment.toml").read_text()
@@ -134,5 +148,5 @@ def test_a_folder_named_after_the_class(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(small(images, FEDPER, rounds=1))
-    assert result.path == Path("runs/FedPer-folder-label-seed0")
+    result = run(small(images, REMEMBERS, rounds=1))
+    assert result.path == Path("runs/RemembersGlobal-folder-label-seed0")

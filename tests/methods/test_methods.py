@@ -231,7 +231,7 @@ def test_prototypes_alone_can_be_shared(images: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_methods_that_have_nothing_but_the_model_to_share(method: str) -> None:
-    with pytest.raises(InvalidInput, match=f"share_model is False; {method} has nothing else"):
+    with pytest.raises(InvalidInput, match=f"share_model is False; {method} averages models"):
         make_method(method, share_model=False)
 
 

@@ -62,6 +62,16 @@ def test_a_receipt_lists_what_is_sent_to_the_byte(
     assert not Path("nowhere").exists()
 
 
+def test_what_is_sent_in_the_last_round_alone_is_listed(images: Path) -> None:
+    listed: dict[str, dict[str, int]] = {}
+    for method in ("mpfed", "mp-fedcl", "fedavg"):
+        experiment = float64_experiment(images, method, rounds=3)
+        receipt = receipt_for(experiment.resolved(find_method(method).defaults), 0)
+        listed[method] = {e.name: e.num_bytes for e in receipt.fields if e.message == "round"}
+    vectors = {method: sizes["prototypes/vectors"] for method, sizes in listed.items()}
+    assert vectors["mpfed"] == vectors["mp-fedcl"] > vectors["fedavg"]
+
+
 def least_of(receipt: Receipt) -> dict[str, int | None]:
     return {f"{each.message} {each.name}": each.least for each in receipt.fields}
 

@@ -156,7 +156,8 @@ class NewClient:
                     lambda inputs: as_stack(self._trained.model.apply(params, inputs))
                 )
                 classified, nearest = predictions.classifier, predictions.prototype
-                found["classifier"] = percent_correct(classified == truth)
+                if "personal_classifier" in method.readings:
+                    found["classifier"] = percent_correct(classified == truth)
                 if len(each) and nearest is not None:
                     found[name] = percent_correct(nearest == truth)
         return found

@@ -65,7 +65,7 @@ def read_clients(
     confusion: dict[str, ConfusionCounts] = {}
     bins: dict[Test, BinSums] = {}
     unread = ((name, None) for name in data.names if name not in trained)
-    for name, personal in chain(_predict_personally(evaluator, trained), unread):
+    for name, personal in chain(_predict_personally(method, evaluator, trained), unread):
         client = data.client(name)
         counts = torch.bincount(client.labels, minlength=data.num_classes)
         tables[name], said = reader.tables(personal, client.test, counts, estimated.get(name))
@@ -80,8 +80,14 @@ def read_clients(
 
 
 def _predict_personally(
-    evaluator: Evaluator, trained: Mapping[str, TrainedClients]
+    method: Method, evaluator: Evaluator, trained: Mapping[str, TrainedClients]
 ) -> Iterator[tuple[str, Predictions]]:
     """Yield what each client's model answers; few are held at a time."""
+    alone: dict[str, Evaluator] = {}
+    if (everyones := evaluator.reference) is not None:
+        own = {name: method.own_reference(everyones, name) for name in trained}
+        alone = {n: replace(evaluator, reference=e) for n, e in own.items() if e is not everyones}
     for group in distinct_groups(trained.values()):
-        yield from predict_clients(group, evaluator, trained.keys())
+        yield from predict_clients(group, evaluator, trained.keys() - alone.keys())
+    for name, reads in alone.items():
+        yield from predict_clients(trained[name], reads, [name])

@@ -280,7 +280,7 @@ class InProcessEngine(Engine):
 
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
         """Return the clients' prototypes, or none of them where the method shares none."""
-        if not self._method.shares_prototypes:
+        if not self._method.shares_prototypes_in(round_number):
             return [self._no_prototypes()] * len(clients)
         with self._clock.phase("embed"):
             embeddings = self._embed(clients)

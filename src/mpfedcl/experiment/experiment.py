@@ -190,7 +190,11 @@ class Experiment(Settings):
         if (self.encoder.name or encoder) != "none":
             # Convolutions are for images, and what an encoder gives is none.
             defaults["model__name"] = "mlp"
-        filled = {n: value for n, value in defaults.items() if self.setting(n) in (None, ())}
+        filled = {
+            name: value(self) if callable(value) else value
+            for name, value in defaults.items()
+            if self.setting(name) in (None, ())
+        }
         # A method of one exchange has one round and its own model, whatever is asked for.
         filled |= {n: value for n, value in method_defaults.items() if n in _FIXED_BY_METHOD}
         found = self.replace(**{"method": self.method, **filled})

@@ -10,7 +10,7 @@ engines: no branching on values, masks instead. The other hooks are ordinary cod
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -24,7 +24,7 @@ from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods._readings import Reading, Test
+from mpfedcl.methods._readings import READINGS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
@@ -80,8 +80,11 @@ class Method:
     """The reading that this method is judged by, on the clients' own tests."""
     union_reading: ClassVar[Reading | None] = None
     """The same on a test of all clients' classes; None: as on their own tests."""
+    readings: ClassVar[Collection[Reading]] = READINGS
+    """What there is to read; the others are null, as a classifier's that is never trained."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`."""
+    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a
+    function finds the value from the experiment as it begins, and a resumed run keeps it."""
     knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"train__lr": (0.01, 0.03, 0.1, 0.3)}
     )
@@ -106,6 +109,8 @@ class Method:
     """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True
     shares_prototypes: bool = False
+    sends_pool: ClassVar[bool] = True
+    """Whether clients are sent prototypes too; False: only the server looks at what they share."""
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
     """How `summarize` makes a class's prototypes; a method with dbscan does so itself."""
 
@@ -149,6 +154,16 @@ class Method:
     def own_model(self, input_size: int) -> Model | None:
         """Return the model of a method that brings its own; None: the one that settings name."""
         return None
+
+    def shares_prototypes_in(self, round_number: int) -> bool:
+        """Tell whether clients send prototypes in a round."""
+        return self.shares_prototypes
+
+    def see_model(self, params: Tensors) -> None:
+        """Look at the model before anything is asked: its parameters, from first layer to last.
+
+        Here a method refuses settings that do not fit the model.
+        """
 
     # What travels, what is kept
 
@@ -340,6 +355,10 @@ class Method:
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """Return the prototypes that clients are sent, and that predictions are compared with."""
         return pool
+
+    def own_reference(self, reference: PrototypePool, client: str) -> PrototypePool:
+        """Return what a client's own model is compared with, of what `reference` returned."""
+        return reference
 
     @property
     def most_prototypes(self) -> int | None:

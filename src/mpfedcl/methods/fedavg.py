@@ -17,5 +17,5 @@ class FedAvg(Method):
         super().__init__(experiment, num_classes)
         if not experiment.share_model:
             raise InvalidInput(
-                f"share_model is False; {self.name} has nothing else to share, so it must be True."
+                f"share_model is False; {self.name} averages models, so it must be True."
             )

@@ -109,8 +109,10 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
             answers |= rehearse_secure_sum(client.answer, settings.name, experiment, begun)
         else:
             answers["round"] = client.answer("round", begun)
-        closing = replace(broadcast, round=2)
-        answers["close"] = client.answer("close", _request(experiment, closing, settled=1))
+        closing = replace(broadcast, round=broadcast.round + 1)
+        answers["close"] = client.answer(
+            "close", _request(experiment, closing, settled=broadcast.round)
+        )
     counts = data.label_counts()[0]
     kept = numpy.where(counts >= settings.min_cluster_size, counts, 0)
     test = len(data.test_labels)
@@ -163,7 +165,9 @@ def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> 
     pool = PrototypePool.empty(
         method.num_classes, model.embedding_size, method.num_prototypes, dtype=like.dtype
     )
-    return Broadcast(1, shared, server.extra, pool)
+    # The round in which all travels that ever does.
+    is_all = method.shares_prototypes_in(1) == method.shares_prototypes
+    return Broadcast(1 if is_all else method.experiment.rounds, shared, server.extra, pool)
 
 
 def _fields(

@@ -142,6 +142,14 @@ class PrototypePool:
         rows = self.owners == owner
         return Prototypes(self.vectors[rows], self.labels[rows], self.counts[rows])
 
+    def only(self, name: str) -> Self:
+        """Return the pool with one client's prototypes alone."""
+        return self.gather(
+            {name: self.of(name)},
+            num_classes=self.num_classes,
+            num_prototypes=self.num_prototypes,
+        )
+
     def with_client(self, name: str, prototypes: Prototypes) -> Self:
         """Return the pool with one more client, in its place by name."""
         return self.gather(

@@ -53,8 +53,10 @@ def assemble(
     check_budget(method)
     model = method.own_model(input_size) or model
     dtype = getattr(torch, experiment.dtype)
-    if initial is None:
-        initial = model.init(generator(experiment.seed, "weights"), dtype)
+    drawn = model.init(generator(experiment.seed, "weights"), dtype)
+    # Files have parameters in the order of their names; a model has them in that of its layers.
+    initial = drawn if initial is None else {name: initial[name] for name in drawn}
+    method.see_model(initial)
     nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
     return Assembly(
         experiment,

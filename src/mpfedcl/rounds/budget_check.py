@@ -1,6 +1,7 @@
 """What a privacy budget can be kept for, what it lets be told, and how many releases it covers."""
 
 import math
+from collections.abc import Collection
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -76,11 +77,13 @@ def planned_releases(
     return {sensitivity: count for sensitivity, count in planned.items() if count}
 
 
-def told_readings(method: Method) -> tuple[Reading, ...]:
-    """Return the readings that may be told under a budget.
+def told_readings(method: Method) -> Collection[Reading]:
+    """Return the readings that may be told: under a budget, not all that there are.
 
     Those of a personal model, of a client's label shares and of prototypes that never travel look
     at training samples without noise.
     """
+    if not method.experiment.privacy.has_budget:
+        return method.readings
     plain: tuple[Reading, ...] = ("averaged_classifier", "averaged_classifier_estimated")
     return (*plain, "averaged_prototype") if method.shares_prototypes else plain

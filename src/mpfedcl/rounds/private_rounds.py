@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from mpfedcl.methods import Method, Reading
+from mpfedcl.methods import Method
 from mpfedcl.methods._one_exchange import OneExchange
 from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.ledger import Ledger, ReleaseLog
@@ -27,7 +27,6 @@ from mpfedcl.rounds.budget_check import (
     BOTH,
     planned_releases,
     releases_prototypes,
-    told_readings,
 )
 from mpfedcl.rounds.processors.clip import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.record import Attendance, RoundRecord
@@ -144,11 +143,6 @@ class PrivateRounds:
         noisy = _group(released, "prototypes")
         rows = {EVERYBODY: self._class_prototypes(noisy, like)} if noisy else None
         return Released(_group(released, "averaged"), {}, rows)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """The readings that may be told: they know training samples by what was released alone."""
-        return told_readings(self._method)
 
     def tell(self, record: RoundRecord, num_chosen: int) -> RoundRecord:
         """Return a round's record without what no noise protects."""

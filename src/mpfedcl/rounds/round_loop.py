@@ -8,12 +8,13 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import Server
+from mpfedcl.methods import READINGS, Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.bounds import RelativeBounds
+from mpfedcl.rounds.budget_check import told_readings
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
@@ -208,7 +209,8 @@ class RoundLoop:
 
     def broadcast(self) -> Broadcast:
         """Return what the next round will begin with."""
-        pool = self._method.reference(self.pool)
+        sends = self._method.sends_pool
+        pool = self._method.reference(self.pool) if sends else self._empty_pool
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
@@ -292,13 +294,13 @@ class RoundLoop:
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
         with self._clock.phase("evaluate"):
-            pool = self.pool if self._method.shares_prototypes else None
+            has_pool = self._method.shares_prototypes_in(self.state.round)
+            pool = self.pool if has_pool else None
             readings = self.engine.evaluate(
                 self.averaged_model, pool, read, with_confusion=with_confusion
             )
-            if self.private is None or readings is None:
-                return readings
-            return readings.only(self.private.readings)
+            told = told_readings(self._method)
+            return readings if readings is None or told is READINGS else readings.only(told)
 
     def _mean_loss(self, collector: UpdateCollector) -> float | None:
         known = [

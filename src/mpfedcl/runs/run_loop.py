@@ -120,7 +120,7 @@ class RunLoop:
         done, is_last = self._advance()
         record = done.to_json()
         with self._clock.phase("checkpoint"):
-            if self._experiment.trail and self._method.shares_prototypes:
+            if self._experiment.trail and self._method.shares_prototypes_in(done.round):
                 save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.

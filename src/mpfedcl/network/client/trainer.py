@@ -47,18 +47,22 @@ class ClientTrainer:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         averaged = broadcast.params if shares_all else None
+        # The server sends what predictions are compared with.
+        is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
-            # The server sends what predictions are compared with.
-            broadcast.pool if self._method.shares_prototypes else None,
+            broadcast.pool if is_shared and self._method.sends_pool else None,
             self._method.experiment.contrast.temperature,
         )
         shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
         if not self._method.trains:
             # Features are the same for everybody: only scores are personal.
             evaluator = replace(evaluator, reference=None)
+        elif evaluator.reference is not None:
+            own_reference = self._method.own_reference(evaluator.reference, self._name)
+            evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
         client, num_classes = self._data.clients[0], self._data.num_classes
         reader = ClientReader(self._data.test_labels, shared, 1)
@@ -70,11 +74,9 @@ class ClientTrainer:
             counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
         # Nobody here knows the others' test images.
         union = dict.fromkeys(table["union"])
-        mine, is_personal = table["own"], bool(personal)
-        if self._method.experiment.privacy.has_budget:
-            told = told_readings(self._method)
-            mine = {name: value if name in told else None for name, value in mine.items()}
-            is_personal = False
+        told = told_readings(self._method)
+        mine = {name: value if name in told else None for name, value in table["own"].items()}
+        is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
         return ClientReadings({"own": mine, "union": union}, is_personal, counts)
 
     def _predict(

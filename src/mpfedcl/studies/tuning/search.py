@@ -129,7 +129,11 @@ class Search:
     def planned_run(self, number: int, seed: int, rounds: int) -> PlannedRun:
         """Return the run of one of the settings with one seed."""
         defaults = find_method(self.base.method).defaults
+        whole = self.base.resolved(defaults)
+        # What follows from the whole run's length must not follow from a rung's.
+        found = {name: whole.setting(name) for name, each in defaults.items() if callable(each)}
         experiment = self.base.replace(
+            **found,
             seed=seed,
             rounds=rounds,
             partition__validation=self.validation,

@@ -1,0 +1,96 @@
+"""FedPCL (Tan et al., 2022)."""
+
+from collections.abc import Collection
+from types import MappingProxyType
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._readings import Reading
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.base import Method
+from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
+from mpfedcl.tensors import Tensors
+
+_LONGEST = 1.001
+"""Of a mean of vectors of length 1; the rest is rounding."""
+
+
+class FedPclSettings(Settings):
+    """FedPCL."""
+
+    section = "fedpcl"
+    temperature: Annotated[float, Field(gt=0)] = 0.07
+    """What similarities to the prototypes are divided by."""
+
+
+class PrototypeTargets(NamedTuple):
+    """What embeddings are drawn to: the mean over the owners, and each client's own set."""
+
+    averaged: ContrastTargets
+    each: ContrastTargets
+
+
+class FedPcl(Method):
+    """Only class means travel; embeddings are contrasted with their mean and with every client's.
+
+    L = -log softmax_c(z·U(c) / t)_y, U(c) the mean over the clients that hold class c, plus the
+    mean of the same over every client's own class means; z and what the means are of have length 1.
+    No classifier is trained: a client predicts by the nearest of its own class means.
+    """
+
+    name = "fedpcl"
+    summary = "shares class means only, and trains by contrast alone"
+    family = "prototypes"
+    paper = "Tan et al., NeurIPS 2022"
+    our_reading = "One view of each image; the contrast is with all classes that somebody holds."
+    sends = "its class means"
+    keeps = "its model"
+    reading = "personal_prototype"
+    readings: ClassVar[Collection[Reading]] = ("personal_prototype",)
+    shares_model = False
+    shares_prototypes = True
+    clustering = "mean"
+    settings: FedPclSettings
+    knobs = MappingProxyType({**Method.knobs, "fedpcl__temperature": (0.07, 0.2, 0.5)})
+
+    def prepare(self, broadcast: Broadcast) -> PrototypeTargets:
+        """Lay the pool out; a client without a class has the mean over its owners there."""
+        pool = broadcast.pool
+        return PrototypeTargets(
+            prepare_contrast(pool.averaged_over_owners()), prepare_contrast(pool, "all")
+        )
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """L_g + L_p; both are 0 before there are prototypes."""
+        embeddings, logits = context.apply(params, batch.inputs)
+        z, received = self.project(embeddings), context.received
+        averaged, each = (
+            contrastive_loss(
+                z,
+                batch.labels,
+                batch.mask,
+                targets,
+                temperature=self.settings.temperature,
+                reach=_LONGEST**2,
+            )
+            for targets in received
+        )
+        # Engines ask for the slope of every parameter, the idle classifier's too.
+        return averaged + each + 0 * batch.cross_entropy(logits)
+
+    def project(self, embeddings: Tensor) -> Tensor:
+        """Embeddings are of length 1, whatever the settings of other methods' prototypes."""
+        return normalize(embeddings, dim=-1, eps=1e-12)
+
+    def own_reference(self, reference: PrototypePool, client: str) -> PrototypePool:
+        """A client predicts by its own prototypes: it can name no class that it does not hold."""
+        return reference.only(client)
+
+    def longest_prototype(self) -> float:
+        """A mean of vectors of length 1 is no longer."""
+        return _LONGEST

@@ -1,0 +1,68 @@
+"""FedPer (Arivazhagan et al., 2019)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedPerSettings(Settings):
+    """FedPer."""
+
+    section = "fedper"
+    layers: Annotated[int, Field(ge=0)] = 1
+    """How many of the last layers stay with each client; 1: the classifier alone."""
+
+
+class FedPer(FedAvg):
+    """The first layers are averaged, the last ones stay with each client; all are trained together.
+
+    Layers are counted by their position in the model; a norm belongs to the layer before it.
+    """
+
+    name = "fedper"
+    summary = "averages the first layers; the last stay with each client"
+    family = "personal models"
+    paper = "Arivazhagan et al., arXiv 2019"
+    our_reading = "All clients begin with the same last layers."
+    sends = "all layers but the last"
+    keeps = "its last layers"
+    reading = "personal_classifier"
+    settings: FedPerSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "fedper__layers": (1, 2)})
+    _at_home: frozenset[str]
+
+    def see_model(self, params: Tensors) -> None:
+        """Find the last layers by their position in the model."""
+        layers, asked = _by_layer(params), self.settings.layers
+        if asked > len(layers):
+            raise InvalidInput(
+                f"fedper.layers is {asked}; the model has {len(layers)} layers, so it must be at "
+                f"most {len(layers)}."
+            )
+        last = layers[len(layers) - asked :]
+        self._at_home = frozenset(name for layer in last for name in layer)
+        if last and self.experiment.privacy.has_budget:
+            raise InvalidInput(
+                f"fedper.layers is {asked}; with a privacy budget it must be 0: only a model that "
+                "clients share may be read there."
+            )
+
+    def shared(self, parameter: str) -> bool:
+        """All but the last layers travel."""
+        return parameter not in self._at_home
+
+
+def _by_layer(params: Tensors) -> list[list[str]]:
+    """Group parameters by layer: each matrix begins one; biases and norms go with it."""
+    layers: list[list[str]] = []
+    for name, value in params.items():
+        if value.dim() > 1 or not layers:
+            layers.append([])
+        layers[-1].append(name)
+    return layers

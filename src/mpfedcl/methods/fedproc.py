@@ -1,0 +1,95 @@
+"""FedProc (Mu et al., 2023)."""
+
+from dataclasses import replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._class_means import as_pool, renew_class_means
+from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
+from mpfedcl.tensors import Tensors
+
+
+class FedProcSettings(Settings):
+    """FedProc."""
+
+    section = "fedproc"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """What similarities to the prototypes are divided by."""
+    rounds: Annotated[int | None, Field(ge=1)] = None
+    """Rounds in which the contrast gives way to cross-entropy [default: those of the run as it
+    begins; one that is resumed with more rounds keeps them]."""
+
+
+class WeightedTargets(NamedTuple):
+    """The global prototypes, and how much the contrast with them counts."""
+
+    targets: ContrastTargets
+    alpha: float
+
+
+class FedProc(FedAvg):
+    """FedAvg that first aligns embeddings with global class means, later trains the classifier.
+
+    alpha L + (1 - alpha) cross-entropy, with L = -log softmax_c(z·g_c / t)_y and, in round r of T,
+    alpha = 1 - (r - 1) / T; the first round has no g yet. g_c is the mean by samples, of length 1;
+    a class that nobody held in a round keeps its own.
+    """
+
+    name = "fedproc"
+    summary = "FedAvg; first aligns embeddings with global class means"
+    family = "prototypes"
+    paper = "Mu et al., FGCS 2023"
+    our_reading = "The classifier sees embeddings as they are, not scaled to length 1."
+    sends = "its model and class means"
+    keeps = "nothing; the server: global class means"
+    totals_suffice = False
+    shares_prototypes = True
+    sends_pool = False
+    clustering = "mean"
+    settings: FedProcSettings
+    defaults = MappingProxyType({"fedproc__rounds": attrgetter("rounds")})
+    knobs = MappingProxyType({**FedAvg.knobs, "fedproc__temperature": (0.1, 0.5, 1.0)})
+
+    def alpha(self, round_number: int) -> float:
+        """Return the weight of the contrast: 1 - (r - 1) / T, and 0 after round T."""
+        return max(0.0, 1 - (round_number - 1) / (self.settings.rounds or self.experiment.rounds))
+
+    def prepare(self, broadcast: Broadcast) -> WeightedTargets:
+        """Lay the global prototypes out; before there are any, cross-entropy is all."""
+        pool = as_pool(broadcast.extra, broadcast.pool)
+        return WeightedTargets(
+            prepare_contrast(pool), self.alpha(broadcast.round) if len(pool) else 0.0
+        )
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Alpha * contrast with the global prototypes + (1 - alpha) * cross-entropy."""
+        embeddings, logits = context.apply(params, batch.inputs)
+        received: WeightedTargets = context.received
+        contrast = contrastive_loss(
+            normalize(embeddings, dim=-1, eps=1e-12),
+            batch.labels,
+            batch.mask,
+            received.targets,
+            temperature=self.settings.temperature,
+            reach=1.001,
+        )
+        return received.alpha * contrast + (1 - received.alpha) * batch.cross_entropy(logits)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Average the models; renew the prototypes of the classes that somebody held."""
+        renewed = renew_class_means(server.extra, tally.prototypes, self.num_classes)
+        unit = {name: normalize(value, dim=-1) for name, value in renewed.items()}
+        return replace(super().reduce(server, means, tally), extra=unit)
+
+    def reference(self, pool: PrototypePool) -> PrototypePool:
+        """One prototype a class, by samples."""
+        return pool.class_centres()

@@ -1,0 +1,59 @@
+"""MOON (Li, He and Song, 2021)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class MoonSettings(Settings):
+    """MOON."""
+
+    section = "moon"
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the contrast between the global model and the client's own last one."""
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+    """What the cosines are divided by; smaller is sharper."""
+
+
+class Moon(FedAvg):
+    """FedAvg that draws embeddings to the global model's, and from those of one's own last model.
+
+    Cross-entropy + mu log(1 + exp((cos(z, z_last) - cos(z, z_global)) / t)), averaged over samples.
+    """
+
+    name = "moon"
+    summary = "FedAvg whose embeddings stay near the global model's"
+    paper = "Li, He and Song, CVPR 2021"
+    our_reading = "No projection head is added: embeddings are compared where the classifier is."
+    keeps = "its last model"
+    settings: MoonSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "moon__mu": (0.1, 1.0, 5.0)})
+
+    def init_client(self, params: Tensors) -> Tensors:
+        """Without a last model there is nothing to move away from: it is the global one."""
+        return params
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + mu * contrast; nothing flows into the two models that are compared."""
+        embeddings, logits = context.apply(params, batch.inputs)
+        near, far = (
+            cosine_similarity(embeddings, context.apply(model, batch.inputs)[0], dim=-1)
+            for model in (context.start, context.state)
+        )
+        contrast = softplus((far - near) / self.settings.temperature)
+        return batch.cross_entropy(logits) + self.settings.mu * batch.mean(contrast)
+
+    def finish(
+        self, params: Tensors, context: Context, num_steps: int
+    ) -> tuple[Tensors | None, Tensors]:
+        """Keep the model that was trained; next time embeddings move away from its own."""
+        sent, _ = super().finish(params, context, num_steps)
+        return sent, params

@@ -1,0 +1,73 @@
+"""MPFed (Qiao et al., 2023), from which MP-FedCL has grown."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mpfedcl.methods.proto_inference import ProtoInference
+from mpfedcl.prototypes import PrototypePool, Prototypes, kmeans_prototypes
+from mpfedcl.rng import seed_for
+
+
+class MpFed(ProtoInference):
+    """FedAvg; in the last round clients cluster each class, and the server clusters the centroids.
+
+    A client's centroid counts by its share of the client's samples of that class.
+    """
+
+    name = "mpfed"
+    summary = "FedAvg; at the end several weighted prototypes a class predict"
+    paper = "Qiao et al., ICOIN 2023"
+    our_reading = (
+        "Built from its abstract: a centroid counts by its share of its owner's samples where the "
+        "server merges them into K a class."
+    )
+    sends = "its model; in the last round K prototypes a class too"
+    clustering = "kmeans"
+    knobs = MappingProxyType({**ProtoInference.knobs, "prototypes__per_class": (2, 3, 4)})
+
+    def reference(self, pool: PrototypePool) -> PrototypePool:
+        """K prototypes a class, of the clients' centroids by their shares."""
+        if not len(pool):
+            return pool
+        (found,) = kmeans_prototypes(
+            [pool.vectors],
+            [pool.labels],
+            [seed_for(self.experiment.seed, "merged prototypes")],
+            num_classes=self.num_classes,
+            num_prototypes=self.num_prototypes or "auto",
+            init=self.experiment.prototypes.init,
+        )
+        return _average_by_share(pool, found)
+
+
+def _average_by_share(pool: PrototypePool, centres: Prototypes) -> PrototypePool:
+    """Return the weighted means of the pool's prototypes around each centre of their class."""
+    distances = torch.cdist(pool.vectors, centres.vectors)
+    others = pool.labels.unsqueeze(1) != centres.labels
+    places = distances.masked_fill(others, torch.inf).argmin(dim=1)
+    shares = _shares(pool).unsqueeze(1)
+    sums = torch.zeros_like(centres.vectors).index_add_(0, places, shares * pool.vectors)
+    totals = torch.zeros_like(sums[:, :1]).index_add_(0, places, shares)
+    counts = torch.zeros_like(centres.labels).index_add_(0, places, pool.counts)
+    # A centre of two that coincide may be nobody's nearest.
+    used = counts > 0
+    return replace(
+        pool,
+        vectors=sums[used] / totals[used],
+        labels=centres.labels[used],
+        counts=counts[used],
+        owners=torch.zeros_like(counts[used]),
+        names=("global",),
+    )
+
+
+def _shares(pool: PrototypePool) -> Tensor:
+    """Return [M]: how much of its owner's samples of its class each prototype stands for."""
+    key = pool.owners * pool.num_classes + pool.labels
+    counts = pool.counts.to(pool.vectors.dtype)
+    size = pool.num_clients * pool.num_classes
+    held = torch.zeros(size, dtype=counts.dtype, device=counts.device).index_add_(0, key, counts)
+    return counts / held[key]

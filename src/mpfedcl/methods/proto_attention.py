@@ -1,0 +1,87 @@
+"""Prototype attention (after Michieli and Ozay, 2021)."""
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Update
+from mpfedcl.methods._class_means import NAME, renew_class_means
+from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.tensors import Tensors
+
+_LARGEST_EXPONENT = 50.0
+"""Beyond it one client is all that counts anyway, and a weight stays finite."""
+
+
+class ProtoAttentionSettings(Settings):
+    """Prototype attention."""
+
+    section = "proto_attention"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """What margins are divided by, in units of the mean distance between class means; larger is
+    nearer to FedAvg."""
+    prefers: Literal["wide", "narrow"] = "wide"
+    """Which margins make a client count more."""
+
+
+class ProtoAttention(FedAvg):
+    """FedAvg in which a client counts the more, the better its class means keep apart.
+
+    Its weight is n_i exp(margin_i / t). A margin is how much nearer its class means lie to the
+    global ones of their class than to any other, on average, in units of the mean distance between
+    those; they are of the round before, by samples.
+    """
+
+    name = "proto-attention"
+    summary = "FedAvg; clients with clear class means count more"
+    family = "prototypes"
+    paper = "Michieli and Ozay, arXiv 2021"
+    our_reading = "Built from its abstract: a weight is n exp(margin), by last round's class means."
+    sends = "its model and class means"
+    keeps = "nothing; the server: global class means"
+    totals_suffice = False
+    shares_prototypes = True
+    sends_pool = False
+    clustering = "mean"
+    settings: ProtoAttentionSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "proto_attention__temperature": (0.3, 1.0, 3.0)})
+
+    def weigh(self, update: Update, server: Server) -> float:
+        """n exp(margin / temperature); with nothing to compare with, n."""
+        if NAME not in server.private:
+            return update.num_samples
+        sign = 1 if self.settings.prefers == "wide" else -1
+        margin = find_margin(update.prototypes, server.private[NAME]) / self.settings.temperature
+        bounded = max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, margin))
+        return update.num_samples * math.exp(sign * bounded)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Average the models; renew the class means that the next round's are compared with."""
+        renewed = renew_class_means(server.private, tally.prototypes, self.num_classes)
+        return replace(super().reduce(server, means, tally), private=renewed)
+
+
+def find_margin(prototypes: Prototypes, means: Tensor) -> float:
+    """Return how much nearer class means are to their own class's than to any other's, on average.
+
+    In units of the mean distance between the global means [C, d]. Classes without a global mean,
+    which has zeros, are left out; 0 where nothing can be compared.
+    """
+    known = means.any(dim=1)
+    unit = torch.pdist(means[known]).mean() if known.sum() > 1 else means.new_zeros(())
+    own = known[prototypes.labels]
+    if not own.any() or unit == 0:
+        return 0.0
+    labels = prototypes.labels[own]
+    distances = torch.cdist(prototypes.vectors[own], means).masked_fill(~known, torch.inf)
+    near = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
+    others = distances.scatter(1, labels.unsqueeze(1), torch.inf).amin(dim=1)
+    return float((others - near).mean() / unit)

@@ -1,0 +1,44 @@
+"""Prototypes for inference (Qiao et al., 2023)."""
+
+from typing import ClassVar, Literal
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.prototypes import PrototypePool
+
+
+class ProtoInference(FedAvg):
+    """FedAvg; class means are made and averaged once, in the last round, and they predict.
+
+    Between rounds clients send models alone. What is read of those rounds is what would have been,
+    had one of them been the last.
+    """
+
+    name = "proto-inference"
+    summary = "FedAvg; at the end averaged class means predict"
+    family = "prototypes"
+    paper = "Qiao et al., arXiv 2023"
+    our_reading = "Built from its abstract: each owner of a class counts once in its mean."
+    sends = "its model; in the last round class means too"
+    reading = "personal_prototype"
+    union_reading = "averaged_prototype"
+    totals_suffice = False
+    shares_prototypes = True
+    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "mean"
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        if experiment.privacy.has_budget:
+            raise InvalidInput(
+                f"privacy.epsilon is {experiment.privacy.epsilon:g}; with method {self.name} it "
+                "must be left out: its model is fedavg's, and its prototypes have no noise."
+            )
+
+    def shares_prototypes_in(self, round_number: int) -> bool:
+        """Only the last round's serve anybody."""
+        return round_number == self.experiment.rounds
+
+    def reference(self, pool: PrototypePool) -> PrototypePool:
+        """One prototype a class, averaged over the clients that hold it."""
+        return pool.averaged_over_owners()

@@ -1,0 +1,145 @@
+"""FedPCL: both contrasts by plain loops, the idle classifier, and prediction by own prototypes."""
+
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from identities import after_rounds, begin, both_engines, differ, models_of, slopes_of
+from tiny_method_inputs import (
+    NUM_CLASSES,
+    apply,
+    make_batch,
+    make_broadcast,
+    make_context,
+    make_method,
+    make_params,
+    make_pool,
+)
+
+from mpfedcl.methods import READINGS
+from mpfedcl.prototypes import PrototypePool
+from small_experiments import assert_same_tensors
+
+TEMPERATURE = 0.5
+
+
+def contrast(z: list[float], sets: list[dict[int, list[float]]], label: int) -> float:
+    """Mean over the sets of -log softmax over the classes that are there."""
+    total = 0.0
+    for vectors in sets:
+        powers = {c: math.exp(numpy.dot(z, u) / TEMPERATURE) for c, u in vectors.items()}
+        total -= math.log(powers[label] / sum(powers.values()))
+    return total / len(sets)
+
+
+def sets_of(pool: PrototypePool) -> tuple[dict[int, list[float]], list[dict[int, list[float]]]]:
+    """Return the mean over the owners, and each client's set with that where it has nothing."""
+    own = [
+        {int(c): v.tolist() for c, v in zip(pool.of(n).labels, pool.of(n).vectors, strict=True)}
+        for n in pool.names
+    ]
+    averaged = {}
+    for c in range(NUM_CLASSES):
+        if held := [each[c] for each in own if c in each]:
+            averaged[c] = numpy.mean(held, axis=0).tolist()
+    return averaged, [averaged | each for each in own]
+
+
+def test_the_loss_by_a_double_loop() -> None:
+    method = make_method("fedpcl", fedpcl__temperature=TEMPERATURE)
+    params, batch, pool = make_params(3), make_batch((0, 1, 2, 3, 1)), make_pool(method)
+    averaged, each = sets_of(pool)
+    losses = []
+    for v, label in zip(
+        apply(params, batch.inputs)[0].tolist(), batch.labels.tolist(), strict=True
+    ):
+        if label in averaged:
+            z = [number / math.hypot(*v) for number in v]
+            losses.append(contrast(z, [averaged], label) + contrast(z, each, label))
+    assert len(losses) == 4
+    found = method.loss(params, batch, make_context(method, make_broadcast(method, pool)))
+    assert float(found) == pytest.approx(numpy.mean(losses), rel=1e-12)
+
+
+def test_with_one_client_in_the_pool_it_is_twice_sp_fedcls() -> None:
+    method = make_method("fedpcl", fedpcl__temperature=TEMPERATURE)
+    pool = make_pool(method).only("b")
+    params, batch = make_params(3), make_batch()
+    broadcast = make_broadcast(method, pool)
+    loss, slopes = slopes_of(method, params, batch, make_context(method, broadcast))
+    rival = make_method("sp-fedcl", contrast__temperature=TEMPERATURE)
+    theirs, with_contrast = slopes_of(rival, params, batch, make_context(rival, broadcast))
+    entropy = make_method("fedavg")
+    plain, without = slopes_of(entropy, params, batch, make_context(entropy))
+    torch.testing.assert_close(loss, 2 * (theirs - plain), rtol=1e-12, atol=1e-12)
+    for name, slope in slopes.items():
+        wanted = 2 * (with_contrast[name] - without[name])
+        torch.testing.assert_close(slope, wanted, rtol=1e-10, atol=1e-12)
+
+
+@both_engines
+def test_in_the_first_round_nobody_moves(images: Path, engine: str) -> None:
+    federation = begin(images, "fedpcl", engine=engine)
+    begun = dict(federation.state.server.params)
+    record = federation.run_round(evaluate=False, keep_models=True)
+    assert record.loss == 0
+    assert record.sent["prototype_floats"] > 0
+    assert record.sent["parameters"] == 0
+    for params in models_of(federation).values():
+        assert_same_tensors(params, begun)
+
+
+@both_engines
+def test_the_classifier_keeps_its_bits(images: Path, engine: str) -> None:
+    federation = begin(images, "fedpcl", engine=engine, rounds=3)
+    begun = dict(federation.state.server.params)
+    for _ in range(3):
+        federation.run_round(evaluate=False, keep_models=True)
+    for params in models_of(federation).values():
+        for name, value in params.items():
+            assert torch.equal(value, begun[name]) == name.startswith("classifier")
+
+
+@both_engines
+def test_it_differs_from_fedavg_and_local(images: Path, engine: str) -> None:
+    found = models_of(after_rounds(images, "fedpcl", engine=engine))
+    for other in ("fedavg", "local"):
+        wanted = models_of(after_rounds(images, other, engine=engine))
+        assert all(differ(found[name], wanted[name]) for name in found)
+
+
+SKEWED = {
+    "partition__kind": "classes",
+    "partition__classes_per_client": 1,
+    "partition__test": "matched",
+}
+
+
+@both_engines
+def test_a_client_predicts_by_its_own_prototypes(images: Path, engine: str) -> None:
+    federation = begin(images, "fedpcl", engine=engine, **SKEWED)
+    record = federation.run_round(evaluate=True)
+    assert record.accuracy is not None
+    own, union = record.accuracy["own"], record.accuracy["union"]
+    # Each holds one class, so it names no other: right on its own test, on a third of the union.
+    assert own["personal_prototype"] == pytest.approx(100)
+    assert union["personal_prototype"] == pytest.approx(100 / 3)
+
+
+def test_readings_that_say_nothing_are_null(images: Path) -> None:
+    record = begin(images, "fedpcl").run_round(evaluate=True, with_confusion=True)
+    assert record.accuracy is not None
+    for table in record.accuracy.values():
+        known = {reading for reading in READINGS if table[reading] is not None}
+        assert known == {"personal_prototype"}
+    assert record.accuracy_per_client is not None
+    assert None not in record.accuracy_per_client.values()
+
+
+def test_lengths_play_no_part() -> None:
+    method = make_method("fedpcl", prototypes__normalize=False)
+    (unit,) = method.project(torch.tensor([[3.0, 4.0]])).tolist()
+    assert unit == pytest.approx([0.6, 0.8])
+    assert method.longest_prototype() == 1.001
