@@ -35,7 +35,8 @@ class Broadcast:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that one client receives."""
-        return _num_bytes({**self.params, **self.extra}) + _prototype_bytes(self.pool)
+        tensors = _num_bytes(self.params) + _num_bytes(self.extra)
+        return tensors + _prototype_bytes(self.pool)
 
 
 class UpdateStack(Protocol):

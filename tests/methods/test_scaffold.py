@@ -193,6 +193,13 @@ def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
     assert_close(params_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
 
 
+def test_twice_the_bytes_of_fedavg(images: Path) -> None:
+    federation = build_federation(small(images, "scaffold"))
+    record = federation.run_round(evaluate=False)
+    size = sum(value.numel() for value in params_of(federation).values())
+    assert record.bytes == {"up": 3 * 2 * 4 * size, "down": 3 * 2 * 4 * size}
+
+
 def test_the_servers_step(images: Path) -> None:
     whole, half = (federate(images, "scaffold", 1, scaffold__server_lr=each) for each in (1.0, 0.5))
     begun = build_federation(small(images, "scaffold", dtype="float64")).state.server.params
