@@ -52,7 +52,7 @@ class ObjectiveInspector:
         step = _distance(trained, task.start)
         measurement = Measurement(
             num_samples=len(task.client.labels),
-            num_steps=len(draw_batches(task.client, self._experiment, self._round)),
+            num_steps=len(draw_batches(task.client, self._experiment, self._round, method.repeats)),
             objective_before=before,
             objective_after_one_step=self._evaluate(one_step, samples, now),
             objective_after_training=after,
@@ -69,7 +69,7 @@ class ObjectiveInspector:
         return measurement, gradient
 
     def _context(self, task: ClientTask, given: object) -> Context:
-        return Context(self._model.apply, task.start, given, task.state)
+        return Context(self._model.apply, task.start, given, task.state, task.own)
 
     def _differentiate(
         self, params: Tensors, batch: Batch, context: Context
@@ -92,7 +92,7 @@ class ObjectiveInspector:
             return math.nan
         begun = {**trained, **self._following.params}
         given = self._method.in_full(self._next)
-        context = Context(self._model.apply, begun, given, state)
+        context = Context(self._model.apply, begun, given, state, task.own)
         return self._evaluate(begun, _all_samples(task), context)
 
     def _average_batches(self, task: ClientTask) -> float:

@@ -28,7 +28,7 @@ from mpfedcl.engines.factors import Factors, StartingParameters
 from mpfedcl.engines.linear_layers import Layer, LinearParameter
 from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
-from mpfedcl.engines.trainer import ClientTask, Trainer
+from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
 from mpfedcl.messages import StackMember
 from mpfedcl.methods import Batch, Context
 from mpfedcl.models import Model
@@ -52,28 +52,30 @@ class FactoredTrainer(Trainer):
         schedule = make_schedule([task.client for task in tasks], self._experiment, round_number)
         by_name = {task.client.name: task for task in tasks}
         start = StartingParameters(self._method, [by_name[c.name].start for c in schedule.clients])
-        train = self._experiment.train
-        lr = train.learning_rate(round_number)
-        factors = Factors(schedule, start, self.layers, lr, train.momentum)
+        own = stack_tensors([by_name[c.name].own for c in schedule.clients])
+        lr, momentum = self._method.descent(round_number)
+        factors = Factors(schedule, start, self.layers, lr, momentum)
         losses = torch.zeros(len(schedule.clients), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
             given = self._method.at_step(received, step)
-            losses[: schedule.active(step)] += self._step(factors, step, given).cpu()
+            losses[: schedule.active(step)] += self._step(factors, own, step, given).cpu()
         factors.close()
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
-        means = (losses / (train.epochs * sizes)).tolist()
+        means = (losses / (self._experiment.train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
         return [trained.to_stack() if factors.num_rows >= WRITTEN_OUT_FROM else trained]
 
-    def _step(self, factors: Factors, step: int, given: object) -> Tensor:
+    def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:
         """Take one step of every client still at task; return their losses times batch sizes."""
         taps = factors.taps(step)
         batch = factors.batch(step)
-        in_dims = (0, 0, 0, None, 0)
+        active = len(batch.labels)
+        in_dims = (0, 0, 0, 0, None, 0)
         losses, entered = vmap(partial(self._loss, given, factors.start.common), in_dims)(
             taps,
             factors.earlier_steps(step),
-            factors.start.first(len(batch.labels)),
+            factors.start.first(active),
+            {name: value[:active] for name, value in own.items()},
             factors.scale(step),
             batch,
         )
@@ -87,12 +89,13 @@ class FactoredTrainer(Trainer):
         common: Tensors,
         taps: Tensors,
         past: Mapping[str, tuple[Tensor, Tensor]],
+        kept: Tensors,
         own: Tensors,
         scale: Tensor,
         batch: Batch,
     ) -> tuple[Tensor, Tensors]:
         """Return one client's loss, and what went into each layer that is not fed the inputs."""
-        start = {**common, **own}
+        start = {**common, **kept}
         entered: Tensors = {}
         seen: set[str] = set()
 
@@ -114,7 +117,7 @@ class FactoredTrainer(Trainer):
             return out - ((inputs @ rows.T) * scale) @ slopes
 
         params: Any = {name: LinearParameter(name, run) for name in start}
-        context = Context(self._model.apply, start, given, {})
+        context = Context(self._model.apply, start, given, {}, own)
         return self._method.loss(params, batch, context), entered
 
 

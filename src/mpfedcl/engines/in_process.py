@@ -273,7 +273,7 @@ class InProcessEngine(Engine):
         state = self._states.get(client.name)
         if state is None:
             state = self._method.init_client(start)
-        return ClientTask(client, start, state)
+        return ClientTask(client, start, state, self._method.describe(client.labels))
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}

@@ -12,6 +12,15 @@ from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model
 
+_HOOKS_BEYOND_THE_LOSS = (
+    "adjust",
+    "adjust_and_remember",
+    "after_step",
+    "finish",
+    "init_client",
+    "init_memory",
+)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -48,9 +57,11 @@ def find_layers(
 ) -> tuple[Layer, ...] | None:
     """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
     if any(
-        getattr(type(method), hook) is not getattr(Method, hook)
-        for hook in ("adjust", "finish", "init_client")
+        getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS_BEYOND_THE_LOSS
     ):
+        return None
+    train = method.experiment.train
+    if method.repeats != 1 or train.optimizer != "sgd" or train.weight_decay:
         return None
     layers: list[Layer] = []
     # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
@@ -67,7 +78,7 @@ def find_layers(
 
     params: Any = {name: LinearParameter(name, run) for name in task.start}
     batch = Batch(inputs, labels, torch.ones_like(labels).bool())
-    context = Context(model.apply, task.start, method.at_step(received, 0), task.state)
+    context = Context(model.apply, task.start, method.at_step(received, 0), task.state, task.own)
     try:
         method.loss(params, batch, context)
     except Exception:

@@ -1,10 +1,12 @@
 """The reference: one client after the other, in plain PyTorch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from mpfedcl.engines.optimizer import MomentumSGD
+from mpfedcl.data.client_data import ClientData
+from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
@@ -24,33 +26,47 @@ class LoopTrainer(Trainer):
         return [self._train(task, round_number, received) for task in tasks]
 
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
-        params, loss, num_steps = self._run_steps(task, round_number, received)
-        context = Context(self._model.apply, task.start, received, task.state)
-        averaged, state = self._method.finish(params, context, num_steps)
+        context = Context(self._model.apply, task.start, received, task.state, task.own)
+        context = replace(context, memory=self._method.init_memory(context))
+        params, memory, loss, num_steps = self._run_steps(task.client, context, round_number)
+        averaged, state = self._method.finish(params, replace(context, memory=memory), num_steps)
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
         )
 
     def _run_steps(
-        self, task: ClientTask, round_number: int, received: object
-    ) -> tuple[Tensors, float, int]:
-        """Run the local epochs of SGD; return the parameters, the mean loss and the steps."""
-        client, train = task.client, self._experiment.train
-        params = {n: v.detach().clone().requires_grad_() for n, v in task.start.items()}
-        optimizer = MomentumSGD(params, train.learning_rate(round_number), train.momentum)
+        self, client: ClientData, context: Context, round_number: int
+    ) -> tuple[Tensors, Tensors, float, int]:
+        """Run the local epochs; return the parameters, the memory, the mean loss and the steps."""
+        method, received = self._method, context.received
+        params = {n: v.detach().clone().requires_grad_() for n, v in context.start.items()}
+        optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
-        batches = draw_batches(client, self._experiment, round_number)
+        batches = draw_batches(client, self._experiment, round_number, method.repeats)
         for step, chosen in enumerate(batches):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
-            given = self._method.at_step(received, step)
-            context = Context(self._model.apply, task.start, given, task.state)
-            loss = self._method.loss(params, batch, context)
-            gradients = torch.autograd.grad(loss, list(params.values()))
-            adjusted = self._method.adjust(
-                dict(zip(params, gradients, strict=True)), params, context
-            )
-            optimizer.step([adjusted[name] for name in params])
+            context = replace(context, received=method.at_step(received, step))
+            loss = method.loss(params, batch, context)
+            slopes = torch.autograd.grad(loss, list(params.values()))
+            gradients = dict(zip(params, slopes, strict=True))
+            with torch.no_grad():
+                gradients, memory = method.adjust_and_remember(gradients, params, context)
+            optimizer.step([gradients[name] for name in params])
+            context = self._end_step(params, replace(context, memory=memory))
             losses += loss.detach() * len(chosen)
         trained = {name: value.detach() for name, value in params.items()}
-        return trained, float(losses) / (train.epochs * len(client.labels)), len(batches)
+        mean = float(losses) / sum(map(len, batches))
+        return trained, context.memory, mean, len(batches)
+
+    @torch.no_grad()
+    def _end_step(self, params: Tensors, context: Context) -> Context:
+        """Let the method change parameters and memory after a step."""
+        if not self._overrides("after_step"):
+            return context
+        changed, memory = self._method.after_step(params, context)
+        # A method may swap the two: what was the one must not follow what becomes of the other.
+        memory = {name: value.clone() for name, value in memory.items()}
+        for name, value in params.items():
+            value.copy_(changed[name])
+        return replace(context, memory=memory)

@@ -1,25 +1,48 @@
-"""Stochastic gradient descent with momentum, for parameters by name."""
+"""The optimizers of local training, for parameters by name: fresh in each round.
+
+torch.optim has the same, and takes the better part of a second to import a compiler that nothing
+here uses.
+"""
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from mpfedcl.experiment.settings import TrainSettings
 from mpfedcl.tensors import Tensors
 
 _FUSED = ("cpu", "cuda")
 
 
+class Optimizer(Protocol):
+    """Changes parameters by their gradients."""
+
+    def step(self, gradients: list[Tensor], first: int | None = None) -> None:
+        """Change the parameters in place; of stacked ones, only those of the `first` clients."""
+
+
+def make_optimizer(
+    params: Tensors, settings: TrainSettings, descent: tuple[float, float]
+) -> Optimizer:
+    """Return the optimizer that settings name; `descent` is its learning rate and momentum."""
+    lr, momentum = descent
+    if settings.optimizer == "adam":
+        return Adam(params, lr, settings.weight_decay)
+    return MomentumSGD(params, lr, momentum, settings.weight_decay)
+
+
 class MomentumSGD:
-    """v <- momentum * v + g; w <- w - lr * v. The velocity is fresh: v is g in the first step.
+    """v <- momentum * v + g; w <- w - lr * v. The velocity is fresh: v is g in the first step."""
 
-    torch.optim.SGD does the same, and takes the better part of a second to import a compiler that
-    nothing here uses.
-    """
-
-    def __init__(self, params: Tensors, lr: float, momentum: float) -> None:
+    def __init__(
+        self, params: Tensors, lr: float, momentum: float, weight_decay: float = 0.0
+    ) -> None:
         self._params = list(params.values())
         self._velocity = [torch.empty_like(value) for value in self._params]
         self._lr = lr
         self._momentum = momentum
+        self._weight_decay = weight_decay
         self._is_first = True
 
     @torch.no_grad()
@@ -35,7 +58,7 @@ class MomentumSGD:
                 params,
                 gradients,
                 velocity if self._momentum else [],
-                weight_decay=0.0,
+                weight_decay=self._weight_decay,
                 momentum=self._momentum,
                 lr=self._lr,
                 dampening=0.0,
@@ -51,8 +74,48 @@ class MomentumSGD:
         self, params: list[Tensor], velocities: list[Tensor], gradients: list[Tensor]
     ) -> None:
         for value, velocity, gradient in zip(params, velocities, gradients, strict=True):
+            if self._weight_decay:
+                gradient = gradient.add(value, alpha=self._weight_decay)
             if self._is_first:
                 velocity.copy_(gradient)
             else:
                 velocity.mul_(self._momentum).add_(gradient)
             value.sub_(velocity, alpha=self._lr)
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) with its usual β = (0.9, 0.999) and ε = 1e-8."""
+
+    def __init__(self, params: Tensors, lr: float, weight_decay: float = 0.0) -> None:
+        self._params = list(params.values())
+        self._means = [torch.zeros_like(value) for value in self._params]
+        self._squares = [torch.zeros_like(value) for value in self._params]
+        self._lr = lr
+        self._weight_decay = weight_decay
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, gradients: list[Tensor], first: int | None = None) -> None:
+        """Change the parameters in place; of stacked ones, only those of the `first` clients."""
+        self._steps += 1
+        # Clients that have finished never come back: all that move have taken as many steps.
+        params, means, squares = (
+            [value[:first] if first is not None else value for value in values]
+            for values in (self._params, self._means, self._squares)
+        )
+        device = params[0].device
+        torch._fused_adam_(
+            params,
+            [gradient.contiguous() for gradient in gradients],
+            means,
+            squares,
+            [],
+            [torch.tensor(float(self._steps), device=device)] * len(params),
+            amsgrad=False,
+            lr=self._lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )

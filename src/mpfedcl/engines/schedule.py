@@ -11,14 +11,19 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.rng import generator
 
 
-def draw_batches(client: ClientData, experiment: Experiment, round_number: int) -> list[Tensor]:
-    """Return the samples of each step: every epoch in a new order, the last batch as it comes."""
+def draw_batches(
+    client: ClientData, experiment: Experiment, round_number: int, repeats: int = 1
+) -> list[Tensor]:
+    """Return the samples of each step: every epoch in a new order, the last batch as it comes.
+
+    Each batch serves `repeats` steps.
+    """
     size = min(len(client.labels), experiment.train.batch_size)
     batches: list[Tensor] = []
     for epoch in range(experiment.train.epochs):
         key = generator(experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
-        batches += torch.split(order, size)
+        batches += [batch for batch in torch.split(order, size) for _ in range(repeats)]
     return batches
 
 
@@ -59,10 +64,12 @@ class Schedule:
 
 
 def make_schedule(
-    clients: Sequence[ClientData], experiment: Experiment, round_number: int
+    clients: Sequence[ClientData], experiment: Experiment, round_number: int, repeats: int = 1
 ) -> Schedule:
     """Lay the steps of several clients side by side."""
-    drawn = [(draw_batches(client, experiment, round_number), client) for client in clients]
+    drawn = [
+        (draw_batches(client, experiment, round_number, repeats), client) for client in clients
+    ]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
     num_rows = max(len(batch) for batches, _ in drawn for batch in batches)
     shape = (len(drawn), len(drawn[0][0]), num_rows)

@@ -5,17 +5,19 @@ their losses has every client's own gradient, so ordinary autograd differentiate
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mpfedcl.engines.optimizer import MomentumSGD
+from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import Schedule, make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
-from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
+from mpfedcl.methods import Batch, Context
 from mpfedcl.tensors import Tensors
 
 
@@ -36,88 +38,127 @@ class StackedTrainer(Trainer):
     def _train_alike(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> TrainedClients:
-        schedule = make_schedule([task.client for task in tasks], self._experiment, round_number)
+        schedule = make_schedule(
+            [task.client for task in tasks], self._experiment, round_number, self._method.repeats
+        )
         by_name = {task.client.name: task for task in tasks}
         tasks = [by_name[client.name] for client in schedule.clients]
-        start, state = _stack([w.start for w in tasks]), _stack([w.state for w in tasks])
-        params, losses = self._run_steps(schedule, start, state, round_number, received)
-        return self._finish(tasks, schedule, params, losses, received)
+        contexts = [
+            Context(self._model.apply, task.start, received, task.state, task.own) for task in tasks
+        ]
+        memories = [self._method.init_memory(context) for context in contexts]
+        stack = _StackedContext(
+            stack_tensors([task.start for task in tasks]),
+            stack_tensors([task.state for task in tasks]),
+            stack_tensors([task.own for task in tasks]),
+            stack_tensors(memories),
+        )
+        params, losses = self._run_steps(schedule, stack, round_number, received)
+        memories = [stack.memory_of(index) for index in range(len(tasks))]
+        contexts = [replace(c, memory=m) for c, m in zip(contexts, memories, strict=True)]
+        return self._finish(schedule, contexts, params, losses)
 
     def _run_steps(
-        self,
-        schedule: Schedule,
-        start: Tensors,
-        state: Tensors,
-        round_number: int,
-        received: object,
+        self, schedule: Schedule, stack: "_StackedContext", round_number: int, received: object
     ) -> tuple[Tensors, Tensor]:
         """Run all steps of all clients; return the stacked parameters and the mean losses."""
-        train = self._experiment.train
-        params = {name: value.clone() for name, value in start.items()}
-        optimizer = MomentumSGD(params, train.learning_rate(round_number), train.momentum)
+        params = {name: value.clone() for name, value in stack.start.items()}
+        descent = self._method.descent(round_number)
+        optimizer = make_optimizer(params, self._experiment.train, descent)
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
         sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
+        adjusts = self._overrides("adjust", "adjust_and_remember")
         for step in range(schedule.num_steps[0]):
             given = self._method.at_step(received, step)
             active = schedule.active(step)
             rows = slice(step * num_rows, (step + 1) * num_rows)
             mask = schedule.mask[:active, step]
             batch = Batch(inputs[:active, rows], labels[:active, rows], mask)
-            now, begun, own = (
-                {n: v[:active] for n, v in t.items()} for t in (params, start, state)
-            )
+            now, kept = {n: v[:active] for n, v in params.items()}, stack.first(active)
             leaves = {name: value.detach().requires_grad_() for name, value in now.items()}
-            losses = vmap(partial(self._loss, given))(leaves, batch, begun, own)
+            losses = vmap(partial(self._loss, given))(leaves, batch, kept)
             slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
             gradients = dict(zip(leaves, slopes, strict=True))
-            if type(self._method).adjust is not Method.adjust:
-                gradients = vmap(partial(self._adjust, given))(gradients, now, begun, own)
+            if adjusts:
+                gradients, memory = vmap(partial(self._adjust, given))(gradients, now, kept)
+                stack.remember(memory)
             optimizer.step([gradients[name] for name in params], active)
+            if self._overrides("after_step"):
+                changed, memory = vmap(partial(self._after_step, given))(now, stack.first(active))
+                # A method may swap the two: what was the one must not follow the other.
+                memory = {name: value.clone() for name, value in memory.items()}
+                for name, value in now.items():
+                    value.copy_(changed[name])
+                stack.remember(memory)
             sums[:active] += losses.detach() * mask.sum(1)
-        sizes = torch.tensor([len(client.labels) for client in schedule.clients])
-        return params, sums.cpu() / (train.epochs * sizes)
+        return params, sums.cpu() / schedule.mask.sum((1, 2)).cpu()
 
     def _loss(
-        self, given: object, params: Tensors, batch: Batch, start: Tensors, state: Tensors
+        self, given: object, params: Tensors, batch: Batch, kept: "_StackedContext"
     ) -> Tensor:
-        return self._method.loss(params, batch, Context(self._model.apply, start, given, state))
+        return self._method.loss(params, batch, self._context(given, kept))
 
     def _adjust(
-        self, given: object, gradients: Tensors, params: Tensors, start: Tensors, state: Tensors
-    ) -> Tensors:
-        context = Context(self._model.apply, start, given, state)
-        return self._method.adjust(gradients, params, context)
+        self, given: object, gradients: Tensors, params: Tensors, kept: "_StackedContext"
+    ) -> tuple[Tensors, Tensors]:
+        return self._method.adjust_and_remember(gradients, params, self._context(given, kept))
+
+    def _after_step(
+        self, given: object, params: Tensors, kept: "_StackedContext"
+    ) -> tuple[Tensors, Tensors]:
+        return self._method.after_step(params, self._context(given, kept))
+
+    def _context(self, given: object, kept: "_StackedContext") -> Context:
+        """Return what one client knows in a step, under vmap."""
+        return Context(self._model.apply, kept.start, given, kept.state, kept.own, kept.memory)
 
     def _finish(
         self,
-        tasks: Sequence[ClientTask],
         schedule: Schedule,
+        contexts: Sequence[Context],
         params: Tensors,
         losses: Tensor,
-        received: object,
     ) -> TrainedStack:
         method = self._method
-        finished, states = None, [task.state for task in tasks]
-        if type(method).finish is not Method.finish:
+        finished, states = None, [context.state for context in contexts]
+        if self._overrides("finish"):
             pairs = [
                 method.finish(
                     {name: value[index] for name, value in params.items()},
-                    Context(self._model.apply, task.start, received, task.state),
+                    context,
                     schedule.num_steps[index],
                 )
-                for index, task in enumerate(tasks)
+                for index, context in enumerate(contexts)
             ]
             finished, states = [sent for sent, _ in pairs], [state for _, state in pairs]
         return TrainedStack(
             schedule.clients,
             self._model,
             params,
-            start={n: value for n, value in tasks[0].start.items() if method.shared(n)},
+            start={n: value for n, value in contexts[0].start.items() if method.shared(n)},
             finished=finished,
             states=states,
             losses=losses.tolist(),
         )
 
 
-def _stack(each: Sequence[Tensors]) -> Tensors:
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+class _StackedContext(NamedTuple):
+    """What clients know while they train, side by side: [clients, ...] by name."""
+
+    start: Tensors
+    state: Tensors
+    own: Tensors
+    memory: Tensors
+
+    def first(self, active: int) -> "_StackedContext":
+        """Return the first clients' part."""
+        return _StackedContext(*({n: v[:active] for n, v in part.items()} for part in self))
+
+    def remember(self, memory: Tensors) -> None:
+        """Replace what the first clients remember; the others have finished."""
+        for name, value in memory.items():
+            self.memory[name][: len(value)] = value
+
+    def memory_of(self, index: int) -> Tensors:
+        """Return what one client remembers."""
+        return {name: value[index] for name, value in self.memory.items()}

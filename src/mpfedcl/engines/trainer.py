@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+import torch
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients
+from mpfedcl.methods import Method
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.tensors import Tensors
 
@@ -20,6 +23,13 @@ class ClientTask:
     """All parameters as the client begins: what it received, and what it kept at home."""
     state: Tensors
     """What else it kept from its last round."""
+    own: Tensors = field(default_factory=dict)
+    """What the method made of its labels."""
+
+
+def stack_tensors(each: Sequence[Tensors]) -> Tensors:
+    """Return the tensors of several clients side by side, [clients, ...] by name."""
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
 class Trainer(ABC):
@@ -32,6 +42,11 @@ class Trainer(ABC):
         self._experiment = assembly.experiment
         self._method = assembly.method
         self._model = assembly.model
+
+    def _overrides(self, *hooks: str) -> bool:
+        """Tell whether the method does otherwise than the default in one of these hooks."""
+        kind = type(self._method)
+        return any(getattr(kind, hook) is not getattr(Method, hook) for hook in hooks)
 
     @abstractmethod
     def train(

@@ -110,7 +110,7 @@ class PartitionSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """Local training by stochastic gradient descent."""
+    """Local training."""
 
     section: ClassVar[str] = "train"
     epochs: Annotated[int, Field(ge=1)] = 1
@@ -122,7 +122,11 @@ class TrainSettings(Settings):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The learning rate is multiplied by this after each round."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Momentum, fresh each round."""
+    """Momentum of sgd, fresh each round."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd: gradient descent with momentum; adam: Adam, its averages fresh each round."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Times a weight itself is added to its gradient."""
 
     def learning_rate(self, round_number: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""

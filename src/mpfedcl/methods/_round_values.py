@@ -45,6 +45,10 @@ class Context:
     """What `prepare` made of the broadcast: the same for every client."""
     state: Tensors
     """This client's own state, kept between rounds."""
+    own: Tensors = field(default_factory=dict)
+    """What `describe` made of this client's labels."""
+    memory: Tensors = field(default_factory=dict)
+    """What this client remembers from step to step, until the round ends."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The one abstraction a federated method is written in.
 
 A method is a few functions; engines differ only in where they run them. The hooks in the order in
-which a round calls them: `prepare`, then for each step `at_step`, `loss` and `adjust`, then
-`finish` and `summarize` on the clients; `reduce` on the server; `project` and `reference` when
-prototypes predict.
+which a round calls them: `prepare` and `init_memory`, then for each step `at_step`, `loss`,
+`adjust` (or `adjust_and_remember`) and `after_step`, then `finish` and `summarize` on the clients;
+`reduce` on the server; `project` and `reference` when prototypes predict.
 
-`loss` and `adjust` run under `torch.func.vmap` in batched engines: no branching on values, masks
-instead. The other hooks are ordinary code.
+`loss`, `adjust`, `adjust_and_remember` and `after_step` run under `torch.func.vmap` in batched
+engines: no branching on values, masks instead. The other hooks are ordinary code.
 """
 
 import math
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
@@ -92,6 +93,10 @@ class Method:
 
     trains: ClassVar[bool] = True
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
+    repeats: int = 1
+    """Steps that are taken on each batch."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether its formulas hold for steps along the gradient alone, with or without momentum."""
     totals_suffice: ClassVar[bool] = False
     """Whether the server needs nothing but sums over clients, so that `--secure-sums` is possible.
     Then `weigh` must stay as it is, and `reduce` finds in the tally no single client."""
@@ -114,6 +119,11 @@ class Method:
         numbers = {"kmeans": None if per_class == "auto" else per_class, "mean": 1, "dbscan": None}
         self.num_prototypes = numbers[self.clustering]
         """At most so many prototypes per class and client; None: any number."""
+        if self.needs_sgd and experiment.train.optimizer != "sgd":
+            raise InvalidInput(
+                f"train.optimizer is {experiment.train.optimizer!r}; with method {self.name} it "
+                "must be sgd: its formulas are about steps along the gradient."
+            )
 
     @classmethod
     def settings_class(cls) -> type[Settings]:
@@ -157,6 +167,15 @@ class Method:
 
     # On the client
 
+    def describe(self, labels: Tensor) -> Tensors:
+        """Return constants of a client's training labels, for the loss; they never leave it."""
+        return {}
+
+    def descent(self, round_number: int) -> tuple[float, float]:
+        """Return the length of a round's steps and their momentum."""
+        train = self.experiment.train
+        return train.learning_rate(round_number), train.momentum
+
     def prepare(self, broadcast: Broadcast) -> Any:
         """Turn the broadcast into what the loss needs, once a round."""
         return None
@@ -169,6 +188,10 @@ class Method:
         """Return what the loss is given where the whole objective is asked for, not a step's."""
         return self.at_step(received, 0)
 
+    def init_memory(self, context: Context) -> Tensors:
+        """Return what a client remembers before its first step of a round."""
+        return {}
+
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return the loss of one batch, a scalar; safe under vmap."""
         _, logits = context.apply(params, batch.inputs)
@@ -178,12 +201,23 @@ class Method:
         """Change the gradients before a step; safe under vmap."""
         return gradients
 
+    def adjust_and_remember(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
+        """Return the gradients of a step and the memory to go on with; safe under vmap."""
+        return self.adjust(gradients, params, context), context.memory
+
+    def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
+        """Return the parameters and the memory to go on with after a step; safe under vmap."""
+        return params, context.memory
+
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
         """Return what is averaged at the server, and the client's new state.
 
         None in place of the first withholds the update: the client has answered all the same.
+        `num_steps` counts all steps, `context.memory` is what the last one has left.
         """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
 
