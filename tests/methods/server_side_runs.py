@@ -42,6 +42,11 @@ def federate(
     return federation
 
 
+def begins_at(images: Path) -> Tensors:
+    """Return the parameters before round 1."""
+    return params_of(build_federation(small(images, "fedavg", dtype="float64")))
+
+
 def params_of(federation: RoundLoop) -> Tensors:
     return federation.state.server.params
 
