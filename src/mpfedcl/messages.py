@@ -33,6 +33,10 @@ class Broadcast:
             params={name: value.to(device) for name, value in self.params.items()},
             extra={name: value.to(device) for name, value in self.extra.items()},
             pool=self.pool.to(device),
+            units={
+                client: {layer: mask.to(device) for layer, mask in units.items()}
+                for client, units in self.units.items()
+            },
         )
 
     @property
