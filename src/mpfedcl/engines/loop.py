@@ -27,22 +27,30 @@ class LoopTrainer(Trainer):
 
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         context = Context(self._model.apply, task.start, received, task.state, task.own)
-        context = replace(context, memory=self._method.init_memory(context))
-        params, memory, loss, num_steps = self._run_steps(task.client, context, round_number)
+        begun, memory = self._method.begin(context)
+        params, memory, loss, num_steps = self._run_steps(
+            task.client, begun, replace(context, memory=memory), round_number
+        )
         averaged, state = self._method.finish(params, replace(context, memory=memory), num_steps)
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
         )
 
     def _run_steps(
-        self, client: ClientData, context: Context, round_number: int
+        self, client: ClientData, begun: Tensors, context: Context, round_number: int
     ) -> tuple[Tensors, Tensors, float, int]:
         """Run the local epochs; return the parameters, the memory, the mean loss and the steps."""
         method, received = self._method, context.received
-        params = {n: v.detach().clone().requires_grad_() for n, v in context.start.items()}
+        params = {n: v.detach().clone().requires_grad_() for n, v in begun.items()}
         optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
-        batches = draw_batches(client, self._experiment, round_number, method.repeats)
+        batches = draw_batches(
+            client,
+            self._experiment,
+            round_number,
+            epochs=method.epochs,
+            repeats=method.repeats,
+        )
         for step, chosen in enumerate(batches):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
