@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.gaussian import MemberSums
+from mpfedcl.model_parts import count_bytes, mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 
@@ -22,6 +23,8 @@ class Broadcast:
     extra: Tensors
     """What else the method's server keeps for its clients."""
     pool: PrototypePool
+    units: Mapping[str, Tensors] = field(default_factory=dict)
+    """By client, where it is sent a part of the model: which units it has of each hidden layer."""
 
     def to(self, device: torch.device) -> Self:
         """Return the broadcast on a device."""
@@ -30,12 +33,26 @@ class Broadcast:
             params={name: value.to(device) for name, value in self.params.items()},
             extra={name: value.to(device) for name, value in self.extra.items()},
             pool=self.pool.to(device),
+            units={
+                client: {layer: mask.to(device) for layer, mask in units.items()}
+                for client, units in self.units.items()
+            },
         )
 
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that one client receives."""
-        return _num_bytes({**self.params, **self.extra}) + _prototype_bytes(self.pool)
+        tensors = _num_bytes(self.params) + _num_bytes(self.extra)
+        return tensors + _prototype_bytes(self.pool)
+
+    def num_bytes_to(self, clients: Sequence[str]) -> int:
+        """Return the bytes that these clients receive, of whom some may be sent a part."""
+        total = self.num_bytes * len(clients)
+        for units in (self.units[client] for client in clients if client in self.units):
+            for name, mask in mask_params(self.params, units).items():
+                total -= int((~mask).sum()) * self.params[name].element_size()
+            total += count_bytes(units)
+        return total
 
 
 class UpdateStack(Protocol):
@@ -86,18 +103,22 @@ class Update:
     """Added up over clients as they are: statistics of their samples."""
     processed: tuple[str, ...] = ()
     """The processors that have changed something on the way."""
+    left_out: int = 0
+    """Numbers among those that are averaged which the client was not sent, and does not send: they
+    are the server's own."""
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the tensors that are averaged or added up."""
-        return sum(
-            value.numel() for value in [*self._shapes.values(), *self.summed_shapes.values()]
-        )
+        """Numbers in the tensors that are averaged or added up, as far as they travel."""
+        tensors = [*self._shapes.values(), *self.summed_shapes.values()]
+        return sum(value.numel() for value in tensors) - self.left_out
 
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
         tensors = _num_bytes(self._shapes) + _num_bytes(self.summed_shapes)
+        if self.left_out:
+            tensors -= self.left_out * next(iter(self._shapes.values())).element_size()
         return tensors + _prototype_bytes(self.prototypes)
 
     def to(self, device: torch.device) -> Self:
@@ -169,6 +190,19 @@ class Failure:
 
     client: str
     reason: str
+
+
+def fill_part(update: Update, broadcast: Broadcast) -> Update:
+    """Return the update of a client that has a part of the model, the rest as the server has it."""
+    averaged = update.written_out().averaged
+    if averaged is None:
+        return update
+    assert not isinstance(averaged, StackMember)
+    masks = mask_params(broadcast.params, broadcast.units[update.client])
+    sent = [name for name in masks if name in averaged]
+    filled = {n: torch.where(masks[n], averaged[n], broadcast.params[n]) for n in sent}
+    left_out = sum(int((~masks[name]).sum()) for name in sent)
+    return replace(update, averaged={**averaged, **filled}, left_out=left_out)
 
 
 def _num_bytes(tensors: Mapping[str, Tensor]) -> int:

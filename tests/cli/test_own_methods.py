@@ -103,8 +103,8 @@ def test_commands_of_several_methods_have_the_flags_of_all() -> None:
         words = ["--methods", "fedavg", PULL, "custom_method:Scaffold", "--pull.beta", "2"]
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(SOURCE.parents[1] / "examples")
-            found = parse([command, *words, "--scaffold.server-lr", "3"]).settings
-        assert (found.setting("pull__beta"), found.setting("scaffold__server_lr")) == (2, 3)
+            found = parse([command, *words, "--my-scaffold.server-lr", "3"]).settings
+        assert (found.setting("pull__beta"), found.setting("my_scaffold__server_lr")) == (2, 3)
     with pytest.raises(InvalidInput, match=r"Unrecognized options: --pull\.beta"):
         parse(["compare", "--methods", "fedavg", "--pull.beta", "2"])
 

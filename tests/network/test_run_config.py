@@ -147,12 +147,16 @@ def test_a_client_that_changes_a_finished_run() -> None:
 
 @pytest.mark.usefixtures("example_methods")
 def test_settings_of_a_class_from_outside() -> None:
-    found = read("method=custom_method:Scaffold scaffold.server-lr=0.5")
-    assert found.setting("scaffold__server_lr") == 0.5
+    found = read("method=custom_method:Scaffold my-scaffold.server-lr=0.5")
+    assert found.setting("my_scaffold__server_lr") == 0.5
     document = found.to_toml()
-    assert read("scaffold.server_lr=2", experiment=document).setting("scaffold__server_lr") == 2
-    with pytest.raises(InvalidInput, match=r"scaffold\.server_lr is '0'; it must be greater than"):
-        read("method=custom_method:Scaffold scaffold.server_lr=0")
+    assert (
+        read("my_scaffold.server_lr=2", experiment=document).setting("my_scaffold__server_lr") == 2
+    )
+    with pytest.raises(
+        InvalidInput, match=r"my_scaffold\.server_lr is '0'; it must be greater than"
+    ):
+        read("method=custom_method:Scaffold my_scaffold.server_lr=0")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from mpfedcl.engines.trained_clients import (
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.messages import Broadcast, Update, fill_part
 from mpfedcl.methods import Method, Test
+from mpfedcl.model_parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
@@ -94,7 +95,7 @@ class InProcessEngine(Engine):
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
                 trained, index = self._trained[client.name]
-                yield Update(
+                update = Update(
                     client.name,
                     len(client.labels),
                     trained.averaged(index),
@@ -102,6 +103,7 @@ class InProcessEngine(Engine):
                     trained.losses[index],
                     summed=self._method.collect(client.inputs, client.labels),
                 )
+                yield fill_part(update, broadcast) if client.name in broadcast.units else update
             if not self._has_client_state:
                 # The updates are out: nobody will ask for the other models again.
                 self._trained = self._requested()
@@ -270,10 +272,16 @@ class InProcessEngine(Engine):
 
     def _make_task(self, client: ClientData, broadcast: Broadcast) -> ClientTask:
         start = {**self._initial, **self._local_parameters.get(client.name, {}), **broadcast.params}
+        units = broadcast.units.get(client.name, {})
+        if units:
+            # In a network of ReLUs this is all: what is zero has no slope, and stays zero.
+            masks = mask_params(broadcast.params, units)
+            start |= {n: start[n].masked_fill(~mask, 0) for n, mask in masks.items()}
         state = self._states.get(client.name)
         if state is None:
             state = self._method.init_client(start)
-        return ClientTask(client, start, state, self._method.describe(client.labels))
+        own = self._method.describe(client.labels)
+        return ClientTask(client, start, state, own, is_part=bool(units))
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}

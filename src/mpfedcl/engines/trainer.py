@@ -25,6 +25,8 @@ class ClientTask:
     """What else it kept from its last round."""
     own: Tensors = field(default_factory=dict)
     """What the method made of its labels."""
+    is_part: bool = False
+    """Whether it has a part of the model only, the rest being zeros: others start elsewhere."""
 
 
 def stack_tensors(each: Sequence[Tensors]) -> Tensors:

@@ -97,7 +97,8 @@ class TrainerChoice:
             return [(self._loop, list(tasks))]
         layers = self._find_layers(tasks[0], received)
         limit = 0
-        if layers is not None:
+        # Rows are rows beside one start that all clients share.
+        if layers is not None and not any(task.is_part for task in tasks):
             limit = MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
         few = [task for task in tasks if self._num_rows(task) <= limit]
         self._factored.layers = layers or ()

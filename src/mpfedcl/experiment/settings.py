@@ -132,6 +132,19 @@ class TrainSettings(Settings):
         """Return the learning rate of a round; rounds count from 1."""
         return self.lr * self.lr_decay ** (round_number - 1)
 
+    def num_steps(self, num_samples: int) -> int:
+        """Return the steps of a client in a round; the last, smaller batch of an epoch is one."""
+        return self.epochs * -(-num_samples // self.batch_size)
+
+    def effective_steps(self, num_steps: int) -> float:
+        """Return how far steps go along a constant gradient, in learning rates.
+
+        Momentum is fresh, so that the first step has length 1, the second 1 + momentum, the third
+        1 + momentum + momentum²; without momentum it is the number of steps.
+        """
+        lost = self.momentum * (1 - self.momentum**num_steps) / (1 - self.momentum)
+        return (num_steps - lost) / (1 - self.momentum)
+
 
 def _check_per_class(value: Any) -> Any:
     """Say all that is allowed at once; a union would name its first kind alone."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -76,3 +77,5 @@ class Tally(NamedTuple):
     prototypes: Mapping[str, Prototypes]
     sums: Tensors
     """Σ_i of what `collect` returned."""
+    units: Mapping[str, Tensors] = MappingProxyType({})
+    """By client that had a part of the model: which units of each hidden layer."""

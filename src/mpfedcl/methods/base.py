@@ -320,6 +320,13 @@ class Method:
         """Return what an accepted update adds to the pool; a method may find it in the sums."""
         return update.prototypes
 
+    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
+        """Return masks of the units of each hidden layer that a client is sent; empty: all of them.
+
+        Where it was not sent a number, its update has the server's.
+        """
+        return {}
+
     def weigh(self, update: Update, server: Server) -> float:
         """Return an update's weight in the mean, by itself alone; 0 leaves it out."""
         return update.num_samples

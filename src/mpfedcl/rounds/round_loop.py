@@ -1,6 +1,6 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -8,7 +8,7 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import READINGS, Server
+from mpfedcl.methods import READINGS, Method, Server
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import find_aggregator
@@ -144,6 +144,7 @@ class RoundLoop:
             absent = set(self.engine.absent_clients())
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
+            broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
         server = self.state.server
         collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
         collector = collect(
@@ -187,7 +188,7 @@ class RoundLoop:
             accuracy_per_client=readings.per_client(main) if readings else None,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
             seconds=self._clock.lap(),
-            bytes={"up": collector.bytes_up, "down": broadcast.num_bytes * len(chosen) + closing},
+            bytes={"up": collector.bytes_up, "down": broadcast.num_bytes_to(chosen) + closing},
             clients=Attendance(
                 answered=collector.accepted,
                 missing=sorted(absent.union(chosen) - heard),
@@ -214,6 +215,14 @@ class RoundLoop:
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
+
+    def _thin(self, number: int, names: Sequence[str]) -> dict[str, Tensors]:
+        """Return which part of the model each client is sent, where it is not the whole."""
+        if type(self._method).thin is Method.thin:
+            return {}
+        server = self.state.server
+        found = {name: self._method.thin(server, name, number) for name in names}
+        return {name: units for name, units in found.items() if units}
 
     def _make_bounds(self) -> RelativeBounds | None:
         """Return what the round before, and the other clients' sizes, allow a client to send."""

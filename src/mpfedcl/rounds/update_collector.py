@@ -179,6 +179,7 @@ class UpdateCollector:
             sum(counts) / sum(sizes.values()),
             self.prototypes,
             self.sums,
+            {name: each for name, each in self._broadcast.units.items() if name in self.prototypes},
         )
 
     def pooled_statistics(self) -> Tensors:

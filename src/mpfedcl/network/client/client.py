@@ -30,6 +30,7 @@ from mpfedcl.network.packing import (
     pack_update,
     unpack_broadcast,
 )
+from mpfedcl.network.part_messages import pack_part_update, unpack_part
 from mpfedcl.privacy.ledger import BudgetSpent
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
@@ -155,6 +156,7 @@ class NetworkClient:
         )
         num_prototypes = assembly.method.num_prototypes
         broadcast = unpack_broadcast(message, data.num_classes, num_prototypes).to(device)
+        broadcast = unpack_part(broadcast, message, data.names[0], assembly.initial)
         trainer = ClientTrainer(assembly, data)
         store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
@@ -185,7 +187,7 @@ class NetworkClient:
                 encode = partial(draw_once, store, broadcast.round, experiment, encode)
             answer = self._sums(experiment, message).mask(encode)
         else:
-            answer = pack_update(update)
+            answer = pack_update(pack_part_update(update, broadcast))
         return Message({**answer.values, **late}, answer.arrays)
 
     def _sums(self, experiment: Experiment, message: Message) -> SecureSums:

@@ -10,6 +10,7 @@ from mpfedcl.errors import RunCutShort
 from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
+from mpfedcl.network.part_messages import count_left_out, pack_part, unpack_part_update
 from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
 from mpfedcl.network.server.answer_limits import limit_answer
 from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
@@ -71,6 +72,10 @@ class NetworkEngine(Engine):
         self._identities: dict[str, bytes] = {}
         """The keys by which clients have signed what they show for secure sums."""
         self._round = 0
+        self._broadcast: Broadcast | None = None
+        self._bytes_to_read = 0
+        """Of the rest of the model, which clients that train a part are sent to read the last
+        round; the round's own bytes are without it."""
         self._missing: dict[str, str] = {}
         self._warnings: list[str] = []
         self._replied: set[str] = set()
@@ -105,8 +110,9 @@ class NetworkEngine(Engine):
         The same message asks clients to evaluate the round before, if it is to be evaluated.
         """
         self._round, self._replied, self._late = broadcast.round, set(), {}
-        self._warnings = []
+        self._warnings, self._broadcast = [], broadcast
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
+        self._bytes_to_read = count_left_out(broadcast, names) if reads else 0
         self._note_absent()
         if self._experiment.secure_sums:
             yield from self._add_up_securely(broadcast, names, reads=reads)
@@ -162,7 +168,11 @@ class NetworkEngine(Engine):
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
-        told = {name: dict(sorted(each.items())) for name, each in reasons.items() if each}
+        told: dict[str, Any] = {
+            n: dict(sorted(each.items())) for n, each in reasons.items() if each
+        }
+        if self._bytes_to_read:
+            told["bytes_to_read"] = self._bytes_to_read
         return {**told, **({"warnings": self._warnings} if self._warnings else {})}
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
@@ -271,7 +281,10 @@ class NetworkEngine(Engine):
             "confuse": kind == "close",
         }
         return {
-            name: Message({**values, "settled": self._accepted.get(name, 0)}, packed.arrays)
+            name: Message(
+                {**values, "settled": self._accepted.get(name, 0)},
+                pack_part(packed.arrays, broadcast, name, is_whole=reads),
+            )
             for name in names
         }
 
@@ -282,7 +295,8 @@ class NetworkEngine(Engine):
             self._sent_sums[name] = digest_sums(update.summed)
         if "late" in message.values:
             self._late |= self._read_late(name, message)
-        return update.to(self._device)
+        assert self._broadcast is not None
+        return unpack_part_update(update.to(self._device), self._broadcast)
 
     def _read_late(self, name: str, message: Message) -> dict[str, ClientReadings]:
         return {name: unpack_readings(message.value("late", dict), self._num_classes)}

@@ -1,0 +1,117 @@
+"""Methods whose clients train a part of the model each: some units of every hidden layer."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.model_parts import feeding_layers, hidden_units, mask_params
+from mpfedcl.rng import Part, generator
+from mpfedcl.tensors import Tensors
+
+_LEAST_SCORE = 1e-12
+"""Added to scores, so that units without any are drawn alike, and after all that have one."""
+
+
+class PartsOfModel(FedAvg):
+    """FedAvg on parts of the model; a subclass says which part a client has (`thin`)."""
+
+    name = ""
+    sends = "its part of the model"
+    totals_suffice = False
+    share: float
+    """Of the units of each hidden layer that a client has."""
+    fill: Literal["holders", "zero"] = "holders"
+    """Whom a number is averaged over: those who had it, or all, the others' not having changed."""
+    scales = False
+    """Whether a part's activations are made as large as the whole model's while it trains."""
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        rule = experiment.aggregation.rule
+        if rule != "mean":
+            raise InvalidInput(
+                f"aggregation.rule is {rule!r}; with method {self.name} it must be mean: clients "
+                "hold different parts of the model."
+            )
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy of the part; where it scales, with activations as large as the whole's."""
+        if self.scales and self.share < 1:
+            params = self._scale(params)
+        return super().loss(params, batch, context)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Average each number over those who had it; one that nobody had stays as it is."""
+        if self.fill == "holders" and tally.units:
+            means = mean_of_holders(server.params, means, tally)
+        return super().reduce(server, means, tally)
+
+    def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
+        """Return the share of hidden units that no client has in this round."""
+        if not broadcast.units:
+            return {}
+        had = [torch.stack(each).any(0) for each in _by_layer(list(broadcast.units.values()))]
+        idle = sum(int((~each).sum()) for each in had)
+        return {"parts": {"units_that_nobody_has": idle / sum(len(each) for each in had)}}
+
+    def draw_units(self, params: Tensors, scores: Tensors, *key: Part) -> Tensors:
+        """Draw as many units of each hidden layer as a part has, by their scores; key by key."""
+        if self.share == 1:
+            return {}
+        seed = self.experiment.seed
+        return {
+            layer: draw_weighted(
+                scores.get(layer, torch.zeros(size, dtype=torch.float64)),
+                self._num_kept(size),
+                generator(seed, *key, "units", layer),
+            ).to(params[f"{layer}.weight"].device)
+            for layer, size in hidden_units(params).items()
+        }
+
+    def _num_kept(self, size: int) -> int:
+        return max(1, round(self.share * size))
+
+    def _scale(self, params: Tensors) -> Tensors:
+        """Return the parameters with weights from hidden units enlarged, as units are missing."""
+        sizes, scaled = hidden_units(params), dict(params)
+        for layer, before in feeding_layers(params).items():
+            scaled[f"{layer}.weight"] = scaled[f"{layer}.weight"] * (
+                sizes[before] / self._num_kept(sizes[before])
+            )
+        return scaled
+
+
+def draw_weighted(scores: Tensor, count: int, key: torch.Generator) -> Tensor:
+    """Return a mask of `count` units, drawn one after the other in proportion to their scores."""
+    draws = torch.rand(len(scores), generator=key, dtype=torch.float64)
+    # The largest of u^(1/score): as powers they would all be zero.
+    places = (draws.log() / (scores.cpu() + _LEAST_SCORE)).topk(count).indices
+    return torch.zeros(len(scores), dtype=torch.bool).index_fill(0, places, True)
+
+
+def mean_of_holders(params: Tensors, means: Tensors, tally: Tally) -> Tensors:
+    """Return Σ n_i m_i w_i / Σ n_i m_i, given the means in which the others count as unchanged."""
+    total = sum(tally.weights)
+    held = {n: torch.zeros_like(value, dtype=torch.float64) for n, value in means.items()}
+    for name, weight in zip(tally.names, tally.weights, strict=True):
+        masks = mask_params(params, tally.units.get(name, {}))
+        for each, value in held.items():
+            value.add_(masks[each], alpha=weight)
+    found = {}
+    for name, mean in means.items():
+        share = held[name] / total
+        moved = params[name] + (mean - params[name]) / share.to(mean)
+        # To the bit where all or none had a number.
+        found[name] = torch.where(share == 1, mean, torch.where(share == 0, params[name], moved))
+    return found
+
+
+def _by_layer(units: Sequence[Tensors]) -> list[list[Tensor]]:
+    return [[each[layer] for each in units] for layer in units[0]]

@@ -1,0 +1,84 @@
+"""Adaptive Federated Dropout (Bouacida et al., 2021)."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._parts import PartsOfModel
+from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.tensors import Tensors
+
+_EVERYBODY = "all clients"
+
+
+class AfdSettings(Settings):
+    """Adaptive Federated Dropout."""
+
+    section = "afd"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
+    scores: Literal["client", "common"] = "client"
+    """client: each client has scores and a part of its own; common: all have the same part."""
+
+
+class Afd(PartsOfModel):
+    """Federated Dropout with a memory: units of parts that lowered the loss are drawn more often.
+
+    After a round with the units A and the loss l', where the last one was l > l': the scores of A
+    grow by (l - l') / l, and A is kept. Else A is forgotten, and the next part drawn by scores.
+    """
+
+    name = "afd"
+    summary = "Federated Dropout that prefers units which lowered the loss"
+    paper = "Bouacida et al., 2021"
+    our_reading = "Units, not whole layers; scores add up; no lossy compression."
+    keeps = "nothing; the server: scores of units, each client's loss"
+    settings: AfdSettings
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        self.share = self.settings.share
+
+    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
+        """Return the part that served a client well, or draw one by its scores."""
+        who = _EVERYBODY if self.settings.scores == "common" else client
+        if kept := _below(server.private, f"{who}/part/"):
+            return kept
+        scores = _below(server.private, f"{who}/scores/")
+        return self.draw_units(server.params, scores, round_number, who)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Average the parts, and note how well they did."""
+        known = dict(server.private)
+        losses = dict(zip(tally.names, tally.losses, strict=True))
+        told = {name: loss for name, loss in losses.items() if loss is not None}
+        if self.settings.scores == "client":
+            for name, loss in told.items():
+                _note(known, name, loss, tally.units.get(name, {}))
+        elif told:
+            sizes = dict(zip(tally.names, tally.sizes, strict=True))
+            mean = sum(sizes[n] * loss for n, loss in told.items()) / sum(sizes[n] for n in told)
+            _note(known, _EVERYBODY, mean, tally.units.get(tally.names[0], {}))
+        return replace(super().reduce(server, means, tally), private=known)
+
+
+def _note(known: Tensors, who: str, loss: float, units: Tensors) -> None:
+    """Note a part's loss; the part itself only if it did better than the one before."""
+    before = float(known.get(f"{who}/loss", torch.tensor(0.0)))
+    known[f"{who}/loss"] = torch.tensor(loss, dtype=torch.float64)
+    gain = max(0.0, (before - loss) / before) if before > 0 else 0.0
+    for layer, mask in units.items():
+        scores, part = f"{who}/scores/{layer}", f"{who}/part/{layer}"
+        earlier = known.get(scores, torch.zeros_like(mask, dtype=torch.float64))
+        known[scores] = earlier + gain * mask
+        known.pop(part, None)
+        if gain > 0:
+            known[part] = mask
+
+
+def _below(known: Tensors, prefix: str) -> Tensors:
+    return {n.removeprefix(prefix): v for n, v in known.items() if n.startswith(prefix)}

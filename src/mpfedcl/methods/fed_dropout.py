@@ -1,0 +1,51 @@
+"""Federated Dropout (Caldas et al., 2018)."""
+
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._parts import PartsOfModel
+from mpfedcl.methods._round_values import Server
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedDropoutSettings(Settings):
+    """Federated Dropout."""
+
+    section = "fed_dropout"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
+    fill: Literal["holders", "zero"] = "holders"
+    """A number is averaged over the clients that had it (holders), or over all, as if the others
+    had not changed it (zero), which makes steps shorter."""
+    scale: bool = False
+    """Enlarge a part's activations while it trains, as ordinary dropout does, since the whole model
+    has more units."""
+
+
+class FedDropout(PartsOfModel):
+    """Each client trains a smaller network: a random part of every hidden layer's units.
+
+    The part is drawn anew for each client and round. Both directions and the work shrink; the whole
+    model predicts.
+    """
+
+    name = "fed-dropout"
+    summary = "each client trains a random part of the model's units"
+    paper = "Caldas et al., 2018"
+    our_reading = "A number is averaged over the clients that had it; no lossy compression."
+    settings: FedDropoutSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "fed_dropout__scale": (False, True)})
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        self.share, self.fill = self.settings.share, self.settings.fill
+        self.scales = self.settings.scale
+
+    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
+        """Draw a client's units of this round."""
+        return self.draw_units(server.params, {}, round_number, client)

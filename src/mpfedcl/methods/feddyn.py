@@ -1,0 +1,61 @@
+"""FedDyn (Acar et al., 2021)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+from torch import zeros_like
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedDynSettings(Settings):
+    """FedDyn."""
+
+    section = "feddyn"
+    alpha: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the pull to the global model, by which clients learn their own gradients."""
+
+
+class FedDyn(FedAvg):
+    """Each client's loss gets a linear term and a pull, so that all have one optimum in common.
+
+    A client steps along g - g_i + alpha (w - w_global), after which g_i <- g_i - alpha (w_i -
+    w_global) is its gradient where it has come to rest. The server keeps h = sum_i |D_i| / |D| *
+    g_i, and w_global <- mean of w_i - h / alpha.
+    """
+
+    name = "feddyn"
+    summary = "FedAvg whose clients' losses are made to agree"
+    paper = "Acar et al., ICLR 2021"
+    our_reading = "Clients count by their samples, in h too."
+    keeps = "its gradient; the server: the mean gradient"
+    settings: FedDynSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "feddyn__alpha": (0.01, 0.03, 0.1, 0.3)})
+
+    def init_server(self, params: Tensors) -> Server:
+        """Start h at zero; it is never sent."""
+        return Server(params, private={name: zeros_like(value) for name, value in params.items()})
+
+    def init_client(self, params: Tensors) -> Tensors:
+        """Start a client's gradient at zero; it stays with the client."""
+        return {name: zeros_like(value) for name, value in params.items()}
+
+    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+        """g - g_i + alpha (w - w_global)."""
+        alpha, own, start = self.settings.alpha, context.state, context.start
+        return {n: g - own[n] + alpha * (params[n] - start[n]) for n, g in gradients.items()}
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        """g_i' = g_i - alpha (w_i - w_global)."""
+        alpha, own = self.settings.alpha, context.state
+        return params, {n: own[n] - alpha * (w - context.start[n]) for n, w in params.items()}
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """h' = h - alpha * share of all samples * (mean - w), w' = mean - h' / alpha."""
+        alpha, step = self.settings.alpha, self.settings.alpha * tally.share
+        h = {n: g - step * (means[n] - server.params[n]) for n, g in server.private.items()}
+        return Server({n: mean - h[n] / alpha for n, mean in means.items()}, private=h)

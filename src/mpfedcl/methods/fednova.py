@@ -1,0 +1,68 @@
+"""FedNova (Wang et al., 2020)."""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+from torch import zeros_like
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Update
+from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedNovaSettings(Settings):
+    """FedNova."""
+
+    section = "fednova"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of the server's steps."""
+
+
+class FedNova(FedAvg):
+    """Averages directions d_i = (w - w_i) / a_i, a_i the length of a client's steps.
+
+    w <- w - (sum_i p_i a_i) (sum_i p_i d_i): clients that take more steps no longer pull the
+    average to their own optimum. The same in one line is FedAvg with the weights n_i / a_i, and a
+    longer step of the server; it computes a_i itself, so that no client can lie about it.
+    """
+
+    name = "fednova"
+    summary = "averages directions per step, not models"
+    paper = "Wang et al., NeurIPS 2020"
+    keeps = "nothing; the server: a velocity, if it has momentum"
+    totals_suffice = False
+    needs_sgd = True
+    settings: FedNovaSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "fednova__momentum": (0.0, 0.5, 0.9)})
+
+    def init_server(self, params: Tensors) -> Server:
+        """Start at rest."""
+        has_velocity = self.settings.momentum > 0
+        rest = {name: zeros_like(value) for name, value in params.items()}
+        return Server(params, private=rest if has_velocity else {})
+
+    def weigh(self, update: Update, server: Server) -> float:
+        """n_i / a_i."""
+        return update.num_samples / self._length(update.num_samples)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Step c (mean - w), c = (sum_i p_i a_i) (sum_i p_i / a_i) >= 1."""
+        lengths = [self._length(size) for size in tally.sizes]
+        pairs = list(zip(tally.weights, lengths, strict=True))
+        samples = sum(weight * length for weight, length in pairs)
+        gone = sum(weight * length**2 for weight, length in pairs) / samples
+        step = gone * sum(tally.weights) / samples
+        velocity = {n: step * (mean - server.params[n]) for n, mean in means.items()}
+        for name, before in server.private.items():
+            velocity[name] += self.settings.momentum * before
+        params = {n: server.params[n] + v for n, v in velocity.items()}
+        kept = velocity if server.private else {}
+        return replace(server, params={**server.params, **params}, private=kept)
+
+    def _length(self, num_samples: int) -> float:
+        train = self.experiment.train
+        return train.effective_steps(train.num_steps(num_samples))

@@ -1,0 +1,101 @@
+"""FedOpt (Reddi et al., 2021): FedAvgM, FedAdam, FedYogi and FedAdagrad."""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedOptSettings(Settings):
+    """FedOpt."""
+
+    section = "fedopt"
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "adam"
+    """What the server makes a step of: the clients' mean change is its gradient."""
+    lr: Annotated[float | None, Field(gt=0)] = None
+    """The server's learning rate [default: 1 for sgd, else 0.01]."""
+    momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
+    """The server's momentum, also called beta1 [default: 0.9, for adagrad 0]."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """adam, yogi: how slowly the squares of changes are forgotten."""
+    adaptivity: Annotated[float, Field(gt=0)] = 0.001
+    """All but sgd: tau, added to the root of the squares; smaller adapts more."""
+
+
+class FedOpt(FedAvg):
+    """The clients' mean change D is a gradient of the server's, which has an optimizer of its own.
+
+    sgd: m <- beta1 m + D, w <- w + lr m. The others: m <- beta1 m + (1 - beta1) D, v collects D²,
+    w <- w + lr m / (sqrt(v) + tau), without correction of the first steps; v begins at tau².
+    """
+
+    name = "fedopt"
+    summary = "FedAvg whose server steps by momentum, Adam, Yogi, Adagrad"
+    paper = "Reddi et al., ICLR 2021"
+    keeps = "nothing; the server: its momentum, and mean squares"
+    settings: FedOptSettings
+    knobs = MappingProxyType(
+        {
+            **FedAvg.knobs,
+            "fedopt__optimizer": ("sgd", "adam", "yogi", "adagrad"),
+            "fedopt__lr": (0.003, 0.01, 0.03, 0.1, 1.0),
+        }
+    )
+
+    def init_server(self, params: Tensors) -> Server:
+        """Begin without momentum."""
+        kept = {f"momentum.{name}": torch.zeros_like(value) for name, value in params.items()}
+        if self.settings.optimizer != "sgd":
+            least = self.settings.adaptivity**2
+            kept |= {f"squares.{n}": torch.full_like(v, least) for n, v in params.items()}
+        return Server(params, private=kept)
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Step along the mean change."""
+        step = self._step_plainly if self.settings.optimizer == "sgd" else self._adapt
+        params, kept = dict(server.params), dict(server.private)
+        for name, mean in means.items():
+            params[name] = step(name, params[name], mean, kept)
+        return replace(server, params=params, private=kept)
+
+    def _step_plainly(self, name: str, value: Tensor, mean: Tensor, kept: Tensors) -> Tensor:
+        lr, momentum, key = self._lr, self._momentum, f"momentum.{name}"
+        # So written, a step of length 1 without momentum is the mean itself, to the bit.
+        moved = value.lerp(mean, lr) + lr * momentum * kept[key]
+        kept[key] = momentum * kept[key] + (mean - value)
+        return moved
+
+    def _adapt(self, name: str, value: Tensor, mean: Tensor, kept: Tensors) -> Tensor:
+        change = mean - value
+        kept[f"momentum.{name}"] = kept[f"momentum.{name}"].lerp(change, 1 - self._momentum)
+        squares = self._collect(kept[f"squares.{name}"], change.square())
+        kept[f"squares.{name}"] = squares
+        length = squares.sqrt() + self.settings.adaptivity
+        return value + self._lr * kept[f"momentum.{name}"] / length
+
+    def _collect(self, before: Tensor, squares: Tensor) -> Tensor:
+        """Return v with the squares of one more round."""
+        fresh = 1 - self.settings.beta2
+        if self.settings.optimizer == "adagrad":
+            return before + squares
+        if self.settings.optimizer == "yogi":
+            return before - fresh * squares * (before - squares).sign()
+        return before.lerp(squares, fresh)
+
+    @property
+    def _lr(self) -> float:
+        default = 1.0 if self.settings.optimizer == "sgd" else 0.01
+        return self.settings.lr or default
+
+    @property
+    def _momentum(self) -> float:
+        default = 0.0 if self.settings.optimizer == "adagrad" else 0.9
+        return default if self.settings.momentum is None else self.settings.momentum

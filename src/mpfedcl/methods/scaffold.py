@@ -1,0 +1,73 @@
+"""SCAFFOLD (Karimireddy et al., 2020)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+from torch import zeros_like
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class ScaffoldSettings(Settings):
+    """SCAFFOLD."""
+
+    section = "scaffold"
+    server_lr: Annotated[float, Field(gt=0)] = 1.0
+    """Length of the server's step towards the average of the clients' models."""
+
+
+class Scaffold(FedAvg):
+    """Clients correct their drift by two estimates of the gradient: their own and everybody's.
+
+    Steps go along g - c_i + c. After them c_i is the mean of the raw gradients, each weighted by
+    how far momentum has carried it, and c = sum_i |D_i| / |D| * c_i whoever took part.
+    """
+
+    name = "scaffold"
+    summary = "FedAvg with control variates against client drift"
+    paper = "Karimireddy et al., ICML 2020"
+    our_reading = "Clients count by their samples, and controls allow for momentum."
+    sends = "its model, the change of its control"
+    keeps = "its control; the server: the mean control"
+    needs_sgd = True
+    settings: ScaffoldSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "scaffold__server_lr": (0.5, 1.0)})
+
+    def init_server(self, params: Tensors) -> Server:
+        """Start the server's control at zero; it is sent with each broadcast."""
+        return Server(params, {name: zeros_like(value) for name, value in params.items()})
+
+    def init_client(self, params: Tensors) -> Tensors:
+        """Start a client's own control at zero; it stays with the client."""
+        return {name: zeros_like(value) for name, value in params.items()}
+
+    def template(self, params: Tensors) -> Tensors:
+        """Clients send their weights and the change of their control."""
+        return {**params, **{f"control.{name}": value for name, value in params.items()}}
+
+    def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
+        """Return the server's control and this round's learning rate."""
+        return broadcast.extra, self.experiment.train.learning_rate(broadcast.round)
+
+    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+        """g - c_i + c."""
+        return {n: g - context.state[n] + context.received[0][n] for n, g in gradients.items()}
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        """c_i' = c_i - c + (w_start - w_end) / length of all steps."""
+        control, lr = context.received
+        length = lr * self.experiment.train.effective_steps(num_steps)
+        change = {n: (context.start[n] - w) / length - control[n] for n, w in params.items()}
+        sent = {**params, **{f"control.{name}": value for name, value in change.items()}}
+        return sent, {name: context.state[name] + value for name, value in change.items()}
+
+    def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Step towards the mean of the weights; c' = c + share of all samples * mean change."""
+        params = {n: w.lerp(means[n], self.settings.server_lr) for n, w in server.params.items()}
+        change = {n: tally.share * means[f"control.{n}"] for n in params}
+        return Server(params, {n: server.extra[n] + change[n] for n in params})

@@ -1,0 +1,110 @@
+"""CMFL: who uploads, and what becomes of the rest."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from server_side_runs import PlainFedAvg, differ, federate, params_of
+
+from mpfedcl import resume, run
+from mpfedcl.methods.cmfl import agreement
+from small_experiments import (
+    assert_same_run,
+    assert_same_tensors,
+    build_federation,
+    read_records,
+    small,
+)
+
+ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+
+
+@ENGINES
+def test_without_a_threshold_it_is_fedavg(images: Path, engine: str) -> None:
+    found = federate(images, "cmfl", cmfl__threshold=0, engine=engine)
+    wanted = federate(images, engine=engine, method_class=PlainFedAvg)
+    assert_same_tensors(params_of(found), params_of(wanted))
+
+
+@ENGINES
+def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
+    settings = {"cmfl__threshold": 1.5, "cmfl__schedule": "constant", "dtype": "float64"}
+    federation = build_federation(small(images, "cmfl", engine=engine, **settings))
+    assert federation.run_round(evaluate=False).withheld == []
+    begun, last = params_of(federation), federation.state.server.extra
+    for _ in range(2):
+        record = federation.run_round(evaluate=False)
+        assert record.withheld == record.clients.answered == ["client-0", "client-1", "client-2"]
+        assert (record.bytes["up"], record.sent["parameters"]) == (0, 0)
+        assert_same_tensors(params_of(federation), begun)
+        # What the next round is compared with is the last time that the model moved.
+        assert_same_tensors(federation.state.server.extra, last)
+
+
+@ENGINES
+def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
+    settings = {"clients": 6, "cmfl__threshold": 0.65, "cmfl__schedule": "constant"}
+    settings |= {"partition__alpha": 0.1, "dtype": "float64"}
+    federation = build_federation(small(images, "cmfl", engine=engine, **settings))
+    federation.run_round(evaluate=False)
+    begun, last = params_of(federation), federation.state.server.extra
+    record = federation.run_round(evaluate=False, keep_models=True)
+    models = dict(federation.engine.personal_models({}))
+    size = sum(value.numel() for value in begun.values())
+    agreeing = []
+    for client, model in models.items():
+        same = 0
+        for name, value in model.items():
+            ours, theirs = (value - begun[name]).flatten().tolist(), last[name].flatten().tolist()
+            for a, b in zip(ours, theirs, strict=True):
+                same += (a > 0) - (a < 0) == (b > 0) - (b < 0)
+        if same / size >= 0.65:
+            agreeing.append(client)
+    assert 0 < len(agreeing) < 6
+    assert record.withheld == sorted(models.keys() - {*agreeing})
+    sizes = federation.engine.sizes
+    total = sum(sizes[client] for client in agreeing)
+    for name, value in params_of(federation).items():
+        wanted = torch.stack([sizes[n] / total * models[n][name] for n in agreeing]).sum(0)
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+    # Its share of what uploads costs.
+    assert record.bytes["up"] == 8 * size * len(agreeing)
+    assert record.bytes["down"] == 6 * (2 * 8 * size)
+    zeros = sum(int((value == 0).sum()) for value in last.values())
+    assert record.remarks["cmfl"] == {"threshold": 0.65, "zeros": zeros / size}
+
+
+def test_the_threshold_falls_with_the_rounds(images: Path) -> None:
+    federation = build_federation(small(images, "cmfl", rounds=4))
+    told = [federation.run_round(evaluate=False).remarks["cmfl"] for _ in range(4)]
+    assert [each["threshold"] for each in told] == pytest.approx(
+        [0.8, 0.8 / 2**0.5, 0.8 / 3**0.5, 0.4]
+    )
+    assert told[0]["zeros"] is None
+
+
+def test_signs_that_agree() -> None:
+    last = {"a": torch.tensor([1.0, -2.0, 3.0]), "b": torch.tensor([[-4.0]])}
+    assert agreement(last, last) == 1
+    assert agreement({name: -value for name, value in last.items()}, last) == 0
+    assert agreement({"a": torch.tensor([5.0, 1.0, 0.0]), "b": last["b"]}, last) == 0.5
+    still = {"a": torch.tensor([0.0, -2.0, 3.0]), "b": last["b"]}
+    # Over all numbers at once, and two zeros agree.
+    assert agreement(still, still) == 1
+    assert agreement(last, still) == 0.75
+
+
+def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+    settings = {"clients": 6, "partition__alpha": 0.1}
+    found, wanted = (federate(images, name, 2, **settings) for name in ("cmfl", "fedavg"))
+    assert differ(params_of(found), params_of(wanted))
+
+
+def test_what_it_compares_with_survives_an_interruption(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, "cmfl", rounds=3, clients=6, partition__alpha=0.1)
+    run(experiment, tmp_path / "whole")
+    run(experiment.replace(rounds=2), tmp_path / "stopped")
+    resume(tmp_path / "stopped", rounds=3)
+    left, right = (read_records(tmp_path / name)[-1] for name in ("whole", "stopped"))
+    assert left["withheld"] == right["withheld"] != []
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")

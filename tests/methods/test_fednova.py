@@ -1,0 +1,117 @@
+"""FedNova: against its formula, and where FedAvg's fixed point is biased."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from server_side_runs import UNEQUAL, assert_close, differ, federate, params_of
+from tiny_method_inputs import make_method
+
+from mpfedcl.experiment.settings import TrainSettings
+from mpfedcl.messages import Update
+from mpfedcl.methods import Method, Server, Tally
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.tensors import Tensors
+from small_experiments import build_federation, small
+
+ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+
+
+def gather(method: Method, server: Server, models: list[Tensors], sizes: list[int]) -> Server:
+    """Average models as a round does."""
+    nothing = Prototypes.empty(3)
+    updates = [
+        Update(f"client-{number}", size, model, nothing, 0.0)
+        for number, (size, model) in enumerate(zip(sizes, models, strict=True))
+    ]
+    weights = [method.weigh(update, server) for update in updates]
+    pairs = list(zip(weights, models, strict=True))
+    means = {
+        name: torch.stack([weight * model[name] for weight, model in pairs]).sum(0) / sum(weights)
+        for name in models[0]
+    }
+    names = [update.client for update in updates]
+    tally = Tally(names, sizes, weights, [0.0] * len(sizes), 1.0, {}, {})
+    return method.reduce(server, means, tally)
+
+
+@ENGINES
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_against_the_formula(images: Path, engine: str, momentum: float) -> None:
+    settings = {**UNEQUAL, "partition__alpha": 3.0, "engine": engine, "train__momentum": momentum}
+    settings |= {"clients": 5, "dtype": "float64"}
+    federation = build_federation(small(images, "fednova", **settings))
+    train = TrainSettings(batch_size=8, momentum=momentum)
+    sizes = federation.engine.sizes
+    assert len({train.num_steps(size) for size in sizes.values()}) > 2
+    for _ in range(2):
+        begun = params_of(federation)
+        federation.run_round(evaluate=False, keep_models=True)
+        models = dict(federation.engine.personal_models({}))
+        p = {client: size / sum(sizes.values()) for client, size in sizes.items()}
+        a = {n: train.effective_steps(train.num_steps(size)) for n, size in sizes.items()}
+        gone = sum(p[client] * a[client] for client in sizes)
+        wanted = {}
+        for name, w in begun.items():
+            each = [p[client] * (w - models[client][name]) / a[client] for client in sizes]
+            wanted[name] = w - gone * torch.stack(each).sum(0)
+        assert_close(params_of(federation), wanted)
+
+
+@ENGINES
+def test_with_equal_steps_it_is_fedavg(images: Path, engine: str) -> None:
+    settings = {"partition__kind": "iid", "engine": engine}
+    found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
+    assert_close(params_of(found), params_of(wanted))
+
+
+@ENGINES
+def test_one_client_alone(images: Path, engine: str) -> None:
+    settings = {"clients": 1, "engine": engine}
+    found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
+    assert_close(params_of(found), params_of(wanted))
+
+
+def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+    found, wanted = (federate(images, name, 1, **UNEQUAL) for name in ("fednova", "fedavg"))
+    assert differ(params_of(found), params_of(wanted))
+    largest = max(
+        float((value - params_of(wanted)[name]).abs().max())
+        for name, value in params_of(found).items()
+    )
+    # No matter of rounding.
+    assert largest > 1e-5
+
+
+@pytest.mark.parametrize(("name", "fixed_point"), [("fedavg", 8.1 / 8.2), ("fednova", 0.9)])
+def test_two_quadratics_whose_optimum_is_known(name: str, fixed_point: float) -> None:
+    """One client has its optimum at 0 and 1 sample, the other at 1 and 9: p_i x_i sum to 0.9.
+
+    They take 1 and 9 steps. FedAvg ends where 0.1 * 1 step and 0.9 * 9 steps are at rest.
+    """
+    lr, sizes = 1e-3, [1, 9]
+    method = make_method(name, train__batch_size=1, train__momentum=0.0)
+    server = method.init_server({"w": torch.tensor([0.5], dtype=torch.float64)})
+    for _ in range(1000):
+        models = []
+        for optimum, steps in zip((0.0, 1.0), sizes, strict=True):
+            shrunk = (1 - lr) ** steps
+            models.append({"w": optimum + shrunk * (server.params["w"] - optimum)})
+        server = gather(method, server, models, sizes)
+    assert float(server.params["w"]) == pytest.approx(fixed_point, abs=2e-3)
+
+
+def test_momentum_of_the_server(images: Path) -> None:
+    settings = {**UNEQUAL, "fednova__momentum": 0.6}
+    method = make_method("fednova", fednova__momentum=0.6)
+    start = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    server = method.init_server(start)
+    moved = {"w": start["w"] - 1}
+    first = gather(method, server, [moved], [5])
+    assert first.params["w"].tolist() == [0.0, 1.0]
+    # The second step goes nowhere by itself: only the velocity of the first is left.
+    second = gather(method, first, [first.params], [5])
+    torch.testing.assert_close(second.params["w"], first.params["w"] - 0.6)
+    still = federate(images, "fednova", **UNEQUAL)
+    assert still.state.server.private == {}
+    assert differ(params_of(federate(images, "fednova", **settings)), params_of(still))

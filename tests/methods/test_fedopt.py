@@ -1,0 +1,98 @@
+"""FedOpt: the server's optimizers by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from server_side_runs import assert_close, begins_at, differ, federate, params_of
+from tiny_method_inputs import make_method
+
+from mpfedcl import resume, run
+from mpfedcl.methods import Tally
+from small_experiments import assert_same_run, assert_same_tensors, small
+
+ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+CHANGES = (0.5, -0.25, 0.125, 1.0)
+NOBODY = Tally([], [], [], [], 1.0, {}, {})
+
+
+@ENGINES
+def test_a_plain_step_of_length_1_is_fedavg(images: Path, engine: str) -> None:
+    settings = {"fedopt__optimizer": "sgd", "fedopt__momentum": 0, "engine": engine}
+    found = federate(images, "fedopt", **settings)
+    assert_same_tensors(params_of(found), params_of(federate(images, engine=engine)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
+def test_at_its_defaults_it_differs_from_fedavg(images: Path, optimizer: str) -> None:
+    wanted = params_of(federate(images, rounds=2))
+    found = federate(images, "fedopt", 2, fedopt__optimizer=optimizer)
+    assert differ(params_of(found), wanted)
+
+
+def steps(optimizer: str, **changes: Any) -> list[float]:
+    """Return where a server of one number is after each of some changes, beginning at 2."""
+    given = {f"fedopt__{name}": value for name, value in changes.items()}
+    method = make_method("fedopt", fedopt__optimizer=optimizer, **given)
+    server = method.init_server({"w": torch.tensor([2.0], dtype=torch.float64)})
+    places = []
+    for change in CHANGES:
+        server = method.reduce(server, {"w": server.params["w"] + change}, NOBODY)
+        places.append(float(server.params["w"]))
+    return places
+
+
+def test_momentum_by_hand() -> None:
+    # m = 0.5, then 0.5 * 0.5 - 0.25 = 0, 0.125, 1.0625; each step is half of it.
+    wanted = [2.25, 2.25, 2.3125, 2.84375]
+    assert steps("sgd", lr=0.5, momentum=0.5) == pytest.approx(wanted, rel=1e-14)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
+def test_adaptive_steps_by_hand(optimizer: str) -> None:
+    tau, beta1, beta2, lr = 0.01, 0.8, 0.9, 0.1
+    w, m, v = 2.0, 0.0, tau**2
+    wanted = []
+    for change in CHANGES:
+        m = beta1 * m + (1 - beta1) * change
+        if optimizer == "adagrad":
+            v = v + change**2
+        elif optimizer == "adam":
+            v = beta2 * v + (1 - beta2) * change**2
+        else:
+            v = v - (1 - beta2) * change**2 * math.copysign(1, v - change**2)
+        w += lr * m / (math.sqrt(v) + tau)
+        wanted.append(w)
+    found = steps(optimizer, lr=lr, momentum=beta1, beta2=beta2, adaptivity=tau)
+    assert found == pytest.approx(wanted, rel=1e-13)
+
+
+def test_adagrad_has_no_momentum_by_default() -> None:
+    assert steps("adagrad") == steps("adagrad", momentum=0.0, lr=0.01)
+    assert steps("adam") == steps("adam", momentum=0.9, lr=0.01)
+    assert steps("sgd") == steps("sgd", momentum=0.9, lr=1.0)
+
+
+@ENGINES
+def test_in_a_federation(images: Path, engine: str) -> None:
+    """One round of Adam: the mean change is what one round of FedAvg comes to."""
+    settings = {"engine": engine}
+    mean, begun = params_of(federate(images, rounds=1, **settings)), begins_at(images)
+    tau, wanted = 1e-3, {}
+    for name, w in begun.items():
+        change = mean[name] - w
+        v = 0.99 * tau**2 + 0.01 * change**2
+        wanted[name] = w + 0.01 * 0.1 * change / (v.sqrt() + tau)
+    assert_close(params_of(federate(images, "fedopt", 1, **settings)), wanted)
+
+
+def test_what_the_server_keeps_is_never_sent_and_survives(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, "fedopt", rounds=3, fedopt__optimizer="yogi")
+    run(experiment, tmp_path / "whole")
+    result = run(experiment.replace(rounds=1), tmp_path / "stopped")
+    resume(tmp_path / "stopped", rounds=3)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    (record,) = result.history
+    assert record["bytes"]["down"] == record["bytes"]["up"]

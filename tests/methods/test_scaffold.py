@@ -1,0 +1,218 @@
+"""SCAFFOLD: the identities of its controls, a slow loop of its formulas, and the example."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from server_side_runs import (
+    UNEQUAL,
+    PlainFedAvg,
+    assert_close,
+    client_states,
+    data_of,
+    differ,
+    federate,
+    params_of,
+    weighted,
+)
+
+from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import TrainSettings
+from mpfedcl.messages import Broadcast
+from mpfedcl.methods.scaffold import Scaffold
+from mpfedcl.models import Mlp
+from mpfedcl.rng import generator
+from mpfedcl.tensors import Tensors
+from small_experiments import assemble_federation, assert_same_tensors, build_federation, small
+
+ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+
+
+class Uncontrolled(Scaffold):
+    """SCAFFOLD whose controls are pinned to zero."""
+
+    def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
+        control, lr = super().prepare(broadcast)
+        return {name: torch.zeros_like(value) for name, value in control.items()}, lr
+
+    def finish(self, params: Tensors, context: Any, num_steps: int) -> tuple[Tensors, Tensors]:
+        sent, _ = super().finish(params, context, num_steps)
+        return sent, context.state
+
+
+@pytest.mark.parametrize(
+    ("momentum", "steps", "length"),
+    [(0.5, 1, 1), (0.5, 2, 2.5), (0.5, 3, 4.25), (0.0, 7, 7), (0.9, 1, 1)],
+)
+def test_steps_as_momentum_makes_them(momentum: float, steps: int, length: float) -> None:
+    found = TrainSettings(momentum=momentum).effective_steps(steps)
+    assert found == pytest.approx(length, rel=1e-14)
+
+
+def test_so_many_steps_go_so_far_along_a_constant_gradient() -> None:
+    train = TrainSettings(momentum=0.7)
+    place = velocity = 0.0
+    for steps in range(1, 20):
+        velocity = 0.7 * velocity + 1
+        place += velocity
+        assert train.effective_steps(steps) == pytest.approx(place, rel=1e-13)
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(1, 3), (8, 3), (9, 6), (16, 6), (17, 9)])
+def test_the_last_smaller_batch_is_a_step(samples: int, steps: int) -> None:
+    assert TrainSettings(epochs=3, batch_size=8).num_steps(samples) == steps
+
+
+@ENGINES
+def test_without_controls_it_is_fedavg(images: Path, engine: str) -> None:
+    found = federate(images, "scaffold", engine=engine, method_class=Uncontrolled)
+    wanted = federate(images, engine=engine, method_class=PlainFedAvg)
+    assert_same_tensors(params_of(found), params_of(wanted))
+
+
+@ENGINES
+def test_it_differs_from_fedavg_from_the_second_round_on(images: Path, engine: str) -> None:
+    for rounds, differs in ((1, False), (2, True)):
+        found = federate(images, "scaffold", rounds, engine=engine)
+        wanted = federate(images, rounds=rounds, engine=engine, method_class=PlainFedAvg)
+        assert differ(params_of(found), params_of(wanted)) is differs
+
+
+@ENGINES
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+def test_the_servers_control_is_the_mean_of_all_clients(
+    images: Path, engine: str, fraction: float
+) -> None:
+    settings = {**UNEQUAL, "clients": 5, "fraction": fraction, "train__momentum": 0.8}
+    federation = federate(images, "scaffold", 4, engine=engine, **settings)
+    sizes = federation.engine.sizes
+    own = client_states(federation)
+    assert fraction < 1 or own.keys() == sizes.keys()
+    shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+    # A client that has never been drawn has a control of zero.
+    assert_close(federation.state.server.extra, weighted(own, shares))
+
+
+@ENGINES
+def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> None:
+    settings = {"train__batch_size": 64, "engine": engine}
+    before, after = (federate(images, "scaffold", n, **settings) for n in (1, 2))
+    data = data_of(images)
+    model = Mlp((data.input_size, 8, 4), data.num_classes)
+    states = client_states(after)
+    for client in data.clients:
+
+        def loss(params: Tensors, client: Any = client) -> torch.Tensor:
+            _, logits = model.apply(params, client.inputs)
+            return torch.nn.functional.cross_entropy(logits, client.labels)
+
+        gradient = torch.func.grad(loss)(params_of(before))
+        assert_close(states[client.name], gradient, 1e-9)
+
+
+@ENGINES
+def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: str) -> None:
+    settings = {"train__batch_size": 64, "train__epochs": 3, "engine": engine, "dtype": "float64"}
+    data = data_of(images)
+    alike = [replace(data.clients[0], name=each.name) for each in data.clients]
+    models = []
+    for method in (Scaffold, PlainFedAvg):
+        experiment = small(images, method.name, **settings).resolved()
+        model = Mlp((data.input_size, 8, 4), data.num_classes)
+        same = replace(data, clients=tuple(alike))
+        federation = assemble_federation(experiment, same, model, method_class=method)
+        for _ in range(3):
+            federation.run_round(evaluate=False)
+            for control in client_states(federation).values():
+                assert_close(control, federation.state.server.extra)
+        models.append(params_of(federation))
+    assert_close(*models)
+
+
+def test_controls_follow_from_the_next_broadcast_alone(images: Path) -> None:
+    """With all clients and equal steps, c_i - c is known from models: half the bytes would do."""
+    settings = {"partition__kind": "iid", "train__batch_size": 5}
+    federation = federate(images, "scaffold", 1, **settings)
+    for number in (2, 3):
+        before = client_states(federation)
+        control = federation.state.server.extra
+        federation.run_round(evaluate=False, keep_models=True)
+        models = dict(federation.engine.personal_models({}))
+        after, train = client_states(federation), TrainSettings(batch_size=5)
+        length = train.learning_rate(number) * train.effective_steps(4)
+        for client, own in before.items():
+            wanted = {
+                n: own[n] - control[n] + (params_of(federation)[n] - models[client][n]) / length
+                for n in own
+            }
+            found = {n: after[client][n] - federation.state.server.extra[n] for n in own}
+            assert_close(found, wanted, 1e-9)
+
+
+def scaffold_by_hand(images: Path, rounds: int, experiment: Experiment) -> Tensors:
+    """Run SCAFFOLD step by step; a control is the mean of raw gradients by what they moved."""
+    data, train = data_of(images, **UNEQUAL), experiment.train
+    model = Mlp((data.input_size, 8, 4), data.num_classes)
+    w = model.init(generator(experiment.seed, "weights"), torch.float64)
+    names, total = list(w), sum(len(client.labels) for client in data.clients)
+    c = {n: torch.zeros_like(w[n]) for n in names}
+    own = {client.name: dict(c) for client in data.clients}
+    for number in range(1, rounds + 1):
+        mean = {n: torch.zeros_like(w[n]) for n in names}
+        new = {}
+        for client in data.clients:
+            y, velocity, raw = dict(w), {n: torch.zeros_like(w[n]) for n in names}, []
+            for rows in draw_batches(client, experiment, number):
+                leaves = {n: v.detach().requires_grad_() for n, v in y.items()}
+                _, logits = model.apply(leaves, client.inputs[rows])
+                loss = torch.nn.functional.cross_entropy(logits, client.labels[rows])
+                slopes = torch.autograd.grad(loss, list(leaves.values()))
+                raw.append(dict(zip(names, slopes, strict=True)))
+                for n in names:
+                    corrected = raw[-1][n] - own[client.name][n] + c[n]
+                    velocity[n] = train.momentum * velocity[n] + corrected
+                    y[n] = y[n] - train.learning_rate(number) * velocity[n]
+            moved = [sum(train.momentum**j for j in range(len(raw) - k)) for k in range(len(raw))]
+            shares = {str(k): a / sum(moved) for k, a in enumerate(moved)}
+            new[client.name] = weighted({str(k): each for k, each in enumerate(raw)}, shares)
+            for n in names:
+                mean[n] += len(client.labels) / total * y[n]
+        w, own = mean, new
+        c = weighted(own, {client.name: len(client.labels) / total for client in data.clients})
+    return w
+
+
+@ENGINES
+def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
+    settings = {**UNEQUAL, "engine": engine, "train__momentum": 0.7, "train__lr": 0.1}
+    experiment = small(images, "scaffold", **settings).resolved()
+    found = federate(images, "scaffold", **settings)
+    assert_close(params_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
+
+
+def test_twice_the_bytes_of_fedavg(images: Path) -> None:
+    federation = build_federation(small(images, "scaffold"))
+    record = federation.run_round(evaluate=False)
+    size = sum(value.numel() for value in params_of(federation).values())
+    assert record.bytes == {"up": 3 * 2 * 4 * size, "down": 3 * 2 * 4 * size}
+
+
+def test_the_servers_step(images: Path) -> None:
+    whole, half = (federate(images, "scaffold", 1, scaffold__server_lr=each) for each in (1.0, 0.5))
+    begun = build_federation(small(images, "scaffold", dtype="float64")).state.server.params
+    for name, value in params_of(half).items():
+        torch.testing.assert_close(value, (begun[name] + params_of(whole)[name]) / 2)
+
+
+@pytest.mark.usefixtures("example_methods")
+def test_the_example_is_the_built_in_method(images: Path) -> None:
+    settings = {**UNEQUAL, "clients": 5, "fraction": 0.6}
+    example, ours = (
+        federate(images, method, **settings) for method in ("custom_method:Scaffold", "scaffold")
+    )
+    assert_same_tensors(params_of(example), params_of(ours))
+    assert_same_tensors(example.engine.state(), ours.engine.state())
+    assert_same_tensors(example.state.server.extra, ours.state.server.extra)
