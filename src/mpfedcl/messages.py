@@ -22,6 +22,10 @@ class Broadcast:
     extra: Tensors
     """What else the method's server keeps for its clients."""
     pool: PrototypePool
+    version: int | None = None
+    """Asynchronous methods: how often the model was changed before."""
+    dispatch: int | None = None
+    """Asynchronous methods: which of the server's sendings this is; draws go by it."""
 
     def to(self, device: torch.device) -> Self:
         """Return the broadcast on a device."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.optimizer import make_optimizer
@@ -28,21 +29,23 @@ class LoopTrainer(Trainer):
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         context = Context(self._model.apply, task.start, received, task.state, task.own)
         context = replace(context, memory=self._method.init_memory(context))
-        params, memory, loss, num_steps = self._run_steps(task.client, context, round_number)
-        averaged, state = self._method.finish(params, replace(context, memory=memory), num_steps)
+        batches = draw_batches(
+            task.client, self._experiment, task.draw_number(round_number), self._method.repeats
+        )
+        params, memory, loss = self._run_steps(task.client, batches, context, round_number)
+        averaged, state = self._method.finish(params, replace(context, memory=memory), len(batches))
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
         )
 
     def _run_steps(
-        self, client: ClientData, context: Context, round_number: int
-    ) -> tuple[Tensors, Tensors, float, int]:
-        """Run the local epochs; return the parameters, the memory, the mean loss and the steps."""
+        self, client: ClientData, batches: Sequence[Tensor], context: Context, round_number: int
+    ) -> tuple[Tensors, Tensors, float]:
+        """Take a step on each batch; return the parameters, the memory and the mean loss."""
         method, received = self._method, context.received
         params = {n: v.detach().clone().requires_grad_() for n, v in context.start.items()}
         optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
-        batches = draw_batches(client, self._experiment, round_number, method.repeats)
         for step, chosen in enumerate(batches):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
@@ -57,7 +60,7 @@ class LoopTrainer(Trainer):
             losses += loss.detach() * len(chosen)
         trained = {name: value.detach() for name, value in params.items()}
         mean = float(losses) / sum(map(len, batches))
-        return trained, context.memory, mean, len(batches)
+        return trained, context.memory, mean
 
     @torch.no_grad()
     def _end_step(self, params: Tensors, context: Context) -> Context:

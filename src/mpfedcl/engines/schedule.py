@@ -64,11 +64,16 @@ class Schedule:
 
 
 def make_schedule(
-    clients: Sequence[ClientData], experiment: Experiment, round_number: int, repeats: int = 1
+    clients: Sequence[ClientData],
+    experiment: Experiment,
+    round_number: int | Sequence[int],
+    repeats: int = 1,
 ) -> Schedule:
-    """Lay the steps of several clients side by side."""
+    """Lay the steps of several clients side by side: of one round, or of one for each client."""
+    rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
     drawn = [
-        (draw_batches(client, experiment, round_number, repeats), client) for client in clients
+        (draw_batches(client, experiment, number, repeats), client)
+        for client, number in zip(clients, rounds, strict=True)
     ]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
     num_rows = max(len(batch) for batches, _ in drawn for batch in batches)

@@ -39,7 +39,10 @@ class StackedTrainer(Trainer):
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> TrainedClients:
         schedule = make_schedule(
-            [task.client for task in tasks], self._experiment, round_number, self._method.repeats
+            [task.client for task in tasks],
+            self._experiment,
+            [task.draw_number(round_number) for task in tasks],
+            self._method.repeats,
         )
         by_name = {task.client.name: task for task in tasks}
         tasks = [by_name[client.name] for client in schedule.clients]
@@ -135,7 +138,10 @@ class StackedTrainer(Trainer):
             schedule.clients,
             self._model,
             params,
-            start={n: value for n, value in contexts[0].start.items() if method.shared(n)},
+            starts=[
+                {n: value for n, value in context.start.items() if method.shared(n)}
+                for context in contexts
+            ],
             finished=finished,
             states=states,
             losses=losses.tolist(),

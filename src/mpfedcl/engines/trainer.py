@@ -25,6 +25,12 @@ class ClientTask:
     """What else it kept from its last round."""
     own: Tensors = field(default_factory=dict)
     """What the method made of its labels."""
+    dispatch: int | None = None
+    """Which sending of the server this is, where there are no rounds: batches are drawn by it."""
+
+    def draw_number(self, round_number: int) -> int:
+        """Return the number that the client's batches are drawn by."""
+        return round_number if self.dispatch is None else self.dispatch
 
 
 def stack_tensors(each: Sequence[Tensors]) -> Tensors:
