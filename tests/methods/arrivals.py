@@ -12,8 +12,8 @@ from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
-EQUAL_SPEEDS = {"pace__spread": 0.0, "pace__jitter": 0.0, "partition__kind": "iid"}
-CLOCK = {"pace__kind": "lognormal"}
+EQUAL_SPEEDS: dict[str, Any] = {"pace__spread": 0.0, "pace__jitter": 0.0, "partition__kind": "iid"}
+CLOCK: dict[str, Any] = {"pace__kind": "lognormal"}
 
 
 def one(value: float) -> Tensors:

@@ -225,7 +225,7 @@ def test_slow_clients_step_farther() -> None:
         state = method.init_client(one(0))
         for each in seconds:
             state = method.note_delay(state, each)
-        context = Context(lambda *_: (), one(0), None, state)  # type: ignore[arg-type, return-value]
+        context = Context(lambda *_: (), one(0), None, state)  # type: ignore[arg-type]
         memory = method.init_memory(context)
         context = Context(context.apply, one(0), None, state, memory=memory)
         step, _ = method.adjust_and_remember(one(1), one(0), context)
@@ -246,7 +246,7 @@ def test_equal_weights_of_the_first_layer_stay_as_they_are() -> None:
 # Sageflow
 
 
-OPEN = {
+OPEN: dict[str, Any] = {
     "sageflow__entropy": 1e6,
     "sageflow__loss_power": 0.0,
     "sageflow__age_power": 0.0,
@@ -307,7 +307,11 @@ def test_uncertain_models_are_left_out_after_a_while() -> None:
 
 
 def test_who_is_left_out_is_written_down_and_the_model_stays(images: Path) -> None:
-    strict = {"sageflow__entropy": 1e-9, "sageflow__warm_up": 0, "pace__tick": 1000.0}
+    strict: dict[str, Any] = {
+        "sageflow__entropy": 1e-9,
+        "sageflow__warm_up": 0,
+        "pace__tick": 1000.0,
+    }
     loop, records = run(images, "sageflow", **strict)
     start = run(images, "sageflow", rounds=0, **strict)[0].state.server.params
     assert_same_tensors(loop.state.server.params, start)

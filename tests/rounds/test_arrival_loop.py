@@ -129,14 +129,14 @@ def test_ticks_bring_what_has_come_by_version(images: Path) -> None:
 
 def test_ticks_that_last_a_round_miss_nobody(images: Path) -> None:
     """Sums of seconds round either way; whoever is due at a tick has come."""
-    pace = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid", "pace__latency": 0.1}
+    pace: dict[str, Any] = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid"}
     _, method, _ = listen(images, InTicks, rounds=9, **pace)
     assert len(method.heard) == 9
     assert all([len(each.names) for each in heard] == [4] for heard in method.heard)
 
 
 def test_equal_speeds_come_by_name_and_each_is_folded_alone(images: Path) -> None:
-    pace = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid"}
+    pace: dict[str, Any] = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid"}
     _, method, records = listen(images, rounds=2, **pace)
     names = [name for (each,) in method.heard for name in each.names]
     assert names == [f"client-{number}" for number in range(4)] * 2
@@ -257,7 +257,7 @@ def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path
     assert not rest or min(waited) > max(rest)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
     "secure_sums": {"secure_sums": True},
     "privacy.epsilon": {"privacy__epsilon": 3.0},

@@ -1,7 +1,7 @@
 """The virtual clock: speeds from keys, never from measured time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -17,7 +17,7 @@ from mpfedcl.rounds.pace import Pace
 COUNTS = {f"c{number}": [number + 1, 0, 7 - number] for number in range(6)}
 
 
-def make_pace(counts: dict[str, Sequence[int]] | None = None, **settings: Any) -> Pace:
+def make_pace(counts: Mapping[str, Sequence[int]] | None = None, **settings: Any) -> Pace:
     asked = PaceSettings(**{"kind": "lognormal", **settings})
     return Pace(asked, 3, COUNTS if counts is None else counts, passes=2)
 
