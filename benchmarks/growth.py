@@ -11,7 +11,8 @@ from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, p
 from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rng import generator
-from mpfedcl.rounds.round_loop import RoundLoop, RoundState
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.round_state import RoundState
 from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_clients
 
 WARM_ROUNDS = 1

@@ -12,13 +12,15 @@ from safetensors.torch import load
 
 from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.engines import Engine, InProcessEngine
+from mpfedcl.engines import DispatchingEngine, Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Model
+from mpfedcl.rounds.arrival_loop import make_loop
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import WrappedEngine
+from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
@@ -207,9 +209,13 @@ def assemble_federation(
         num_classes=data.num_classes,
         input_size=data.input_size,
         method_class=method_class,
+        public=data.public,
     )
-    local = InProcessEngine(assembly, data)
-    return RoundLoop(assembly, wrap(inspect_where_asked(assembly, local, local, None)))
+    is_asynchronous = assembly.method.timing != "rounds"
+    local = (DispatchingEngine if is_asynchronous else InProcessEngine)(assembly, data)
+    engine = wrap(inspect_where_asked(assembly, local, local, None))
+    counts = {name: each["train"] for name, each in data.partition["clients"].items()}
+    return make_loop(assembly, engine, Pace.of(assembly, counts))
 
 
 # What a run left behind

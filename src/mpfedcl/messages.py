@@ -25,6 +25,10 @@ class Broadcast:
     pool: PrototypePool
     units: Mapping[str, Tensors] = field(default_factory=dict)
     """By client, where it is sent a part of the model: which units it has of each hidden layer."""
+    version: int | None = None
+    """Asynchronous methods: how often the model was changed before."""
+    dispatch: int | None = None
+    """Asynchronous methods: which of the server's sendings this is; draws go by it."""
 
     def to(self, device: torch.device) -> Self:
         """Return the broadcast on a device."""

@@ -38,7 +38,7 @@ def stack(task: Task, *, spoiled: int | None = None) -> TrainedStack:
         [work.client for work in task.works],
         task.model,
         params,
-        start={n: v for n, v in task.start.items() if task.method.shared(n)},
+        starts=[{n: v for n, v in task.start.items() if task.method.shared(n)}] * len(task.works),
         states=[{}] * len(task.works),
         losses=[0.5, 1.5, 2.5, 3.5],
     )

@@ -20,7 +20,7 @@ from mpfedcl.json_files import FileContent, parse_json
 from mpfedcl.methods import READINGS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
-from mpfedcl.rounds.round_loop import RoundState
+from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint, _sign, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import SCHEMAS

@@ -12,7 +12,7 @@ from mpfedcl.experiment import FORMAT
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
-from mpfedcl.rounds.round_loop import RoundState
+from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     _sign,

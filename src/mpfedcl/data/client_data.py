@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_split import split_among_clients, split_own_samples
+from mpfedcl.data.client_split import describe_public, split_among_clients, split_own_samples
 from mpfedcl.data.inputs import InputMaker, make_plain_inputs
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex, Subset
@@ -48,6 +48,8 @@ class FederatedData:
     """Whether samples are vectors, and no images."""
     notices: tuple[str, ...] = ()
     """What whoever uses the data should know of them, a sentence each."""
+    public: tuple[Tensor, Tensor] | None = None
+    """Inputs and labels of training images that the server has in place of a client."""
 
     @property
     def num_classes(self) -> int:
@@ -109,11 +111,13 @@ class FederatedData:
             )
             for client in self.clients
         )
+        public = self.public
         return replace(
             self,
             clients=clients,
             test_inputs=self.test_inputs.to(device),
             test_labels=self.test_labels.to(device),
+            public=public and (public[0].to(device), public[1].to(device)),
         )
 
 
@@ -173,6 +177,11 @@ def load_federated_data(
         )
         for name, subset in split.training.items()
     )
+    public, notices = None, sample_index.notices
+    if split.public is not None:
+        held_out = inputs[torch.from_numpy(split.positions_of(split.public))]
+        public = held_out, torch.from_numpy(split.public.labels)
+        notices = (*notices, *describe_public(len(split.public.labels), experiment))
     return FederatedData(
         sample_index.name,
         sample_index.class_names,
@@ -181,7 +190,8 @@ def load_federated_data(
         torch.from_numpy(split.test.labels),
         {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
         sample_index.vector_width is not None,
-        sample_index.notices,
+        notices,
+        public,
     )
 
 

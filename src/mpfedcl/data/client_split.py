@@ -1,5 +1,6 @@
 """The split: which client trains and is tested on which images, before any image is opened."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,24 +25,30 @@ class ClientSplit:
     test: Subset
     own_test: dict[str, Indices]
     """Each client's indices into the union test set."""
+    public: Subset | None = None
+    """Training images that the server has in place of a client."""
 
     def describe(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Return who has how many training images of each class, and how many test images."""
+
+        def count(subset: Subset) -> list[int]:
+            found: list[int] = numpy.bincount(subset.labels, minlength=len(class_names)).tolist()
+            return found
+
         return {
             "classes": list(class_names),
             "clients": {
-                name: {
-                    "train": numpy.bincount(subset.labels, minlength=len(class_names)).tolist(),
-                    "test": len(self.own_test[name]),
-                }
+                name: {"train": count(subset), "test": len(self.own_test[name])}
                 for name, subset in self.training.items()
             },
+            **({} if self.public is None else {"public": count(self.public)}),
         }
 
     @cached_property
     def all_rows(self) -> Indices:
         """The numbers of all images that somebody needs, each once, in order."""
-        return numpy.unique(Subset.join([*self.training.values(), self.test]).rows)
+        public = [] if self.public is None else [self.public]
+        return numpy.unique(Subset.join([*self.training.values(), self.test, *public]).rows)
 
     def positions_of(self, subset: Subset) -> Indices:
         """Return where a subset's images are among `all_rows`."""
@@ -98,7 +105,25 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
             f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
             "clients must have more training images of a class."
         )
-    return ClientSplit(training, test, own_test)
+    return replace(split, training=training, test=test, own_test=own_test)
+
+
+def describe_public(found: int, experiment: Experiment) -> list[str]:
+    """Say where fewer public images are held out than were asked for."""
+    asked = experiment.public.size or 0
+    if found >= asked:
+        return []
+    return [f"public.size is {asked:,}; {found:,} training images are held out, a tenth of them."]
+
+
+def _hold_out_public(
+    subset: Subset, asked: float, experiment: Experiment, *parts: str
+) -> tuple[Subset, Subset]:
+    """Return training images for clients, and those that the server has: at most a tenth."""
+    size = min(math.ceil(asked), max(1, len(subset.labels) // 10))
+    draw = numpy_generator(experiment.seed, "partition", "public", *parts)
+    order = draw.permutation(len(subset.labels))
+    return subset.select(numpy.sort(order[size:])), subset.select(numpy.sort(order[:size]))
 
 
 def _split_by_domain(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
@@ -121,7 +146,19 @@ def _split_by_domain(sample_index: SampleIndex, experiment: Experiment) -> Clien
                 f"partition.min_size is {wanted:,}, but the domain {name} has {found:,} training "
                 f"images; it must be at most that under partition.kind {experiment.partition.kind}."
             )
-    return ClientSplit(training, *_join_tests(tests, experiment))
+    split = ClientSplit(training, *_join_tests(tests, experiment))
+    if not (asked := experiment.public.size):
+        return split
+    share = asked / sum(len(each.labels) for each in training.values())
+    pairs = {
+        name: _hold_out_public(each, share * len(each.labels), experiment, name)
+        for name, each in training.items()
+    }
+    return replace(
+        split,
+        training={name: kept for name, (kept, _) in pairs.items()},
+        public=Subset.join([public for _, public in pairs.values()]),
+    )
 
 
 def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
@@ -129,20 +166,29 @@ def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSpli
     if experiment.partition.test == "shared":
         splits = [_split_pooled(domain, experiment) for domain in sample_index.domains]
         pool = _draw_pool([train for train, _ in splits], sample_index.name, experiment)
+        pool, public = _take_public(pool, experiment)
         test = Subset.join([test for _, test in splits])
         indices = _assign_images(pool.labels, experiment, test_fraction=None)
         own_test = dict.fromkeys(indices, numpy.arange(len(test.labels)))
         training = {name: pool.select(own) for name, own in indices.items()}
-        return ClientSplit(training, test, own_test)
+        return ClientSplit(training, test, own_test, public)
     # Matched: a client is tested on some of its own images, not on an official test set.
     pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
+    pool, public = _take_public(pool, experiment)
     fraction = _test_fraction(experiment)
     training, tests = {}, {}
     for name, own in _assign_images(pool.labels, experiment, fraction).items():
         generator = numpy_generator(experiment.seed, "partition", "matched", name)
         train, held_out = split_by_class(pool.labels[own], fraction, generator)
         training[name], tests[name] = pool.select(own[train]), pool.select(own[held_out])
-    return ClientSplit(training, *_join_tests(tests, experiment))
+    return ClientSplit(training, *_join_tests(tests, experiment), public)
+
+
+def _take_public(pool: Subset, experiment: Experiment) -> tuple[Subset, Subset | None]:
+    """Hold public images out of those that are to be dealt, if any are asked for."""
+    if not (asked := experiment.public.size):
+        return pool, None
+    return _hold_out_public(pool, asked, experiment)
 
 
 def _assign_images(

@@ -82,6 +82,7 @@ class DistributedEngine(Engine):
             "withheld": collector.withheld,
             "processed": collector.processed,
             "bytes_up": collector.bytes_up,
+            "uploads": collector.uploads,
             "largest": collector.largest,
             "remarks": self._engine.remarks(),
         }
@@ -90,6 +91,7 @@ class DistributedEngine(Engine):
             collector.losses |= report["losses"]
             collector.weights |= report["weights"]
             collector.rejected |= report["rejected"]
+            collector.uploads |= report["uploads"]
         collector.withheld = [name for report in reports for name in report["withheld"]]
         collector.processed = {
             name: [client for each in reports for client in each["processed"].get(name, [])]

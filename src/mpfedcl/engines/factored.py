@@ -167,7 +167,7 @@ class TrainedFactors:
             self.factors.schedule.clients,
             self._model,
             self._write(slice(None)),
-            start=self._start.common,
+            starts=[self._start.common] * len(self),
             states=self.states,
             losses=self.losses,
         )

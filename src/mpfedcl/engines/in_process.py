@@ -203,21 +203,28 @@ class InProcessEngine(Engine):
             stack = {name: torch.stack([each[name] for each in models]) for name in models[0]}
             losses = [math.nan] * len(clients)
             states: list[Tensors] = [{} for _ in clients]
+            starts: list[Tensors] = [{} for _ in clients]
             self._remember(
-                TrainedStack(clients, self._model, stack, start={}, states=states, losses=losses)
+                TrainedStack(
+                    clients, self._model, stack, starts=starts, states=states, losses=losses
+                )
             )
 
     def _keep_states(self, held: set[str]) -> None:
         self._trained = {n: place for n, place in self._trained.items() if n in held}
         for name, (trained, index) in self._trained.items():
-            if trained.states[index]:
-                # Copies: a view of a stack would keep the whole stack in memory.
-                self._states[name] = {n: v.clone() for n, v in trained.states[index].items()}
-            if self._has_local_parameters:
-                params = trained.params(index)
-                self._local_parameters[name] = {
-                    n: v for n, v in params.items() if not self._method.shared(n)
-                }
+            self._keep_own(name, trained, index)
+
+    def _keep_own(self, name: str, trained: TrainedClients, index: int) -> None:
+        """Keep what a client takes along to its next round."""
+        if trained.states[index]:
+            # Copies: a view of a stack would keep the whole stack in memory.
+            self._states[name] = {n: v.clone() for n, v in trained.states[index].items()}
+        if self._has_local_parameters:
+            params = trained.params(index)
+            self._local_parameters[name] = {
+                n: v for n, v in params.items() if not self._method.shared(n)
+            }
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
@@ -281,7 +288,9 @@ class InProcessEngine(Engine):
         if state is None:
             state = self._method.init_client(start)
         own = self._method.describe(client.labels)
-        return ClientTask(client, start, state, own, is_part=bool(units))
+        return ClientTask(
+            client, start, state, own, is_part=bool(units), dispatch=broadcast.dispatch
+        )
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.optimizer import make_optimizer
@@ -28,29 +29,34 @@ class LoopTrainer(Trainer):
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         context = Context(self._model.apply, task.start, received, task.state, task.own)
         begun, memory = self._method.begin(context)
-        params, memory, loss, num_steps = self._run_steps(
-            task.client, begun, replace(context, memory=memory), round_number
+        batches = draw_batches(
+            task.client,
+            self._experiment,
+            task.draw_number(round_number),
+            epochs=self._method.epochs,
+            repeats=self._method.repeats,
         )
-        averaged, state = self._method.finish(params, replace(context, memory=memory), num_steps)
+        params, memory, loss = self._run_steps(
+            task.client, begun, batches, replace(context, memory=memory), round_number
+        )
+        averaged, state = self._method.finish(params, replace(context, memory=memory), len(batches))
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
         )
 
     def _run_steps(
-        self, client: ClientData, begun: Tensors, context: Context, round_number: int
-    ) -> tuple[Tensors, Tensors, float, int]:
-        """Run the local epochs; return the parameters, the memory, the mean loss and the steps."""
+        self,
+        client: ClientData,
+        begun: Tensors,
+        batches: Sequence[Tensor],
+        context: Context,
+        round_number: int,
+    ) -> tuple[Tensors, Tensors, float]:
+        """Take a step on each batch; return the parameters, the memory and the mean loss."""
         method, received = self._method, context.received
         params = {n: v.detach().clone().requires_grad_() for n, v in begun.items()}
         optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
-        batches = draw_batches(
-            client,
-            self._experiment,
-            round_number,
-            epochs=method.epochs,
-            repeats=method.repeats,
-        )
         for step, chosen in enumerate(batches):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
             batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
@@ -65,7 +71,7 @@ class LoopTrainer(Trainer):
             losses += loss.detach() * len(chosen)
         trained = {name: value.detach() for name, value in params.items()}
         mean = float(losses) / sum(map(len, batches))
-        return trained, context.memory, mean, len(batches)
+        return trained, context.memory, mean
 
     @torch.no_grad()
     def _end_step(self, params: Tensors, context: Context) -> Context:

@@ -71,15 +71,16 @@ class Schedule:
 def make_schedule(
     clients: Sequence[ClientData],
     experiment: Experiment,
-    round_number: int,
+    round_number: int | Sequence[int],
     *,
     epochs: int | None = None,
     repeats: int = 1,
 ) -> Schedule:
-    """Lay the steps of several clients side by side."""
+    """Lay the steps of several clients side by side: of one round, or of one for each client."""
+    rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
     drawn = [
-        (draw_batches(each, experiment, round_number, epochs=epochs, repeats=repeats), each)
-        for each in clients
+        (draw_batches(each, experiment, number, epochs=epochs, repeats=repeats), each)
+        for each, number in zip(clients, rounds, strict=True)
     ]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
     num_rows = max(len(batch) for batches, _ in drawn for batch in batches)

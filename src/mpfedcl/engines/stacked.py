@@ -41,7 +41,7 @@ class StackedTrainer(Trainer):
         schedule = make_schedule(
             [task.client for task in tasks],
             self._experiment,
-            round_number,
+            [task.draw_number(round_number) for task in tasks],
             epochs=self._method.epochs,
             repeats=self._method.repeats,
         )
@@ -144,7 +144,10 @@ class StackedTrainer(Trainer):
             schedule.clients,
             self._model,
             params,
-            start={n: value for n, value in contexts[0].start.items() if method.shared(n)},
+            starts=[
+                {n: value for n, value in context.start.items() if method.shared(n)}
+                for context in contexts
+            ],
             finished=finished,
             states=states,
             losses=losses.tolist(),

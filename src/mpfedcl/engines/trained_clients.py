@@ -115,7 +115,7 @@ class TrainedClient:
 class TrainedStack:
     """Several clients whose models are stacked: each parameter is one [clients, ...] tensor.
 
-    `start` are the parameters that travel, as the clients received them; `finished` is what each
+    `starts` are the parameters that travel, as each client received them; `finished` is what each
     sends where a method says so itself.
     """
 
@@ -125,7 +125,7 @@ class TrainedStack:
         model: Model,
         params: Tensors,
         *,
-        start: Tensors,
+        starts: Sequence[Tensors],
         finished: Sequence[Tensors | None] | None = None,
         states: Sequence[Tensors],
         losses: Sequence[float],
@@ -136,8 +136,8 @@ class TrainedStack:
         self._clients = clients
         self._model = model
         self._params = params
-        self._start = start
-        self._shared = {name: params[name] for name in start}
+        self._starts = starts
+        self._shared = {name: params[name] for name in starts[0]}
         self._finished = finished
 
     def averaged(self, index: int) -> Tensors | StackMember | None:
@@ -190,7 +190,8 @@ class TrainedStack:
         squares = torch.zeros(len(self), dtype=torch.float64)
         for name, value in self._shared.items():
             # One by one: the differences of all clients at once would take their memory again.
-            changes = (each - self._start[name] for each in value)
+            pairs = zip(value, self._starts, strict=True)
+            changes = (each - start[name] for each, start in pairs)
             squares += torch.stack([c.square().sum(dtype=torch.float64).cpu() for c in changes])
         return squares.tolist()
 

@@ -27,6 +27,12 @@ class ClientTask:
     """What the method made of its labels."""
     is_part: bool = False
     """Whether it has a part of the model only, the rest being zeros: others start elsewhere."""
+    dispatch: int | None = None
+    """Which sending of the server this is, where there are no rounds: batches are drawn by it."""
+
+    def draw_number(self, round_number: int) -> int:
+        """Return the number that the client's batches are drawn by."""
+        return round_number if self.dispatch is None else self.dispatch
 
 
 def stack_tensors(each: Sequence[Tensors]) -> Tensors:

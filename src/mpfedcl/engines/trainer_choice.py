@@ -110,8 +110,11 @@ class TrainerChoice:
 
     def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
         if not self._looked:
-            self._layers = find_layers(self._method, self._model, task, received)
             self._looked = True
+            if self._method.timing != "rounds":
+                # Rows are what clients depart by from a start that all have in common.
+                return None
+            self._layers = find_layers(self._method, self._model, task, received)
         return self._layers
 
     def _num_rows(self, task: ClientTask) -> int:

@@ -24,6 +24,7 @@ from mpfedcl.experiment.method_settings import (
     sections_of,
 )
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.pace_settings import PaceSettings, PublicSettings
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
     AggregationSettings,
@@ -132,6 +133,8 @@ class Experiment(Settings):
     privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
     secure: SecureSettings = SecureSettings()
+    pace: PaceSettings = PaceSettings()
+    public: PublicSettings = PublicSettings()
     options: dict[str, str] = Field(default_factory=dict)
     """Settings of your own method: `--options beta 0.5` or a table [options]."""
 
@@ -182,6 +185,8 @@ class Experiment(Settings):
             "dataset__test_fraction": 0.5,
             "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",
             "model__name": "mlp",
+            "pace__kind": "none",
+            "public__size": 0,
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }

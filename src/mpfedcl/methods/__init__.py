@@ -18,8 +18,9 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous
 from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
-from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
 from mpfedcl.methods.base import Family, Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
@@ -28,6 +29,8 @@ from mpfedcl.user_classes import import_class
 __all__ = [
     "READINGS",
     "TESTS",
+    "Arrival",
+    "Asynchronous",
     "Batch",
     "Broadcast",
     "Context",
@@ -38,6 +41,7 @@ __all__ = [
     "Method",
     "PrototypePool",
     "Prototypes",
+    "Public",
     "Reading",
     "Server",
     "Settings",

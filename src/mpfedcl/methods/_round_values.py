@@ -63,6 +63,15 @@ class Server:
     """Kept, and never sent."""
 
 
+class Public(NamedTuple):
+    """Samples that the server has, and the model that it judges on them."""
+
+    apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
+    """`embeddings, logits = public.apply(params, public.inputs)`."""
+    inputs: Tensor
+    labels: Tensor
+
+
 class Tally(NamedTuple):
     """Whose updates a round has brought, in order of client name; all were accepted."""
 

@@ -25,7 +25,7 @@ from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import READINGS, Reading, Test
-from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
     MOST_PROTOTYPES,
@@ -94,6 +94,10 @@ class Method:
     """Settings of its own: a subclass says `settings: MySettings`, a class of settings in its own
     file with a `section`, and they are flags and keys of that name."""
 
+    timing: ClassVar[Literal["rounds", "arrivals", "tiers", "ticks"]] = "rounds"
+    """When the server folds what comes; all but rounds are for `Asynchronous` methods."""
+    public: Public | None = None
+    """The model and images that no client has, where `--public.size` holds some out."""
     trains: ClassVar[bool] = True
     """False: clients run no steps; what they send is what `collect` makes of their samples."""
     repeats: int = 1

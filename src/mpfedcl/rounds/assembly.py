@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Method, Public, find_method
 from mpfedcl.models import Model
 from mpfedcl.rng import generator
 from mpfedcl.rounds.budget_check import check_budget
 from mpfedcl.rounds.clock import Clock
+from mpfedcl.rounds.timing_checks import check_timing
 from mpfedcl.tensors import Tensors
 
 
@@ -37,6 +39,7 @@ def assemble(
     device: torch.device | None = None,
     method_class: type[Method] | None = None,
     initial: Tensors | None = None,
+    public: tuple[Tensor, Tensor] | None = None,
 ) -> Assembly:
     """Make the method and draw the first parameters of a resolved experiment.
 
@@ -47,11 +50,15 @@ def assemble(
         device: Where tensors live; the CPU by default.
         method_class: In place of the method that the experiment names.
         initial: In place of drawn parameters.
+        public: Inputs and labels of samples that the server has.
     """
     device = device or torch.device("cpu")
     method = (method_class or find_method(experiment.method))(experiment, num_classes)
+    check_timing(type(method), experiment)
     check_budget(method)
     model = method.own_model(input_size) or model
+    if public is not None:
+        method.public = Public(model.apply, *public)
     dtype = getattr(torch, experiment.dtype)
     drawn = model.init(generator(experiment.seed, "weights"), dtype)
     # Files have parameters in the order of their names; a model has them in that of its layers.

@@ -4,11 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors
+
+_NO_DISPATCHES = (
+    "method is asynchronous; it must be one with rounds, because these clients are only asked "
+    "together."
+)
 
 
 class Engine(ABC):
@@ -57,6 +63,26 @@ class Engine(ABC):
 
         `following` returns what the next round will begin with.
         """
+
+    # Asynchronous methods
+
+    def begin_record(self, *, keep_models: bool) -> None:
+        """Begin to count anew; `keep_models`: those that arrive from now on can be read."""
+        raise InvalidInput(_NO_DISPATCHES)
+
+    def dispatch(self, broadcasts: Mapping[str, Broadcast]) -> None:
+        """Send clients out, each with its own broadcast; those under way already stay so."""
+        raise InvalidInput(_NO_DISPATCHES)
+
+    def answer(self, client: str) -> Update | Failure:
+        """Return what a client under way sends."""
+        raise InvalidInput(_NO_DISPATCHES)
+
+    def settle(self, client: str, *, seconds: float | None) -> None:
+        """End a dispatch that was answered after so many seconds; None: it does not count."""
+        raise InvalidInput(_NO_DISPATCHES)
+
+    # After a round
 
     def evaluate(
         self,

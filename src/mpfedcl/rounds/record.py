@@ -1,6 +1,6 @@
 """The record of a round: one line of rounds.jsonl, written and read by this declaration."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +19,21 @@ class Attendance(FileContent):
     answered: list[str]
     missing: list[str]
     rejected: dict[str, str]
+
+
+class ArrivalRecord(FileContent):
+    """What came in the time of a record, with asynchronous methods."""
+
+    version: _Count
+    """How often the server's model has been changed so far."""
+    by_client: dict[str, _Count]
+    """Answers that were accepted, by client."""
+    staleness: dict[Literal["mean", "largest"], _Seconds]
+    """Of these: how often the model had changed since its client was sent it."""
+    left_out: list[str] = Field(default_factory=list)
+    """Clients whose answer was given no weight."""
+    under_way: _Count = 0
+    """Clients that were sent the model and are not back yet."""
 
 
 class RoundRecord(FileContent):
@@ -49,10 +64,14 @@ class RoundRecord(FileContent):
     """The budget and what is spent of it after this round, where there is one."""
     diagnostics: dict[str, Any] | None = None
     """What was measured beside, where the experiment asks for it."""
+    virtual_seconds: _Seconds | None = None
+    """What the virtual clock shows at the end, where there is one."""
+    arrivals: ArrivalRecord | None = None
+    """Asynchronous methods: a record is of as many answers as a round has clients."""
 
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
-        measured = ("calibration_error", "diagnostics", "privacy")
+        measured = ("calibration_error", "diagnostics", "privacy", "virtual_seconds", "arrivals")
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

@@ -1,15 +1,12 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
-
-import torch
+from dataclasses import replace
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import READINGS, Method, Server
-from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.methods import READINGS, Method
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
@@ -18,8 +15,10 @@ from mpfedcl.rounds.budget_check import told_readings
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.tensors import Tensors
@@ -28,42 +27,13 @@ _MOST_KEPT = 10**9
 """Bytes that the sums of all clients may take on disk, where nobody says whether to keep them."""
 
 
-@dataclass(frozen=True)
-class RoundState:
-    """All that the next round depends on."""
-
-    round: int
-    server: Server
-    prototypes: dict[str, tuple[int, Prototypes]]
-    """Each client's latest prototypes and the round they came in."""
-    median_length: float | None = None
-    """Of the clients' changes in the last round that had any, where updates are bounded."""
-    standings: Mapping[str, float] = field(default_factory=dict)
-    """How far each client has gone the others' way, where updates are bounded."""
-
-    def to(self, device: torch.device) -> Self:
-        """Return the state on a device."""
-        return type(self)(
-            self.round,
-            Server(
-                *(
-                    {name: value.to(device) for name, value in part.items()}
-                    for part in (self.server.params, self.server.extra, self.server.private)
-                )
-            ),
-            {
-                name: (received, rows.to(device))
-                for name, (received, rows) in self.prototypes.items()
-            },
-            self.median_length,
-            self.standings,
-        )
-
-
 class RoundLoop:
-    """A server and its clients. It knows neither files nor how the clients are run."""
+    """A server and its clients. It knows neither files nor how the clients are run.
 
-    def __init__(self, assembly: Assembly, engine: Engine) -> None:
+    With a `pace` it has a virtual clock: a round takes as long as the slowest of its clients.
+    """
+
+    def __init__(self, assembly: Assembly, engine: Engine, pace: Pace | None = None) -> None:
         self._experiment, self._method = assembly.experiment, assembly.method
         if self._experiment.min_clients > len(engine.sizes):
             raise InvalidInput(
@@ -79,6 +49,7 @@ class RoundLoop:
         """What each client has sent, where that is kept."""
         self.engine = engine
         self._clock = assembly.clock
+        self._pace = pace
         like = next(iter(assembly.initial.values()))
         self._empty_pool = PrototypePool.empty(
             self._method.num_classes,
@@ -145,6 +116,7 @@ class RoundLoop:
             broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
+            reached = [name for name in chosen if not self._is_lost(name, broadcast.round)]
         server = self.state.server
         collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
         collector = collect(
@@ -152,14 +124,14 @@ class RoundLoop:
             self._guard,
             server,
             broadcast,
-            chosen,
+            reached,
             keep_sums=self._keeps_client_sums(),
             bounds=self._make_bounds(),
         )
-        read = self._choose_to_evaluate(broadcast.round, chosen) if evaluate else []
-        keep = chosen if keep_models else read
-        updates = self.engine.train(broadcast, chosen, keep=keep)
-        for update in in_name_order(updates, self.engine.local_clients(chosen)):
+        read = self._choose_to_evaluate(broadcast.round, reached) if evaluate else []
+        keep = reached if keep_models else read
+        updates = self.engine.train(broadcast, reached, keep=keep)
+        for update in in_name_order(updates, self.engine.local_clients(reached)):
             with self._clock.phase("aggregate"):
                 collector.add(update)
         with self._clock.phase("exchange"):
@@ -170,6 +142,7 @@ class RoundLoop:
             self._aggregate(broadcast.round, collector)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
+        self._pass_time(broadcast, chosen, collector)
         self.client_sums = collector.client_sums
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
@@ -205,6 +178,7 @@ class RoundLoop:
             },
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
+            virtual_seconds=None if self._pace is None else self.state.virtual_seconds,
         )
         return record if self.private is None else self.private.tell(record, len(chosen))
 
@@ -254,6 +228,28 @@ class RoundLoop:
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
+    def _is_lost(self, client: str, number: int) -> bool:
+        """Tell whether a client's answer is lost on its way, on the virtual clock."""
+        return self._pace is not None and self._pace.loses(client, number)
+
+    def _pass_time(
+        self, broadcast: Broadcast, chosen: Sequence[str], collector: UpdateCollector
+    ) -> None:
+        """Move the virtual clock on by what the round's slowest client takes."""
+        if self._pace is None or not chosen:
+            return
+        down, number = broadcast.num_bytes, broadcast.round
+        mean = collector.bytes_up // max(1, len(collector.accepted))
+        taken = []
+        for name in chosen:
+            up = collector.uploads.get(name, mean)
+            if self._is_lost(name, number):
+                taken.append(self._pace.gives_up_after(name, down, up))
+            else:
+                taken.append(self._pace.seconds(name, number, down, up))
+        now = self.state.virtual_seconds + max(taken)
+        self.state = replace(self.state, virtual_seconds=now)
+
     def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
         """Return the clients whose personal models are read."""
         count = self._experiment.evaluate_clients
@@ -282,7 +278,14 @@ class RoundLoop:
             server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
         length = collector.median_length or self.state.median_length
         standings = {**self.state.standings, **collector.standings}
-        self.state = RoundState(number, server, {**kept, **fresh}, length, standings)
+        self.state = replace(
+            self.state,
+            round=number,
+            server=server,
+            prototypes={**kept, **fresh},
+            median_length=length,
+            standings=standings,
+        )
 
     def _release(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on by what a privacy budget lets out of the round, and nothing else."""

@@ -61,6 +61,8 @@ class UpdateCollector:
         self.mean_loss: float | None = None
         """Where losses are known in total alone."""
         self.bytes_up = 0
+        self.uploads: dict[str, int] = {}
+        """The bytes that each client has sent."""
         self.largest = {"parameters": 0, "prototype_floats": 0}
         """The largest upload of one client."""
         experiment = method.experiment
@@ -97,6 +99,7 @@ class UpdateCollector:
             self._reject(update, malformed)
             return
         self.bytes_up += update.num_bytes
+        self.uploads[update.client] = update.num_bytes
         update, problem = self._process(update)
         if update.client in self.prototypes or update.client in self.rejected:
             self._reject(update, "this client answered twice")

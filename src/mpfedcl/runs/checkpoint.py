@@ -19,8 +19,9 @@ from mpfedcl.files import read_bounded, write_atomically
 from mpfedcl.json_files import FileContent, load_json, validate_content
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundState
+from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _KEPT = 2
@@ -37,6 +38,9 @@ class _Manifest(FileContent):
     """In which round each client's prototypes came."""
     median_length: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     standings: dict[str, Annotated[float, Field(ge=-6, le=6)]] = Field(default_factory=dict)
+    virtual_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    arrivals: ArrivalCounts | None = None
+    """Who was under way, with asynchronous methods."""
     record: RoundRecord
 
 
@@ -74,12 +78,14 @@ def checkpoint_from_bytes(content: bytes) -> Checkpoint:
 
 def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
     state = checkpoint.state
+    sent = state.arrivals.tensors() if state.arrivals else {}
     content = pack_tensors(
         {
             **{f"params/{name}": value for name, value in state.server.params.items()},
             **{f"extra/{name}": value for name, value in state.server.extra.items()},
             **{f"private/{name}": value for name, value in state.server.private.items()},
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
+            **{f"sent/{name}": value for name, value in sent.items()},
             **{
                 f"{part}/{name}": getattr(prototypes, part)
                 for name, (_, prototypes) in state.prototypes.items()
@@ -93,6 +99,8 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         "received": {name: received for name, (received, _) in state.prototypes.items()},
         "median_length": state.median_length,
         "standings": dict(state.standings),
+        "virtual_seconds": state.virtual_seconds,
+        "arrivals": state.arrivals.counts.to_json() if state.arrivals else None,
         "record": checkpoint.record,
     }
     return manifest, content
@@ -151,6 +159,16 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         for name, received in manifest["received"].items()
     }
     server = Server(below("params"), below("extra"), below("private"))
-    bounds = manifest.get("median_length"), manifest.get("standings", {})
-    state = RoundState(manifest["round"], server, rows, *bounds)
+    arrivals = None
+    if (counts := manifest.get("arrivals")) is not None:
+        arrivals = ArrivalState.read(ArrivalCounts(**counts), below("sent"))
+    state = RoundState(
+        manifest["round"],
+        server,
+        rows,
+        median_length=manifest.get("median_length"),
+        standings=manifest.get("standings", {}),
+        virtual_seconds=manifest.get("virtual_seconds", 0.0),
+        arrivals=arrivals,
+    )
     return Checkpoint(state, below("clients"), manifest["record"])

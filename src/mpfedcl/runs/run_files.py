@@ -81,6 +81,8 @@ class Partition(FileContent):
     """Of a table: what turns its rows into the model's inputs."""
     network: bool = False
     """Whether clients were on machines of their own, with data of their own."""
+    public: list[_Count] | None = None
+    """Training samples of each class that the server has in place of a client."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,11 +9,12 @@ from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.arrival_loop import make_loop
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     checkpoint_from_bytes,
@@ -38,11 +39,17 @@ class RunLoop:
 
     _group: ProcessGroup | None = None
 
-    def __init__(self, assembly: Assembly, engine: Engine, class_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        engine: Engine,
+        class_names: Sequence[str],
+        pace: Pace | None = None,
+    ) -> None:
         self._assembly = assembly
         self._experiment = assembly.experiment
         self._method = assembly.method
-        self._round_loop = RoundLoop(assembly, engine)
+        self._round_loop = make_loop(assembly, engine, pace)
         self._engine = engine
         self._clock = assembly.clock
         self._class_names = class_names

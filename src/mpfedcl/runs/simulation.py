@@ -9,7 +9,12 @@ import torch
 
 from mpfedcl.data.client_data import FederatedData, is_same_partition
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.engines import DistributedEngine, InProcessEngine, assign_clients
+from mpfedcl.engines import (
+    DispatchingEngine,
+    DistributedEngine,
+    InProcessEngine,
+    assign_clients,
+)
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
@@ -20,11 +25,13 @@ from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.noise_shares import fix_noise
+from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.secure_checks import (
     check_enough_clients,
     check_secure_sums,
     describe_secure_sums,
 )
+from mpfedcl.rounds.timing_checks import check_timing
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
@@ -40,7 +47,9 @@ def run_simulation(
     """Run an experiment into a new run directory."""
     _refuse_in_worker()
     asked = experiment.rounds
-    experiment = experiment.resolved(find_method(experiment.method).defaults)
+    method = find_method(experiment.method)
+    experiment = experiment.resolved(method.defaults)
+    check_timing(method, experiment)
     check_secure_sums(experiment)
     if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         observer.on_warning(
@@ -64,6 +73,7 @@ def resume_simulation(
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
+        check_timing(find_method(changed.method), changed)
         changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
         with _lead_processes(changed) as (experiment, group):
@@ -97,18 +107,23 @@ class _Simulation(RunLoop):
             num_classes=self._data.num_classes,
             input_size=self._data.input_size,
             device=device,
+            public=self._data.public,
         )
         sizes = {client.name: len(client.labels) for client in self._data.clients}
         if group is not None:
             self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
-        local = InProcessEngine(assembly, self._data)
+        is_asynchronous = assembly.method.timing != "rounds"
+        kind = DispatchingEngine if is_asynchronous else InProcessEngine
+        local = kind(assembly, self._data)
         engine: Engine = local
         if group is not None:
             engine = DistributedEngine(local, sizes, group, device)
         engine = wrap_engine(assembly, engine, local, group)
         if experiment.secure_sums:
             engine = _add_securely(assembly, engine)
-        super().__init__(assembly, engine, self._data.class_names)
+        counts = {n: each["train"] for n, each in self._data.partition["clients"].items()}
+        pace = Pace.of(assembly, counts)
+        super().__init__(assembly, engine, self._data.class_names, pace)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""

@@ -25,6 +25,7 @@ from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
+from mpfedcl.rounds.timing_checks import refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
@@ -90,7 +91,9 @@ def check_experiment(experiment: Experiment) -> Experiment:
     What cannot be run over a network is refused.
     """
     encoder = experiment.encoder.name
-    experiment = experiment.resolved(find_method(experiment.method).defaults)
+    method = find_method(experiment.method)
+    experiment = experiment.resolved(method.defaults)
+    refuse_over_network(method, experiment)
     check_secure_sums(experiment)
     if experiment.secure_sums:
         # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.

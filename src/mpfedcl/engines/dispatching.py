@@ -1,0 +1,155 @@
+"""Clients of this process that are sent out one by one, each with the model of its moment."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.engines.in_process import InProcessEngine
+from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
+from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods import Asynchronous, Method
+from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.tensors import Tensors
+
+_ANSWER = "answer"
+"""What begins the names of answers in a checkpoint."""
+
+
+class DispatchingEngine(InProcessEngine):
+    """Trains whoever is under way when the first of them is due, many at once.
+
+    What a client sends depends on what it was sent and on its own state alone, so that it may be
+    computed at any time before it arrives.
+    """
+
+    def __init__(self, assembly: Assembly, data: FederatedData) -> None:
+        super().__init__(assembly, data)
+        self._sent: dict[str, Broadcast] = {}
+        """What those were sent who are under way."""
+        self._answers: dict[str, TrainedClient] = {}
+        """Those of them who have trained already."""
+        self._keeps_models = False
+
+    def begin_record(self, *, keep_models: bool) -> None:
+        """Forget the models that have arrived so far."""
+        self._trained, self._keeps_models = {}, keep_models
+        self._trainers.begin_round()
+
+    def dispatch(self, broadcasts: Mapping[str, Broadcast]) -> None:
+        """Send clients out; those who are under way already stay so."""
+        self._sent = {**broadcasts, **self._sent}
+
+    def answer(self, client: str) -> Update:
+        """Return what a client under way sends."""
+        if client not in self._answers:
+            with self._clock.phase("train"):
+                self._train_all_under_way()
+        data, trained = self._data.client(client), self._answers[client]
+        update = Update(
+            client,
+            len(data.labels),
+            trained.averaged(0),
+            self._no_prototypes(),
+            trained.losses[0],
+            summed=self._method.collect(data.inputs, data.labels),
+        )
+        sent = self._processors.outgoing(update, self._sent[client])
+        self._processors.end_round()
+        return sent
+
+    def settle(self, client: str, *, seconds: float | None) -> None:
+        """End a dispatch after so many seconds; None: its answer does not count."""
+        trained = self._answers.pop(client)
+        del self._sent[client]
+        if seconds is None:
+            return
+        self._keep_own(client, trained, 0)
+        if client in self._states and isinstance(self._method, Asynchronous):
+            self._states[client] = self._method.note_delay(self._states[client], seconds)
+        if self._keeps_models:
+            self._trained[client] = (trained, 0)
+
+    def state(self) -> Tensors:
+        """Return what clients keep, and the answers that are under way."""
+        found = super().state()
+        for client, each in self._answers.items():
+            params, averaged = each.params(0), each.averaged(0)
+            told = torch.tensor([each.losses[0], averaged is None], dtype=torch.float64)
+            parts = {"params": params, "state": each.states[0], "told": {"loss": told}}
+            if averaged is not None and not _is_part(averaged, params):
+                parts["averaged"] = averaged
+            found |= {
+                f"{_ANSWER}/{client}/{part}/{name}": value
+                for part, tensors in parts.items()
+                for name, value in tensors.items()
+            }
+        return found
+
+    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        kept = {key: value for key, value in state.items() if not key.startswith(f"{_ANSWER}/")}
+        super().restore(kept, record)
+        self._sent, self._answers = {}, {}
+        answers: dict[str, dict[str, Tensors]] = {}
+        for key in state.keys() - kept.keys():
+            _, client, part, name = key.split("/", 3)
+            value = state[key].to(self._data.test_inputs.device)
+            answers.setdefault(client, {}).setdefault(part, {})[name] = value
+        for client, parts in answers.items():
+            loss, is_withheld = parts["told"]["loss"].tolist()
+            averaged = parts.get("averaged") or {
+                name: parts["params"][name] for name in self._method.template(self._initial)
+            }
+            self._answers[client] = TrainedClient(
+                self._data.client(client),
+                self._model,
+                {name: parts["params"][name] for name in self._initial},
+                averaged=None if is_withheld else averaged,
+                state=parts.get("state", {}),
+                loss=loss,
+            )
+
+    def _train_all_under_way(self) -> None:
+        groups: dict[tuple[int, int | None], list[str]] = {}
+        # A stack has one learning rate, and one of what the method makes of a broadcast.
+        is_common = type(self._method).prepare is Method.prepare
+        for name in sorted(self._sent.keys() - self._answers.keys()):
+            sent = self._sent[name]
+            key = (sent.round, None if is_common else sent.version)
+            groups.setdefault(key, []).append(name)
+        for (round_number, _), group in groups.items():
+            received = self._method.prepare(self._sent[group[0]])
+            for first in range(0, len(group), self._clients_at_once):
+                names = group[first : first + self._clients_at_once]
+                tasks = [self._make_task(self._data.client(n), self._sent[n]) for n in names]
+                for trained in self._trainers.train(tasks, round_number, received):
+                    self._take(trained)
+
+    def _take(self, group: TrainedClients) -> None:
+        """Keep each client for itself: a stack would stay in memory until the last has arrived."""
+        if isinstance(group, TrainedClient):
+            self._answers[group.names[0]] = group
+            return
+        for index, name in enumerate(group.names):
+            params, averaged = group.params(index), group.averaged(index)
+            if isinstance(averaged, StackMember):
+                averaged = {each: params[each] for each in averaged.stack.template}
+            elif averaged is not None:
+                averaged = {each: value.clone() for each, value in averaged.items()}
+            self._answers[name] = TrainedClient(
+                self._data.client(name),
+                self._model,
+                params,
+                averaged=averaged,
+                state={each: value.clone() for each, value in group.states[index].items()},
+                loss=group.losses[index],
+            )
+
+
+def _is_part(averaged: Tensors, params: Tensors) -> bool:
+    """Tell whether what is sent is the model itself, or some of its parameters."""
+    return all(
+        name in params and torch.equal(value, params[name]) for name, value in averaged.items()
+    )

@@ -1,0 +1,109 @@
+"""ASO-Fed (Chen et al., 2020)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
+from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.tensors import Tensors
+
+
+class AsoFedSettings(Settings):
+    """ASO-Fed."""
+
+    section = "asofed"
+    pull: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the pull to the model that the client was sent."""
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.001
+    """What is left in a step of the gradients before; 0: plain gradient descent."""
+    features: bool = False
+    """At each arrival let large weights of the first layer grow and small ones shrink."""
+
+
+class AsoFed(Asynchronous):
+    """Each change counts by its client's samples; clients recall gradients, slow ones step on."""
+
+    name = "aso-fed"
+    summary = "adds each change as it comes; slow clients step farther"
+    paper = "Chen et al., IEEE Big Data 2020"
+    our_reading = (
+        "All samples are there from the start, steps have no momentum, and the weights of the "
+        "first layer are scaled so that equal ones stay as they are."
+    )
+    sends = "how its model has changed"
+    keeps = "its gradients and how long it takes"
+    settings: AsoFedSettings
+    knobs = MappingProxyType({**Asynchronous.knobs, "asofed__pull": (0.001, 0.01, 0.1)})
+
+    def template(self, params: Tensors) -> Tensors:
+        """Differences, by names of their own: they are no parameters."""
+        return {f"change.{name}": value for name, value in super().template(params).items()}
+
+    def init_client(self, params: Tensors) -> Tensors:
+        """No gradients yet; seconds in all and how many times."""
+        none = {name: value.new_zeros(value.shape) for name, value in params.items()}
+        past = {f"{part}.{n}": value for part in ("mean", "last") for n, value in none.items()}
+        return {**past, "delays": next(iter(params.values())).new_zeros(2)}
+
+    def descent(self, round_number: int) -> tuple[float, float]:
+        """No momentum: the mean of past gradients is in its place."""
+        return super().descent(round_number)[0], 0.0
+
+    def begin(self, context: Context) -> tuple[Tensors, Tensors]:
+        """Remember the last time."""
+        memory = {name: value for name, value in context.state.items() if name != "delays"}
+        return context.start, memory
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        proximity = self.settings.pull * half_squared_distance(params, context.start)
+        return super().loss(params, batch, context) + proximity
+
+    def adjust_and_remember(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
+        """r (g - g_before + h), r = max(1, log of its mean delay);  h <- β h + (1 - β) g."""
+        seconds, times = context.state["delays"].unbind(-1)
+        stretch = (seconds / times.clamp(min=1)).log().clamp(min=1)
+        beta, old = self.settings.beta, context.memory
+        steps = {
+            n: stretch * (g - old[f"last.{n}"] + old[f"mean.{n}"]) for n, g in gradients.items()
+        }
+        means = {
+            f"mean.{n}": beta * old[f"mean.{n}"] + (1 - beta) * g for n, g in gradients.items()
+        }
+        return steps, {**means, **{f"last.{n}": g for n, g in gradients.items()}}
+
+    def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
+        """Send w_sent - w; keep the gradients."""
+        changes = {f"change.{n}": context.start[n] - value for n, value in params.items()}
+        return changes, {**context.memory, "delays": context.state["delays"]}
+
+    def note_delay(self, state: Tensors, seconds: float) -> Tensors:
+        """Add the seconds, once more."""
+        delays = state["delays"]
+        return {**state, "delays": delays + delays.new_tensor([seconds, 1])}
+
+    def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
+        """w <- w - n_k / N (w_sent - w_k)."""
+        params = server.params
+        for each in arrivals:
+            changes = {name: each.means[f"change.{name}"] for name in params}
+            params = {n: value - each.share * changes[n] for n, value in params.items()}
+            if self.settings.features:
+                params = emphasize(params)
+        return replace(server, params=params)
+
+
+def emphasize(params: Tensors) -> Tensors:
+    """Return the model with A * W for its first layer's W, A = fan-in * softmax_j |W_ij|."""
+    first, weight = next((name, each) for name, each in params.items() if each.ndim > 1)
+    rows = weight.flatten(1)
+    scaled = rows.abs().softmax(1) * rows.shape[1] * rows
+    return {**params, first: scaled.reshape(weight.shape)}

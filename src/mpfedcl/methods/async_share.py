@@ -1,0 +1,74 @@
+"""Asynchronous averaging in which each client counts by its share of the samples in the long run.
+
+After Wang, Zhang et al., IEEE Transactions on Wireless Communications, 2022.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Update
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness
+from mpfedcl.methods._round_values import Server
+
+
+class AsyncShareSettings(Settings):
+    """async-share."""
+
+    section = "async_share"
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """What is left in a tick of how often clients have come before."""
+    staleness: Annotated[float, Field(ge=0)] = 0.5
+    """How much less stale models count: by (staleness + 1)^-power."""
+
+
+class AsyncShare(Asynchronous):
+    """Who comes rarely weighs more when it comes, so that all count by their samples in the end."""
+
+    name = "async-share"
+    summary = "clients that come rarely weigh more when they come"
+    paper = "Wang, Zhang et al., IEEE TWC 2022"
+    our_reading = (
+        "The paper's own weights could not be read: here a client weighs by its share of the "
+        "samples over how often it comes, all together at most 1."
+    )
+    keeps = "the server: how often each client comes"
+    timing = "ticks"
+    settings: AsyncShareSettings
+    knobs = MappingProxyType({**Asynchronous.knobs, "async_share__staleness": (0.0, 0.5, 1.0)})
+
+    def weigh(self, update: Update, server: Server) -> float:
+        """n_k / f_k, f_k the running mean of its arrivals in a tick, this one among them."""
+        decay, ticks = self.settings.decay, int(server.private.get("ticks", 0)) + 1
+        before = float(server.private.get(f"came.{update.client}", 0.0))
+        return update.num_samples * (1 - decay**ticks) / (decay * before + (1 - decay))
+
+    def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
+        """w <- (1 - Σu) w + Σ_k u_k w_k,  u_k = q_k s_k / f_k, cut at 1 in all."""
+        names = {name for each in arrivals for name in each.names}
+        decay, old = self.settings.decay, server.private
+        zero = torch.zeros((), dtype=torch.float64)
+        known = {name: old[name] for name in old if name != "ticks"}
+        known |= {f"came.{name}": old.get(f"came.{name}", zero) for name in names}
+        private = {
+            name: decay * value + (1 - decay) * (name.removeprefix("came.") in names)
+            for name, value in known.items()
+        }
+        private["ticks"] = old.get("ticks", torch.zeros((), dtype=torch.int64)) + 1
+        shares = [
+            freshness(each.staleness, self.settings.staleness)
+            * sum(each.weights)
+            * each.share
+            / each.num_samples
+            for each in arrivals
+        ]
+        most = max(1.0, sum(shares))
+        params = {n: (1 - sum(shares) / most) * value for n, value in server.params.items()}
+        for share, each in zip(shares, arrivals, strict=True):
+            params = {n: value + share / most * each.means[n] for n, value in params.items()}
+        return replace(server, params=params, private=private)

@@ -1,0 +1,72 @@
+"""FedAsync (Xie, Koyejo and Gupta, 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._asynchronous import (
+    Arrival,
+    Asynchronous,
+    freshness,
+    half_squared_distance,
+    mix,
+)
+from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.tensors import Tensors
+
+
+class FedAsyncSettings(Settings):
+    """FedAsync."""
+
+    section = "fedasync"
+    mixing: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Share of a fresh answer in the server's next model."""
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    """How a stale answer of t versions counts less: not at all, by (t + 1)^-a, or by 1 / (a (t - b)
+    + 1) once t is more than b."""
+    a: Annotated[float, Field(ge=0)] = 0.5
+    """How fast."""
+    b: Annotated[float, Field(ge=0)] = 4.0
+    """hinge: from where on."""
+    pull: Annotated[float, Field(ge=0)] = 0.005
+    """Weight of the pull to the model that the client was sent."""
+
+
+class FedAsync(Asynchronous):
+    """Each answer is mixed into the server's model as it comes, the staler the less."""
+
+    name = "fedasync"
+    summary = "mixes each client's model in as it comes"
+    paper = "Xie, Koyejo and Gupta, 2019"
+    our_reading = (
+        "Staleness follows from the virtual clock, where the paper draws it; it counts from 0."
+    )
+    settings: FedAsyncSettings
+    knobs = MappingProxyType({**Asynchronous.knobs, "fedasync__mixing": (0.3, 0.6, 0.9)})
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        proximity = self.settings.pull * half_squared_distance(params, context.start)
+        return super().loss(params, batch, context) + proximity
+
+    def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
+        """w <- (1 - α s) w + α s w_i, one client at a time."""
+        params = server.params
+        for each in arrivals:
+            params = mix(params, each.means, self.settings.mixing * self.fade(each.staleness))
+        return replace(server, params=params)
+
+    def fade(self, staleness: int) -> float:
+        """Return what part of the mixing a stale answer has."""
+        settings = self.settings
+        if settings.staleness == "constant":
+            return 1.0
+        if settings.staleness == "polynomial":
+            return freshness(staleness, settings.a)
+        late = staleness - settings.b
+        return 1.0 if late <= 0 else 1 / (settings.a * late + 1)

@@ -1,0 +1,83 @@
+"""FedAT (Chai et al., 2021)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
+from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.tensors import Tensors
+
+
+class FedATSettings(Settings):
+    """FedAT."""
+
+    section = "fedat"
+    tiers: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Tiers that clients are sorted into by their speed."""
+    pull: Annotated[float, Field(ge=0)] = 0.4
+    """Weight of the pull to the model that the client was sent."""
+    start: Annotated[int, Field(ge=0)] = 1
+    """Rounds that each tier counts as having done at first. With 0 the fast tiers' work counts for
+    nothing until the slowest tier has answered."""
+
+
+class FedAT(Asynchronous):
+    """Rounds within tiers of equally fast clients; the tiers' models are mixed, slow ones more."""
+
+    name = "fedat"
+    summary = "rounds within tiers of equal speed, none across them"
+    paper = "Chai et al., SC 2021"
+    our_reading = (
+        "Tiers count one round each at first, or the model would not move until the slowest tier "
+        "has answered; models are not compressed."
+    )
+    keeps = "the server: a model for each tier"
+    timing = "tiers"
+    settings: FedATSettings
+    knobs = MappingProxyType({**Asynchronous.knobs, "fedat__pull": (0.0, 0.1, 0.4)})
+
+    @property
+    def num_tiers(self) -> int:
+        """As many as the settings say."""
+        return self.settings.tiers
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        proximity = self.settings.pull * half_squared_distance(params, context.start)
+        return super().loss(params, batch, context) + proximity
+
+    def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
+        """w_m <- the tier's mean; w <- Σ_m T_(M+1-m) / ΣT w_m, T_m the rounds of tier m."""
+        for each in arrivals:
+            private, count = server.private, each.num_tiers
+            if not private:
+                private = {"rounds": torch.full((count,), self.settings.start)} | {
+                    f"tier{m}.{name}": value
+                    for m in range(count)
+                    for name, value in server.params.items()
+                }
+            private = private | {f"tier{each.tier}.{n}": value for n, value in each.means.items()}
+            private["rounds"] = private["rounds"].clone()
+            private["rounds"][each.tier] += 1
+            shares = weigh_tiers(private["rounds"].tolist())
+            params = {
+                name: sum(
+                    (share * private[f"tier{m}.{name}"] for m, share in enumerate(shares)),
+                    torch.zeros_like(value),
+                )
+                for name, value in server.params.items()
+            }
+            server = replace(server, params=params, private=private)
+        return server
+
+
+def weigh_tiers(rounds: Sequence[int]) -> list[float]:
+    """Return each tier's share: what its mirror image has done of all rounds."""
+    return [count / sum(rounds) for count in reversed(rounds)]

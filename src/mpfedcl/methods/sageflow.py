@@ -1,0 +1,96 @@
+"""Sageflow (Park et al., 2021)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch.nn.functional import cross_entropy, log_softmax
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Update
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness, mix
+from mpfedcl.methods._round_values import Server
+
+_SMALLEST_LOSS = 1e-8
+
+
+class SageflowSettings(Settings):
+    """Sageflow."""
+
+    section = "sageflow"
+    entropy: Annotated[float, Field(gt=0)] = 1.0
+    """Models whose answers to the public images have this entropy or more are left out; in nats, so
+    that log(classes) is the most there is."""
+    loss_power: Annotated[float, Field(ge=0)] = 1.0
+    """How much less a model counts by its loss on the public images: by loss^-power."""
+    age_power: Annotated[float, Field(ge=0)] = 0.5
+    """How much less stale models count: by (staleness + 1)^-power."""
+    mixing: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of what has come in the server's next model."""
+    warm_up: Annotated[int, Field(ge=0)] = 10
+    """Ticks at the beginning in which no model is left out: the first ones are all uncertain."""
+
+
+class Sageflow(Asynchronous):
+    """Takes what has come at each tick, by version; public images tell what a model is worth."""
+
+    name = "sageflow"
+    summary = "weighs models by public images, old versions less"
+    paper = "Park et al., NeurIPS 2021"
+    our_reading = (
+        "Clients and versions weigh by samples, as in the paper; its code counts clients. For some "
+        "ticks nobody is left out."
+    )
+    keeps = "the server: public images"
+    timing = "ticks"
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {**Asynchronous.defaults, "public__size": 1000}
+    )
+    settings: SageflowSettings
+    knobs = MappingProxyType({**Asynchronous.knobs, "sageflow__entropy": (0.5, 1.0, 2.0)})
+
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        if experiment.public.size == 0:
+            raise InvalidInput(
+                "public.size is 0; with sageflow it must be at least 1: the server judges models "
+                "on public images."
+            )
+
+    @torch.no_grad()
+    def weigh(self, update: Update, server: Server) -> float:
+        """n_k 1[E_k < E_th] / F_k^δ: entropy and loss on the public images."""
+        params = update.written_out().averaged
+        assert self.public is not None
+        assert isinstance(params, dict)
+        _, logits = self.public.apply(params, self.public.inputs)
+        likelihoods = log_softmax(logits.double(), -1)
+        entropy = -float((likelihoods.exp() * likelihoods).sum(-1).mean())
+        loss = float(cross_entropy(logits.double(), self.public.labels))
+        is_warm = int(server.private.get("ticks", 0)) >= self.settings.warm_up
+        if is_warm and entropy >= self.settings.entropy:
+            return 0.0
+        return update.num_samples / max(loss, _SMALLEST_LOSS) ** self.settings.loss_power
+
+    def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
+        """w <- (1 - γ) w + γ Σ_i a_i v_i,  a_i ∝ (samples of version i) / (s_i + 1)^λ."""
+        private = {"ticks": server.private.get("ticks", torch.zeros((), dtype=torch.int64)) + 1}
+        ages = [freshness(each.staleness, self.settings.age_power) for each in arrivals]
+        weights = [each.num_samples * age for each, age in zip(arrivals, ages, strict=True)]
+        if not arrivals:
+            return replace(server, private=private)
+        groups = [
+            (weight / sum(weights), each.means)
+            for weight, each in zip(weights, arrivals, strict=True)
+        ]
+        merged = {
+            name: sum((share * means[name] for share, means in groups), torch.zeros_like(value))
+            for name, value in server.params.items()
+        }
+        params = mix(server.params, merged, self.settings.mixing)
+        return replace(server, params=params, private=private)

@@ -1,0 +1,68 @@
+"""What goes together with an asynchronous method; the rest is refused before anything is begun."""
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Asynchronous, Method
+
+
+def check_timing(method: type[Method], experiment: Experiment) -> None:
+    """Refuse what a method without rounds cannot be run with."""
+    if method.timing == "rounds":
+        return
+    told = f"with {experiment.method}, which is asynchronous, it must be"
+    if not issubclass(method, Asynchronous) or method.shares_prototypes or not method.trains:
+        raise InvalidInput(
+            f"method is {experiment.method!r}, whose timing is {method.timing!r}; it must be an "
+            "mpfedcl.methods.Asynchronous that trains and shares no prototypes."
+        )
+    if experiment.workers > 1:
+        raise InvalidInput(
+            f"workers is {experiment.workers}; {told} 1: clients come one after the other."
+        )
+    if experiment.secure_sums:
+        raise InvalidInput(
+            f"secure_sums is on; {told} off: there is no round whose clients could be summed."
+        )
+    if experiment.privacy.has_budget:
+        raise InvalidInput(
+            f"privacy.epsilon is {experiment.privacy.epsilon:g}; {told} left out: the budget "
+            "counts rounds, and here clients come as often as they can."
+        )
+    if experiment.aggregation.rule != "mean":
+        raise InvalidInput(
+            f"aggregation.rule is {experiment.aggregation.rule!r}; {told} mean: other rules "
+            "compare the clients of a round."
+        )
+    if experiment.guard.bounds == "on":
+        raise InvalidInput(
+            f"guard.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
+        )
+    if experiment.diagnostics:
+        raise InvalidInput(
+            f"diagnostics is {', '.join(experiment.diagnostics)}; {told} left out: the bounds are "
+            "about rounds."
+        )
+    if not experiment.pace.has_clock:
+        raise InvalidInput(
+            f"pace.kind is {experiment.pace.kind or 'none'!r}; {told} lognormal or tiers. Clients "
+            "are equally fast with lognormal and pace.spread 0."
+        )
+
+
+def refuse_over_network(method: type[Method], experiment: Experiment) -> None:
+    """Refuse what only a simulation has: its clock, and asynchronous methods."""
+    if method.timing != "rounds":
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which is asynchronous; over a network it must be "
+            "one with rounds. Simulate it with mpfedcl run."
+        )
+    if experiment.pace.has_clock:
+        raise InvalidInput(
+            f"pace.kind is {experiment.pace.kind!r}; over a network it must be none or left out: "
+            "time is real there."
+        )
+    if experiment.public.size:
+        raise InvalidInput(
+            f"public.size is {experiment.public.size}; over a network it must be 0 or left out: "
+            "the server has no images there."
+        )

@@ -1,0 +1,129 @@
+"""Asynchronous runs as a user has them: files, resuming, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crashes_at_file_operations import OPERATIONS, Crash
+from mpfedcl import InvalidInput, resume, run
+from mpfedcl.network.server.serve import check_experiment
+from mpfedcl.runs.checkpoint import _sign, load_checkpoint
+from mpfedcl.runs.observer import Observer
+from small_experiments import Say, assert_same_run, flags, read_records, small
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedasync": {"engine": "stacked"},
+    "fedat": {"engine": "stacked", "fedat__tiers": 2, "pace__drop": 0.3},
+    "aso-fed": {"engine": "stacked"},
+    "sageflow": {"engine": "loop", "pace__tick": 0.1},
+    "async-share": {"engine": "stacked", "pace__drop": 0.3},
+}
+SLOW: dict[str, Any] = {"pace__seconds_a_sample": 0.02, "clients": 4}
+
+
+def one_round() -> Observer:
+    """Stop a run after a round."""
+    done: list[object] = []
+    return Observer(on_round=done.append, should_stop=lambda: bool(done))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_run_is_resumed_to_the_same_bits(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    """Clients are under way at each stop: some have trained already, others have not."""
+    settings = {"rounds": 3, **SLOW, **METHODS[method]}
+    experiment = small(images, method, **settings)
+    run(experiment, tmp_path / "whole")
+    records = read_records(tmp_path / "whole")
+    assert method == "fedat" or any(record["arrivals"]["under_way"] for record in records)
+    run(experiment, tmp_path / "parts", one_round())
+    resume(tmp_path / "parts", observer=one_round())
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_answers_under_way_are_in_the_checkpoint(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, "fedasync", engine="stacked", **SLOW)
+    run(experiment, tmp_path / "run")
+    manifest = json.loads((tmp_path / "run/checkpoint/round-000002.json").read_bytes())
+    assert manifest["arrivals"]["under_way"]
+    content = (tmp_path / "run/checkpoint/round-000002.safetensors").read_bytes()
+    assert b"clients/answer/" in content
+    assert b"sent/" in content
+
+
+def test_a_crash_at_a_file_operation_changes_nothing(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, "aso-fed", rounds=3, **SLOW)
+    with OPERATIONS.watch(tmp_path / "whole") as seen:
+        run(experiment, tmp_path / "whole")
+    for number in range(5, len(seen), 11):
+        path = tmp_path / f"crash-{number:03}"
+        with OPERATIONS.watch(path, allowed=number), pytest.raises(Crash):
+            run(experiment, path)
+        resume(path)
+        assert_same_run(path, tmp_path / "whole")
+
+
+def test_rounds_on_the_clock_go_on_where_they_stopped(images: Path, tmp_path: Path) -> None:
+    experiment = small(images, "fedproto", rounds=3, pace__kind="tiers", pace__drop=0.3)
+    run(experiment, tmp_path / "whole")
+    run(experiment, tmp_path / "parts", one_round())
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    clock = [record["virtual_seconds"] for record in read_records(tmp_path / "whole")]
+    assert clock == sorted(clock)
+
+
+def test_a_checkpoint_of_a_stranger_is_refused(images: Path, tmp_path: Path) -> None:
+    """Somebody under way with a version that is not there: the checkpoint before is taken."""
+    run(small(images, "fedasync", **SLOW), tmp_path / "run")
+    newest = tmp_path / "run/checkpoint/round-000002.json"
+    manifest = json.loads(newest.read_bytes())
+    del manifest["sha256"]
+    manifest["arrivals"]["under_way"][0]["version"] = 10**6
+    content = newest.with_suffix(".safetensors").read_bytes()
+    newest.write_text(json.dumps({"sha256": _sign(manifest, content), **manifest}))
+    found, problems = load_checkpoint(newest.parent)
+    assert found is not None
+    assert found.state.round == 1
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"method": "fedasync"}, "method is 'fedasync', which is asynchronous; over a network"),
+        ({"method": "fedavg", "pace__kind": "tiers"}, "pace.kind is 'tiers'; over a network"),
+        ({"method": "fedavg", "public__size": 5}, "public.size is 5; over a network"),
+    ],
+)
+def test_over_a_network_it_is_refused(images: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_experiment(small(images, **changes))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_the_command_refuses_workers_in_one_sentence(images: Path, said: Say) -> None:
+    words = flags(images, method="fedasync", workers=2)
+    code, _, errors = said("run", *words)
+    assert code == 2
+    assert "workers is 2; with fedasync, which is asynchronous, it must be 1" in errors
+
+
+def test_run_compare_and_report_show_asynchronous_methods(
+    images: Path, tmp_path: Path, said: Say
+) -> None:
+    common = {"pace.kind": "lognormal", "pace.follows": "label", "model.hidden": 8}
+    words = [word for pair in common.items() for word in (f"--{pair[0]}", str(pair[1]))]
+    for method in ("fedavg", "fedasync"):
+        out = tmp_path / method
+        code, shown, errors = said("run", *flags(images, method=method), *words, "--out", str(out))
+        assert code == 0, errors
+        assert method in shown
+    code, shown, errors = said("report", str(tmp_path / "fedasync"))
+    assert code == 0, errors
