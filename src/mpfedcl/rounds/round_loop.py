@@ -1,6 +1,6 @@
 """The only round loop: broadcast, train, guard, aggregate, evaluate, record."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mpfedcl.errors import InvalidInput
