@@ -20,6 +20,12 @@ from small_experiments import read_records
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 SCAFFOLD, PULL = "custom_method:Scaffold", "pull_method:Pull"
+IN_ROUNDS = [
+    name
+    for name, cls in built_in_methods().items()
+    # fedbn's model has layers that this one has not.
+    if cls.timing == "rounds" and name != "fedbn"
+]
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}
 ONES = {"partition__kind": "quantity", "partition__alpha": 0.8, "clients": 6}
 
@@ -35,7 +41,7 @@ def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Pa
         assert_like_simulation(found.path, other.path, experiment)
 
 
-@pytest.mark.parametrize("method", [*built_in_methods(), SCAFFOLD])
+@pytest.mark.parametrize("method", [*IN_ROUNDS, SCAFFOLD])
 def test_every_method_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str
 ) -> None:
