@@ -16,7 +16,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Update
 from mpfedcl.methods import built_in_methods, find_method
-from mpfedcl.models import Mlp
+from mpfedcl.models import Cnn, Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
@@ -38,15 +38,20 @@ def experiment(root: Path, method: str, **changes: Any) -> Experiment:
         "model__hidden": HIDDEN,
         "encoder__name": "none",
     }
+    if method == "fedbn":
+        settings |= {"model__name": "cnn", "model__norm": "group"}
     return small(root, method, **settings | changes)
 
 
 def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
     plan = plan.resolved(find_method(plan.method).defaults)
     data = load_federated_data(plan)
+    model: Model = Mlp((data.input_size, *HIDDEN), data.num_classes)
+    if plan.model.name == "cnn":
+        model = Cnn((6, 6), data.num_classes, HIDDEN[-1:], has_norm=True)
     assembly = assemble(
         plan,
-        Mlp((data.input_size, *HIDDEN), data.num_classes),
+        model,
         num_classes=data.num_classes,
         input_size=data.input_size,
     )

@@ -11,8 +11,10 @@ from mpfedcl.methods import READINGS, Method, built_in_methods
 from small_experiments import ONE_EXCHANGE
 
 ROOT = Path(__file__).parents[2]
-TRAINING = [name for name, cls in built_in_methods().items() if cls.trains and name != "fedbn"]
-"""Methods whose clients train; fedbn's model has layers that this one has not."""
+ON_CNN = ("fedbn",)
+"""Methods that need normalisation layers; test_fedbn.py holds them to the same."""
+TRAINING = [n for n, cls in built_in_methods().items() if cls.trains and n not in ON_CNN]
+"""Methods whose clients train any model."""
 LIKE_FEDAVG = ("fedavg", "mpfed", "proto-inference")
 """FedAvg, and methods that only predict otherwise."""
 SAMPLED: dict[str, Any] = {"fraction": 0.7, "prototypes__pool_ttl": 2, "clients": 4}
