@@ -18,9 +18,10 @@ from tiny_method_inputs import (
     make_pool,
 )
 
+from mpfedcl import Predictor, run
 from mpfedcl.methods import READINGS
 from mpfedcl.prototypes import PrototypePool
-from small_experiments import assert_same_tensors
+from small_experiments import assert_same_tensors, small
 
 TEMPERATURE = 0.5
 
@@ -126,6 +127,18 @@ def test_a_client_predicts_by_its_own_prototypes(images: Path, engine: str) -> N
     # Each holds one class, so it names no other: right on its own test, on a third of the union.
     assert own["personal_prototype"] == pytest.approx(100)
     assert union["personal_prototype"] == pytest.approx(100 / 3)
+
+
+def test_so_it_does_once_the_run_is_over(images: Path, tmp_path: Path) -> None:
+    run(small(images, "fedpcl", **SKEWED), tmp_path)
+    samples = numpy.zeros((3, 6, 6), dtype=numpy.uint8)
+    samples[0, 0], samples[1, 1], samples[2, 2] = 255, 255, 255
+    named = set()
+    for number in range(3):
+        predictor = Predictor.load(tmp_path, f"client-{number}")
+        named |= {frozenset(each.label for each in predictor.predict(samples))}
+    # Each names its own class, whatever it is shown.
+    assert sorted(map(len, named)) == [1, 1, 1]
 
 
 def test_readings_that_say_nothing_are_null(images: Path) -> None:

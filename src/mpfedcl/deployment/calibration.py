@@ -69,7 +69,8 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
         rows, prior = _choose(models.own_tests[name], most), None
         if rules["own"].with_prior:
             prior = log_prior(torch.tensor(models.label_counts[name]))
-        if (found := _measure(models, space, rules["own"], params, rows, prior)) is not None:
+        seen = None if space is None else space.seen_by(models.method, name)
+        if (found := _measure(models, seen, rules["own"], params, rows, prior)) is not None:
             clients[name] = found
         yield name, params
     content = {

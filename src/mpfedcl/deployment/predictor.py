@@ -82,10 +82,10 @@ class Predictor:
         coverage: float | None = None,
         probabilities: bool = False,
     ) -> None:
-        self.trained = trained
         self.client = client
         self.class_names = trained.class_names
         self.params = trained.parameters(client)
+        self.trained = trained = trained.seen_by(client)
         self.coverage = coverage
         self._with_probabilities = probabilities
         held_out = HeldOutMeasurements(RunDirectory(trained.path), client)

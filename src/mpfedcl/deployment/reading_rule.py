@@ -1,7 +1,7 @@
 """By what a run's models answer: the rule of its reading, and what is far from its prototypes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ class ComparisonSpace:
     """From projected embeddings into that space."""
     has_metric: bool
     """Whether distances are those of the method's own metric."""
+
+    def seen_by(self, method: Method, client: str) -> "ComparisonSpace":
+        """Return the space with the prototypes that a client's own model is compared with."""
+        if self.has_metric:
+            return self
+        return replace(self, prototypes=method.own_reference(self.prototypes, client))
 
 
 def find_comparison_space(

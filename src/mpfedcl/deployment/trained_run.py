@@ -12,7 +12,7 @@ encoder's weights are looked for, and must be those that the run was trained beh
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,13 @@ class TrainedRun:
     def reference(self) -> PrototypePool | None:
         """The prototypes that embeddings are compared with: the pool as the method reads it."""
         return None if self.pool is None else self.method.reference(self.pool)
+
+    def seen_by(self, client: str | None) -> "TrainedRun":
+        """Return the run with the prototypes that a client's own model is compared with."""
+        if client is None or self.reference is None:
+            return self
+        own = self.method.own_reference(self.reference, client)
+        return self if own is self.reference else replace(self, pool=own)
 
     @cached_property
     def columns(self) -> TableColumns | None:
