@@ -13,7 +13,10 @@ from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
-UNEQUAL = {"partition__kind": "quantity", "partition__alpha": 1.0}
+Changes = dict[str, Any]
+"""Settings that an experiment has otherwise."""
+
+UNEQUAL: Changes = {"partition__kind": "quantity", "partition__alpha": 1.0}
 """Clients of different sizes, so that they take different numbers of steps."""
 
 

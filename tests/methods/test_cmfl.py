@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_side_runs import PlainFedAvg, differ, federate, params_of
+from server_side_runs import Changes, PlainFedAvg, differ, federate, params_of
 
 from mpfedcl import resume, run
 from mpfedcl.methods.cmfl import agreement
@@ -28,7 +28,11 @@ def test_without_a_threshold_it_is_fedavg(images: Path, engine: str) -> None:
 
 @ENGINES
 def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
-    settings = {"cmfl__threshold": 1.5, "cmfl__schedule": "constant", "dtype": "float64"}
+    settings: Changes = {
+        "cmfl__threshold": 1.5,
+        "cmfl__schedule": "constant",
+        "dtype": "float64",
+    }
     federation = build_federation(small(images, "cmfl", engine=engine, **settings))
     assert federation.run_round(evaluate=False).withheld == []
     begun, last = params_of(federation), federation.state.server.extra
@@ -43,7 +47,7 @@ def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
 
 @ENGINES
 def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
-    settings = {"clients": 6, "cmfl__threshold": 0.65, "cmfl__schedule": "constant"}
+    settings: Changes = {"clients": 6, "cmfl__threshold": 0.65, "cmfl__schedule": "constant"}
     settings |= {"partition__alpha": 0.1, "dtype": "float64"}
     federation = build_federation(small(images, "cmfl", engine=engine, **settings))
     federation.run_round(evaluate=False)
@@ -95,7 +99,7 @@ def test_signs_that_agree() -> None:
 
 
 def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
-    settings = {"clients": 6, "partition__alpha": 0.1}
+    settings: Changes = {"clients": 6, "partition__alpha": 0.1}
     found, wanted = (federate(images, name, 2, **settings) for name in ("cmfl", "fedavg"))
     assert differ(params_of(found), params_of(wanted))
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from server_side_runs import assert_close, begins_at, data_of, differ, federate, params_of
+from server_side_runs import Changes, assert_close, begins_at, data_of, differ, federate, params_of
 from tiny_method_inputs import make_method
 
 from mpfedcl import run
@@ -21,7 +21,7 @@ from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
-HALF = {"fed_dropout__share": 0.5}
+HALF: Changes = {"fed_dropout__share": 0.5}
 
 
 def units_of(federation: RoundLoop, client: str, number: int) -> Tensors:
@@ -68,7 +68,7 @@ def test_units_are_drawn_alike() -> None:
 @ENGINES
 def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
     """The same steps as those of a network that is built of the kept rows and columns alone."""
-    settings = {**HALF, "engine": engine, "train__lr": 0.1, "rounds": 1}
+    settings: Changes = {**HALF, "engine": engine, "train__lr": 0.1, "rounds": 1}
     begun = begins_at(images)
     federation = federate(images, "fed-dropout", **settings)
     models = dict(federation.engine.personal_models({}))
@@ -108,7 +108,12 @@ def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
 def test_each_number_is_averaged_over_those_who_had_it(
     images: Path, engine: str, fill: str
 ) -> None:
-    settings = {**HALF, "engine": engine, "dtype": "float64", "fed_dropout__fill": fill}
+    settings: Changes = {
+        **HALF,
+        "engine": engine,
+        "dtype": "float64",
+        "fed_dropout__fill": fill,
+    }
     federation = build_federation(small(images, "fed-dropout", **settings))
     sizes, nobody = federation.engine.sizes, 0
     for number in (1, 2):
@@ -138,7 +143,7 @@ def test_each_number_is_averaged_over_those_who_had_it(
 
 
 def test_all_engines_come_to_the_same(images: Path) -> None:
-    settings = {"rounds": 3, "clients": 5, "fraction": 0.8}
+    settings: Changes = {"rounds": 3, "clients": 5, "fraction": 0.8}
     loop, stacked = (
         federate(images, "fed-dropout", engine=e, **settings) for e in ("loop", "stacked")
     )

@@ -1,12 +1,12 @@
 """FedDyn: by hand, the identity of its gradients, and the optimum that it finds."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from server_side_runs import (
     UNEQUAL,
+    Changes,
     PlainFedAvg,
     assert_close,
     begins_at,
@@ -34,7 +34,7 @@ ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_the_servers_gradient_is_the_mean_of_all_clients(
     images: Path, engine: str, fraction: float
 ) -> None:
-    settings = {**UNEQUAL, "clients": 5, "fraction": fraction, "engine": engine}
+    settings: Changes = {**UNEQUAL, "clients": 5, "fraction": fraction, "engine": engine}
     federation = federate(images, "feddyn", 4, **settings)
     sizes = federation.engine.sizes
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
@@ -43,7 +43,7 @@ def test_the_servers_gradient_is_the_mean_of_all_clients(
 
 @ENGINES
 def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
-    settings = {**UNEQUAL, "feddyn__alpha": 0.3, "train__lr": 0.1}
+    settings: Changes = {**UNEQUAL, "feddyn__alpha": 0.3, "train__lr": 0.1}
     experiment = small(images, "feddyn", **settings).resolved()
     data, train, alpha = data_of(images, **UNEQUAL), experiment.train, 0.3
     model = Mlp((data.input_size, 8, 4), data.num_classes)
@@ -68,8 +68,8 @@ def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
                     velocity[n] = train.momentum * velocity[n] + g
                     y[n] = y[n] - train.learning_rate(number) * velocity[n]
             models[client.name] = y
-        for client, y in models.items():
-            own[client] = {n: own[client][n] - alpha * (y[n] - w[n]) for n in names}
+        for name, y in models.items():
+            own[name] = {n: own[name][n] - alpha * (y[n] - w[n]) for n in names}
         shares = {client.name: len(client.labels) / total for client in data.clients}
         mean = weighted(models, shares)
         h = {n: h[n] - alpha * (mean[n] - w[n]) for n in names}
@@ -121,7 +121,7 @@ def test_it_finds_the_optimum_of_the_weighted_losses(alpha: float, rounds: int) 
 def test_its_first_round_goes_twice_as_far_as_fedprox(images: Path, engine: str) -> None:
     """No gradient is known yet: h / alpha is minus the mean change."""
     begun = begins_at(images)
-    settings: dict[str, Any] = {"engine": engine, "rounds": 1}
+    settings: Changes = {"engine": engine, "rounds": 1}
     pulled = params_of(federate(images, "fedprox", fedprox__mu=0.1, **settings))
     found = params_of(federate(images, "feddyn", **settings))
     wanted = {name: 2 * pulled[name] - begun[name] for name in begun}

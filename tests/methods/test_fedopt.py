@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from server_side_runs import assert_close, begins_at, differ, federate, params_of
+from server_side_runs import Changes, assert_close, begins_at, differ, federate, params_of
 from tiny_method_inputs import make_method
 
 from mpfedcl import resume, run
@@ -20,7 +20,7 @@ NOBODY = Tally([], [], [], [], 1.0, {}, {})
 
 @ENGINES
 def test_a_plain_step_of_length_1_is_fedavg(images: Path, engine: str) -> None:
-    settings = {"fedopt__optimizer": "sgd", "fedopt__momentum": 0, "engine": engine}
+    settings: Changes = {"fedopt__optimizer": "sgd", "fedopt__momentum": 0, "engine": engine}
     found = federate(images, "fedopt", **settings)
     assert_same_tensors(params_of(found), params_of(federate(images, engine=engine)))
 
@@ -78,7 +78,7 @@ def test_adagrad_has_no_momentum_by_default() -> None:
 @ENGINES
 def test_in_a_federation(images: Path, engine: str) -> None:
     """One round of Adam: the mean change is what one round of FedAvg comes to."""
-    settings = {"engine": engine}
+    settings: Changes = {"engine": engine}
     mean, begun = params_of(federate(images, rounds=1, **settings)), begins_at(images)
     tau, wanted = 1e-3, {}
     for name, w in begun.items():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from server_side_runs import (
     UNEQUAL,
+    Changes,
     PlainFedAvg,
     assert_close,
     client_states,
@@ -86,7 +87,12 @@ def test_it_differs_from_fedavg_from_the_second_round_on(images: Path, engine: s
 def test_the_servers_control_is_the_mean_of_all_clients(
     images: Path, engine: str, fraction: float
 ) -> None:
-    settings = {**UNEQUAL, "clients": 5, "fraction": fraction, "train__momentum": 0.8}
+    settings: Changes = {
+        **UNEQUAL,
+        "clients": 5,
+        "fraction": fraction,
+        "train__momentum": 0.8,
+    }
     federation = federate(images, "scaffold", 4, engine=engine, **settings)
     sizes = federation.engine.sizes
     own = client_states(federation)
@@ -98,7 +104,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(
 
 @ENGINES
 def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> None:
-    settings = {"train__batch_size": 64, "engine": engine}
+    settings: Changes = {"train__batch_size": 64, "engine": engine}
     before, after = (federate(images, "scaffold", n, **settings) for n in (1, 2))
     data = data_of(images)
     model = Mlp((data.input_size, 8, 4), data.num_classes)
@@ -115,7 +121,12 @@ def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> 
 
 @ENGINES
 def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: str) -> None:
-    settings = {"train__batch_size": 64, "train__epochs": 3, "engine": engine, "dtype": "float64"}
+    settings: Changes = {
+        "train__batch_size": 64,
+        "train__epochs": 3,
+        "engine": engine,
+        "dtype": "float64",
+    }
     data = data_of(images)
     alike = [replace(data.clients[0], name=each.name) for each in data.clients]
     models = []
@@ -129,12 +140,13 @@ def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: st
             for control in client_states(federation).values():
                 assert_close(control, federation.state.server.extra)
         models.append(params_of(federation))
-    assert_close(*models)
+    ours, theirs = models
+    assert_close(ours, theirs)
 
 
 def test_controls_follow_from_the_next_broadcast_alone(images: Path) -> None:
     """With all clients and equal steps, c_i - c is known from models: half the bytes would do."""
-    settings = {"partition__kind": "iid", "train__batch_size": 5}
+    settings: Changes = {"partition__kind": "iid", "train__batch_size": 5}
     federation = federate(images, "scaffold", 1, **settings)
     for number in (2, 3):
         before = client_states(federation)
@@ -187,7 +199,12 @@ def scaffold_by_hand(images: Path, rounds: int, experiment: Experiment) -> Tenso
 
 @ENGINES
 def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
-    settings = {**UNEQUAL, "engine": engine, "train__momentum": 0.7, "train__lr": 0.1}
+    settings: Changes = {
+        **UNEQUAL,
+        "engine": engine,
+        "train__momentum": 0.7,
+        "train__lr": 0.1,
+    }
     experiment = small(images, "scaffold", **settings).resolved()
     found = federate(images, "scaffold", **settings)
     assert_close(params_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
@@ -209,7 +226,7 @@ def test_the_servers_step(images: Path) -> None:
 
 @pytest.mark.usefixtures("example_methods")
 def test_the_example_is_the_built_in_method(images: Path) -> None:
-    settings = {**UNEQUAL, "clients": 5, "fraction": 0.6}
+    settings: Changes = {**UNEQUAL, "clients": 5, "fraction": 0.6}
     example, ours = (
         federate(images, method, **settings) for method in ("custom_method:Scaffold", "scaffold")
     )

@@ -101,6 +101,7 @@ POOL: dict[str, tuple[str, int]] = {
     "pool/labels": (INTEGERS, 1),
     "pool/counts": (INTEGERS, 1),
     "pool/owners": (INTEGERS, 1),
+    r"units/hidden\.\d": ("uint8", 1),
 }
 DOWN_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
     "query": {},
@@ -150,7 +151,7 @@ def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> N
         assert late["confusion"] is None
 
 
-@pytest.mark.parametrize("method", [*METHODS, *SENT_ONCE, SCAFFOLD])
+@pytest.mark.parametrize("method", [*METHODS, *SENT_ONCE, SCAFFOLD, "fed-dropout"])
 def test_nothing_is_in_a_message_that_is_not_on_the_list(
     images: Path, tmp_path: Path, method: str
 ) -> None:
@@ -211,7 +212,7 @@ def test_the_list_is_the_documents() -> None:
     patterns = [*UP_ARRAYS["train"], *POOL]
     plain = {name for name in patterns if re.fullmatch("[a-z/]+", name)}
     families = {"averaged/<parameter>", "summed/<name>", "params/<parameter>", "extra/<name>"}
-    assert told == listed | plain | families
+    assert told == listed | plain | families | {"units/<layer>"}
 
 
 def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:

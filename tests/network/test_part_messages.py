@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from federations import (
     assert_same_readings,
     float64_experiment,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpfedcl import run
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.model_parts import count_bytes, mask_params
+from mpfedcl.model_parts import count_bytes, hidden_units, mask_params
 from mpfedcl.models import Mlp
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, unpack_broadcast
@@ -87,6 +90,28 @@ def test_an_update_has_the_servers_numbers_where_the_client_had_none() -> None:
     withheld = make_update(None)
     assert pack_part_update(withheld, make_broadcast()) is withheld
     assert unpack_part_update(withheld, make_broadcast()) is withheld
+
+
+@given(st.lists(st.integers(1, 17), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_any_part_comes_back_as_it_was(sizes: list[int], random: Random) -> None:
+    params = Mlp((2, *sizes), 2).init(torch.Generator().manual_seed(1), torch.float64)
+    units = {
+        layer: torch.tensor([random.random() < 0.5 for _ in range(size)])
+        for layer, size in hidden_units(params).items()
+    }
+    pool = PrototypePool.empty(2, sizes[-1], dtype=torch.float64)
+    broadcast = Broadcast(1, params, {}, pool, {"me": units})
+    packed = pack_broadcast(broadcast)
+    arrays = pack_part(packed.arrays, broadcast, "me", is_whole=False)
+    message = Message(packed.values, arrays)
+    found = unpack_part(unpack_broadcast(message, 2, None), message, "me", params)
+    assert_same_tensors(dict(found.units["me"]), units)
+    assert sum(each.nbytes for each in arrays.values()) == broadcast.num_bytes_to(["me"])
+    # There and back again: nothing was trained, so nothing has changed.
+    update = pack_part_update(make_update(found.params), found)
+    returned = unpack_part_update(update, broadcast)
+    assert isinstance(returned.averaged, dict)
+    assert_same_tensors(returned.averaged, params)
 
 
 @pytest.mark.parametrize(
