@@ -76,7 +76,11 @@ class Task:
                 name: value if self.method.shared(name) else value + 0.1 * number
                 for name, value in start.items()
             }
-            self.works.append(ClientTask(client, own, self.method.init_client(own)))
+            self.works.append(
+                ClientTask(
+                    client, own, self.method.init_client(own), self.method.describe(client.labels)
+                )
+            )
         pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=torch.float64)
         shared = {name: value for name, value in start.items() if self.method.shared(name)}
         self.received = self.method.prepare(Broadcast(1, shared, {}, pool))

@@ -206,7 +206,7 @@ def test_aso_fed_recalls_gradients() -> None:
         raise AssertionError
 
     state = method.init_client(one(0))
-    memory = method.init_memory(Context(apply, one(0), None, state))
+    _, memory = method.begin(Context(apply, one(0), None, state))
     before, mean = 0.0, 0.0
     for gradient in (2.0, -1.0, 5.0):
         context = Context(apply, one(0), None, state, memory=memory)
@@ -226,7 +226,7 @@ def test_slow_clients_step_farther() -> None:
         for each in seconds:
             state = method.note_delay(state, each)
         context = Context(lambda *_: (), one(0), None, state)  # type: ignore[arg-type]
-        memory = method.init_memory(context)
+        _, memory = method.begin(context)
         context = Context(context.apply, one(0), None, state, memory=memory)
         step, _ = method.adjust_and_remember(one(1), one(0), context)
         return float(step["w"])

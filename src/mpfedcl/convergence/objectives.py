@@ -52,7 +52,7 @@ class ObjectiveInspector:
         step = _distance(trained, task.start)
         measurement = Measurement(
             num_samples=len(task.client.labels),
-            num_steps=len(draw_batches(task.client, self._experiment, self._round, method.repeats)),
+            num_steps=len(self._batches(task)),
             objective_before=before,
             objective_after_one_step=self._evaluate(one_step, samples, now),
             objective_after_training=after,
@@ -95,11 +95,21 @@ class ObjectiveInspector:
         context = Context(self._model.apply, begun, given, state, task.own)
         return self._evaluate(begun, _all_samples(task), context)
 
+    def _batches(self, task: ClientTask) -> list[Tensor]:
+        method = self._method
+        return draw_batches(
+            task.client,
+            self._experiment,
+            self._round,
+            epochs=method.epochs,
+            repeats=method.repeats,
+        )
+
     def _average_batches(self, task: ClientTask) -> float:
         """Return the mean length of the gradients of an epoch's batches, all at the start."""
         client = task.client
         size = self._experiment.train.batch_size
-        batches = draw_batches(client, self._experiment, self._round)
+        batches = self._batches(task)
         lengths = []
         for step, chosen in enumerate(batches[: math.ceil(len(client.labels) / size)]):
             everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)

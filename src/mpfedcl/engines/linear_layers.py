@@ -16,9 +16,9 @@ _HOOKS_BEYOND_THE_LOSS = (
     "adjust",
     "adjust_and_remember",
     "after_step",
+    "begin",
     "finish",
     "init_client",
-    "init_memory",
 )
 
 
@@ -61,7 +61,12 @@ def find_layers(
     ):
         return None
     train = method.experiment.train
-    if method.repeats != 1 or train.optimizer != "sgd" or train.weight_decay:
+    if (
+        method.repeats != 1
+        or method.epochs != train.epochs
+        or train.optimizer != "sgd"
+        or train.weight_decay
+    ):
         return None
     layers: list[Layer] = []
     # Two rows, so that what makes one or four of them shows; a lone sample stands for both.

@@ -28,22 +28,32 @@ class LoopTrainer(Trainer):
 
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         context = Context(self._model.apply, task.start, received, task.state, task.own)
-        context = replace(context, memory=self._method.init_memory(context))
+        begun, memory = self._method.begin(context)
         batches = draw_batches(
-            task.client, self._experiment, task.draw_number(round_number), self._method.repeats
+            task.client,
+            self._experiment,
+            task.draw_number(round_number),
+            epochs=self._method.epochs,
+            repeats=self._method.repeats,
         )
-        params, memory, loss = self._run_steps(task.client, batches, context, round_number)
+        context = replace(context, memory=memory)
+        params, memory, loss = self._run_steps(task.client, batches, begun, context, round_number)
         averaged, state = self._method.finish(params, replace(context, memory=memory), len(batches))
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
         )
 
     def _run_steps(
-        self, client: ClientData, batches: Sequence[Tensor], context: Context, round_number: int
+        self,
+        client: ClientData,
+        batches: Sequence[Tensor],
+        begun: Tensors,
+        context: Context,
+        round_number: int,
     ) -> tuple[Tensors, Tensors, float]:
         """Take a step on each batch; return the parameters, the memory and the mean loss."""
         method, received = self._method, context.received
-        params = {n: v.detach().clone().requires_grad_() for n, v in context.start.items()}
+        params = {n: v.detach().clone().requires_grad_() for n, v in begun.items()}
         optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         for step, chosen in enumerate(batches):

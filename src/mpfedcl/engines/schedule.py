@@ -12,15 +12,20 @@ from mpfedcl.rng import generator
 
 
 def draw_batches(
-    client: ClientData, experiment: Experiment, round_number: int, repeats: int = 1
+    client: ClientData,
+    experiment: Experiment,
+    round_number: int,
+    *,
+    epochs: int | None = None,
+    repeats: int = 1,
 ) -> list[Tensor]:
     """Return the samples of each step: every epoch in a new order, the last batch as it comes.
 
-    Each batch serves `repeats` steps.
+    The epochs are the experiment's where none are given; each batch serves `repeats` steps.
     """
     size = min(len(client.labels), experiment.train.batch_size)
     batches: list[Tensor] = []
-    for epoch in range(experiment.train.epochs):
+    for epoch in range(experiment.train.epochs if epochs is None else epochs):
         key = generator(experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
         batches += [batch for batch in torch.split(order, size) for _ in range(repeats)]
@@ -67,13 +72,15 @@ def make_schedule(
     clients: Sequence[ClientData],
     experiment: Experiment,
     round_number: int | Sequence[int],
+    *,
+    epochs: int | None = None,
     repeats: int = 1,
 ) -> Schedule:
     """Lay the steps of several clients side by side: of one round, or of one for each client."""
     rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
     drawn = [
-        (draw_batches(client, experiment, number, repeats), client)
-        for client, number in zip(clients, rounds, strict=True)
+        (draw_batches(each, experiment, number, epochs=epochs, repeats=repeats), each)
+        for each, number in zip(clients, rounds, strict=True)
     ]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
     num_rows = max(len(batch) for batches, _ in drawn for batch in batches)

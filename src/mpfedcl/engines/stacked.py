@@ -42,30 +42,36 @@ class StackedTrainer(Trainer):
             [task.client for task in tasks],
             self._experiment,
             [task.draw_number(round_number) for task in tasks],
-            self._method.repeats,
+            epochs=self._method.epochs,
+            repeats=self._method.repeats,
         )
         by_name = {task.client.name: task for task in tasks}
         tasks = [by_name[client.name] for client in schedule.clients]
         contexts = [
             Context(self._model.apply, task.start, received, task.state, task.own) for task in tasks
         ]
-        memories = [self._method.init_memory(context) for context in contexts]
+        begun = [self._method.begin(context) for context in contexts]
+        params = stack_tensors([params for params, _ in begun])
         stack = _StackedContext(
             stack_tensors([task.start for task in tasks]),
             stack_tensors([task.state for task in tasks]),
             stack_tensors([task.own for task in tasks]),
-            stack_tensors(memories),
+            stack_tensors([memory for _, memory in begun]),
         )
-        params, losses = self._run_steps(schedule, stack, round_number, received)
+        losses = self._run_steps(schedule, params, stack, round_number, received)
         memories = [stack.memory_of(index) for index in range(len(tasks))]
         contexts = [replace(c, memory=m) for c, m in zip(contexts, memories, strict=True)]
         return self._finish(schedule, contexts, params, losses)
 
     def _run_steps(
-        self, schedule: Schedule, stack: "_StackedContext", round_number: int, received: object
-    ) -> tuple[Tensors, Tensor]:
-        """Run all steps of all clients; return the stacked parameters and the mean losses."""
-        params = {name: value.clone() for name, value in stack.start.items()}
+        self,
+        schedule: Schedule,
+        params: Tensors,
+        stack: "_StackedContext",
+        round_number: int,
+        received: object,
+    ) -> Tensor:
+        """Run all steps of all clients, in place; return their mean losses."""
         descent = self._method.descent(round_number)
         optimizer = make_optimizer(params, self._experiment.train, descent)
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
@@ -94,7 +100,7 @@ class StackedTrainer(Trainer):
                     value.copy_(changed[name])
                 stack.remember(memory)
             sums[:active] += losses.detach() * mask.sum(1)
-        return params, sums.cpu() / schedule.mask.sum((1, 2)).cpu()
+        return sums.cpu() / schedule.mask.sum((1, 2)).cpu()
 
     def _loss(
         self, given: object, params: Tensors, batch: Batch, kept: "_StackedContext"

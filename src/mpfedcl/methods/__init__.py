@@ -21,7 +21,7 @@ from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
 from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
-from mpfedcl.methods.base import Method
+from mpfedcl.methods.base import Family, Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 from mpfedcl.user_classes import import_class
@@ -35,6 +35,7 @@ __all__ = [
     "Broadcast",
     "Context",
     "Experiment",
+    "Family",
     "Field",
     "InvalidInput",
     "Method",
@@ -58,7 +59,12 @@ def built_in_methods() -> dict[str, type[Method]]:
     """Return the methods of this folder by name, sorted."""
     for path in method_files().values():
         importlib.import_module(f"{__name__}.{path.stem}")
-    ours = [cls for cls in _subclasses(Method) if cls.__module__.startswith(__name__)]
+    ours = [
+        cls
+        for cls in _subclasses(Method)
+        # What several methods have in common inherits a name, and is none of them.
+        if cls.__module__.startswith(__name__) and "name" in vars(cls)
+    ]
     return {name: cls for name in method_files() for cls in ours if cls.name == name}
 
 

@@ -49,6 +49,8 @@ _MOST_FEATURES = 8192
 class ClosedForm(Method):
     """A method that trains nothing: classifiers are linear in frozen features of length 1."""
 
+    family = "one exchange"
+    sends = "counts, sums and second moments"
     trains = False
     clustering = "mean"
     defaults = MappingProxyType({"rounds": 1, "encoder__name": "random-filters"})

@@ -1,7 +1,7 @@
 """The one abstraction a federated method is written in.
 
 A method is a few functions; engines differ only in where they run them. The hooks in the order in
-which a round calls them: `prepare` and `init_memory`, then for each step `at_step`, `loss`,
+which a round calls them: `prepare` and `begin`, then for each step `at_step`, `loss`,
 `adjust` (or `adjust_and_remember`) and `after_step`, then `finish` and `summarize` on the clients;
 `reduce` on the server; `project` and `reference` when prototypes predict.
 
@@ -145,6 +145,11 @@ class Method:
             return self.union_reading or self.reading
         return self.reading
 
+    @property
+    def epochs(self) -> int:
+        """Passes over a client's samples in each round."""
+        return self.experiment.train.epochs
+
     def own_model(self, input_size: int) -> Model | None:
         """Return the model of a method that brings its own; None: the one that settings name."""
         return None
@@ -192,9 +197,9 @@ class Method:
         """Return what the loss is given where the whole objective is asked for, not a step's."""
         return self.at_step(received, 0)
 
-    def init_memory(self, context: Context) -> Tensors:
-        """Return what a client remembers before its first step of a round."""
-        return {}
+    def begin(self, context: Context) -> tuple[Tensors, Tensors]:
+        """Return the parameters and the memory that a client begins a round's steps with."""
+        return context.start, {}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return the loss of one batch, a scalar; safe under vmap."""

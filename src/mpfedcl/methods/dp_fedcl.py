@@ -30,6 +30,7 @@ class DpFedCL(MpFedCL):
 
     name = "dp-fedcl"
     summary = "as MP-FedCL, prototypes from DBSCAN's clusters"
+    sends = "its model, prototypes of DBSCAN's clusters"
     clustering = "dbscan"
     settings: DbscanSettings
     defaults = MappingProxyType({"prototypes__padding": "fill"})

@@ -10,7 +10,7 @@ class FedAvg(Method):
 
     name = "fedavg"
     summary = "averages the clients' models by number of samples"
-    reading = "averaged_classifier"
+    paper = "McMahan et al., AISTATS 2017"
     totals_suffice = True
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

@@ -22,6 +22,8 @@ class FedCOF(OneExchange):
 
     name = "fedcof"
     summary = "as fedlda from class sums alone; needs many clients"
+    paper = "Goswami et al., 2025"
+    sends = "counts and sums by class"
     totals_suffice = False
     has_private_sums = False
     _shortage: str | None = None

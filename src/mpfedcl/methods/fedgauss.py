@@ -67,6 +67,7 @@ class FedGauss(OneExchange):
 
     name = "fedgauss"
     summary = "Gaussian prototypes in closed form from one exchange of sums, no training"
+    paper = "this package"
     reading = "personal_classifier_prior"
     union_reading = "averaged_classifier"
     second_moment = "within"

@@ -15,6 +15,7 @@ class FedLDA(OneExchange):
 
     name = "fedlda"
     summary = "linear discriminant analysis of frozen features, one exchange of sums"
+    paper = "as FedCGS and GH-OFL"
     second_moment = "within"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:

@@ -10,6 +10,8 @@ class FedNCM(OneExchange):
 
     name = "fedncm"
     summary = "nearest class mean of frozen features, one exchange of class sums"
+    paper = "Legate et al., NeurIPS 2023"
+    sends = "counts and sums by class"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return the class means, with a covariance that is alike in all directions."""

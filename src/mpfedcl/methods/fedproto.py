@@ -35,6 +35,10 @@ class FedProto(Method):
 
     name = "fedproto"
     summary = "shares class means only, pulls embeddings to their average"
+    family = "prototypes"
+    paper = "Tan et al., AAAI 2022"
+    sends = "its class means"
+    keeps = "its model"
     reading = "personal_prototype"
     shares_model = False
     shares_prototypes = True

@@ -25,6 +25,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     summary = "FedAvg with a pull of the weights to the global ones"
+    paper = "Li et al., MLSys 2020"
     settings: FedProxSettings
     knobs = MappingProxyType({**FedAvg.knobs, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
 

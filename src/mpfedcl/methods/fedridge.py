@@ -15,6 +15,7 @@ class FedRidge(OneExchange):
 
     name = "fedridge"
     summary = "ridge regression on one-hot targets, one exchange of sums"
+    paper = "as Fed3R and AFL"
     second_moment = "moment"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:

@@ -8,6 +8,10 @@ class Local(Method):
 
     name = "local"
     summary = "every client trains alone; nothing is shared"
+    family = "alone"
+    paper = "no paper: what federation has to beat"
+    sends = "nothing"
+    keeps = "its model"
     reading = "personal_classifier"
     shares_model = False
     totals_suffice = True

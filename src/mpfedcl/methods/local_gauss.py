@@ -16,6 +16,8 @@ class LocalGauss(ClosedForm):
 
     name = "local-gauss"
     summary = "FedGauss by every client alone; nothing is shared"
+    paper = "this package"
+    sends = "nothing"
     reading = "personal_classifier_prior"
     union_reading = "personal_classifier"
     shares_model = False

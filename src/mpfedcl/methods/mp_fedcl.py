@@ -38,6 +38,9 @@ class MpFedCL(Method):
 
     name = "mp-fedcl"
     summary = "K prototypes per class, a contrastive pull to those of all clients"
+    family = "prototypes"
+    paper = "Qiao et al., 2023"
+    sends = "its model, up to K prototypes per class"
     reading = "personal_prototype"
     union_reading = "averaged_prototype"
     shares_prototypes = True

@@ -8,5 +8,6 @@ class SpFedCL(MpFedCL):
 
     name = "sp-fedcl"
     summary = "as MP-FedCL with one prototype per class, its mean"
+    sends = "its model, its class means"
     clustering = "mean"
     knobs = CONTRAST_KNOBS

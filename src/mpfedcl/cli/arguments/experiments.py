@@ -66,7 +66,7 @@ class Compare:
     file: ExperimentFile = None
     """A TOML file of settings that all runs have in common."""
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
-    """The methods, by name."""
+    """The methods, by name; all: every method that fits the data set."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """The seeds; each fixes data split, initial weights, batches and clustering."""
     out: _Folder = None
@@ -202,7 +202,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Methods:
-    """List the methods, one line each."""
+    """List the methods: what they do, send and keep, and who described them."""
 
     json: _Json = False
 

@@ -27,6 +27,7 @@ from mpfedcl.report.tables import (
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.tracking import make_trackers, read_failures
 
 _MOST_CLIENTS = 6
@@ -40,9 +41,12 @@ def compare_command(arguments: Compare) -> int:
     # What is missing is said before any run is begun.
     make_trackers(arguments.settings.track)
     path = arguments.out or unused_folder(Path("runs") / "comparison")
-    comparison = Comparison.prepare(arguments.settings, arguments.methods, arguments.seeds, path)
+    methods, left_out = choose_methods(arguments.settings, arguments.methods)
+    comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
     total = sum(each.experiment.rounds for each in comparison.planned_runs)
     console = stderr_console()
+    for name, reason in left_out.items():
+        console.print(f"{name} is left out: {reason}")
     with stop_after_round(console) as stop, progress_bar(console) as bar:
         task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
 

@@ -1,0 +1,57 @@
+"""FedLC (Zhang et al., 2022)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+_OUT_OF_REACH = 1e6
+"""The margin of a class that a client lacks: its probability is 0, and nothing is infinite."""
+
+
+class FedLCSettings(Settings):
+    """FedLC."""
+
+    section = "fedlc"
+    tau: Annotated[float, Field(ge=0)] = 1.0
+    """Size of the margins."""
+
+
+class FedLC(FedAvg):
+    """FedAvg whose clients ask more of their rare classes, by a margin on the logits.
+
+    Cross-entropy of f(x) - m, where m_c = tau n_c^(-1/4) and n_c are the client's own samples of a
+    class. Predictions are made without m.
+    """
+
+    name = "fedlc"
+    summary = "FedAvg with margins for a client's rare classes"
+    paper = "Zhang et al., ICML 2022"
+    our_reading = (
+        "The softmax runs over all classes: without a sample's own, as the paper prints it, the "
+        "loss has no lower bound."
+    )
+    settings: FedLCSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "fedlc__tau": (0.1, 0.5, 1.0, 2.0)})
+
+    def describe(self, labels: Tensor) -> Tensors:
+        """Return the margins of all classes."""
+        if not self.settings.tau:
+            return {}
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        margins = self.settings.tau * counts.clamp(min=1).double() ** -0.25
+        return {"margins": margins.masked_fill(counts == 0, _OUT_OF_REACH)}
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy of the logits less their margins."""
+        if not context.own:
+            return super().loss(params, batch, context)
+        _, logits = context.apply(params, batch.inputs)
+        return batch.cross_entropy(logits - context.own["margins"].to(logits.dtype))

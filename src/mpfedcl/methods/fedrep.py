@@ -1,0 +1,72 @@
+"""FedRep (Collins et al., 2021)."""
+
+import math
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Context
+from mpfedcl.methods.base import Method
+from mpfedcl.tensors import Tensors
+
+
+class FedRepSettings(Settings):
+    """FedRep."""
+
+    section = "fedrep"
+    head_epochs: Annotated[int, Field(ge=0)] = 10
+    """Passes over a client's samples for its own classifier, before those for the layers below."""
+
+
+class FedRep(Method):
+    """The layers below the classifier are averaged; each client has a classifier of its own.
+
+    In a round a client first trains its classifier alone, then the layers below it alone.
+    """
+
+    name = "fedrep"
+    summary = "shares all but the classifier, trained in turn"
+    family = "personal models"
+    paper = "Collins et al., ICML 2021"
+    our_reading = "Momentum is 0, so that what is not due stands still."
+    sends = "all but its classifier"
+    keeps = "its classifier"
+    reading = "personal_classifier"
+    needs_sgd = True
+    settings: FedRepSettings
+    knobs = MappingProxyType({**Method.knobs, "fedrep__head_epochs": (1, 5, 10)})
+
+    @property
+    def epochs(self) -> int:
+        """Those of the classifier, then those of the layers below."""
+        return self.settings.head_epochs + self.experiment.train.epochs
+
+    def shared(self, parameter: str) -> bool:
+        """The classifier stays at home."""
+        return not parameter.startswith("classifier.")
+
+    def descent(self, round_number: int) -> tuple[float, float]:
+        """No momentum: it would move a part that is not due."""
+        return self.experiment.train.learning_rate(round_number), 0.0
+
+    def describe(self, labels: Tensor) -> Tensors:
+        """Return how many steps are the classifier's."""
+        steps = math.ceil(len(labels) / self.experiment.train.batch_size)
+        head_steps = steps * self.settings.head_epochs
+        return {"head_steps": torch.tensor(head_steps, device=labels.device)}
+
+    def at_step(self, received: Any, step: int) -> int:
+        """Return the step's number."""
+        return step
+
+    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+        """Let only the part that is due move."""
+        is_head = context.received < context.own["head_steps"]
+        return {
+            n: torch.where(is_head == (not self.shared(n)), g, torch.zeros_like(g))
+            for n, g in gradients.items()
+        }

@@ -1,0 +1,47 @@
+"""FedRS (Li and Zhan, 2021)."""
+
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.tensors import Tensors
+
+
+class FedRSSettings(Settings):
+    """FedRS."""
+
+    section = "fedrs"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Scale of the logits of classes that a client lacks; 1 is FedAvg."""
+
+
+class FedRS(FedAvg):
+    """FedAvg with a restricted softmax: logits of classes a client lacks count less in training."""
+
+    name = "fedrs"
+    summary = "FedAvg that pushes missing classes down less"
+    paper = "Li and Zhan, KDD 2021"
+    our_reading = "A class's bias is scaled with its weights."
+    settings: FedRSSettings
+    knobs = MappingProxyType({**FedAvg.knobs, "fedrs__alpha": (0.1, 0.5, 0.9)})
+
+    def describe(self, labels: Tensor) -> Tensors:
+        """Return the scales of all classes."""
+        if self.settings.alpha == 1:
+            return {}
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        scales = torch.ones(self.num_classes, dtype=torch.float64, device=labels.device)
+        return {"scales": scales.masked_fill(counts == 0, self.settings.alpha)}
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy of the scaled logits."""
+        if not context.own:
+            return super().loss(params, batch, context)
+        _, logits = context.apply(params, batch.inputs)
+        return batch.cross_entropy(logits * context.own["scales"].to(logits.dtype))

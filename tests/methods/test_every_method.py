@@ -1,0 +1,55 @@
+"""Every built-in method: the same on both engines, and something else than FedAvg."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from identities import after_rounds, assert_close_tensors, differ, models_of, server_of
+
+from mpfedcl.methods import READINGS, Method, built_in_methods
+from small_experiments import ONE_EXCHANGE
+
+ROOT = Path(__file__).parents[2]
+TRAINING = [name for name, cls in built_in_methods().items() if cls.trains]
+"""Methods whose clients train."""
+LIKE_FEDAVG = ("fedavg", "mpfed", "proto-inference")
+"""FedAvg, and methods that only predict otherwise."""
+SAMPLED: dict[str, Any] = {"fraction": 0.7, "prototypes__pool_ttl": 2, "clients": 4}
+
+
+@pytest.mark.parametrize("method", TRAINING)
+def test_stacked_clients_train_as_a_loop_does(images: Path, method: str) -> None:
+    looped, stacked = (
+        after_rounds(images, method, 3, engine=engine, **SAMPLED) for engine in ("loop", "stacked")
+    )
+    assert_close_tensors(server_of(stacked), server_of(looped), 1e-9)
+    assert_close_tensors(stacked.state.server.extra, looped.state.server.extra, 1e-9)
+    assert_close_tensors(stacked.state.server.private, looped.state.server.private, 1e-9)
+    assert_close_tensors(stacked.engine.state(), looped.engine.state(), 1e-9)
+    assert stacked.engine.remarks()["training"].keys() <= {"stacked", "factored"}
+
+
+@pytest.mark.parametrize("method", [name for name in TRAINING if name not in LIKE_FEDAVG])
+def test_at_its_defaults_a_method_is_not_fedavg(images: Path, method: str) -> None:
+    few = {"partition__kind": "classes", "partition__classes_per_client": 2}
+    found, average = (after_rounds(images, name, 3, **few) for name in (method, "fedavg"))
+    others = models_of(average)
+    assert differ(server_of(found), server_of(average)) or any(
+        differ(model, others[client]) for client, model in models_of(found).items()
+    )
+
+
+@pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
+def test_a_method_says_what_it_is(method: type[Method]) -> None:
+    assert all((method.name, method.summary, method.paper, method.sends, method.keeps))
+    assert len(method.summary) <= 80
+    assert not method.summary.endswith(".")
+    assert not method.our_reading or method.our_reading.endswith(".")
+    assert {method.reading, method.union_reading or method.reading} <= set(READINGS)
+    assert (method.family == "one exchange") == (method.name in ONE_EXCHANGE)
+
+
+def test_the_page_of_methods_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "write_methods.py"))
+    assert (ROOT / "docs" / "methods.md").read_text() == script["write_methods"]()
