@@ -9,7 +9,7 @@ from command_results import Refused
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 BAD_SETTINGS: list[tuple[str, str]] = [
-    ("--method nope", "method is 'nope'; it must be one of afd, "),
+    ("--method nope", "method is 'nope'; it must be one of "),
     ("--method nowhere.at.all:Mine", "method is 'nowhere.at.all:Mine'"),
     ("--method json:Absent", "method is 'json:Absent'"),
     ("--method json:JSONDecoder", "must name a subclass of mpfedcl.Method"),

@@ -36,9 +36,8 @@ class LoopTrainer(Trainer):
             epochs=self._method.epochs,
             repeats=self._method.repeats,
         )
-        params, memory, loss = self._run_steps(
-            task.client, begun, batches, replace(context, memory=memory), round_number
-        )
+        context = replace(context, memory=memory)
+        params, memory, loss = self._run_steps(task.client, batches, begun, context, round_number)
         averaged, state = self._method.finish(params, replace(context, memory=memory), len(batches))
         return TrainedClient(
             task.client, self._model, params, averaged=averaged, state=state, loss=loss
@@ -47,8 +46,8 @@ class LoopTrainer(Trainer):
     def _run_steps(
         self,
         client: ClientData,
-        begun: Tensors,
         batches: Sequence[Tensor],
+        begun: Tensors,
         context: Context,
         round_number: int,
     ) -> tuple[Tensors, Tensors, float]:

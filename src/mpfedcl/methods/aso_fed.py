@@ -27,7 +27,12 @@ class AsoFedSettings(Settings):
 
 
 class AsoFed(Asynchronous):
-    """Each change counts by its client's samples; clients recall gradients, slow ones step on."""
+    """Each change counts by its client's samples; slow clients take longer steps.
+
+    w <- w - n_i / n (w_sent - w_i). A client steps along r (g - g_before + h), h <- beta h +
+    (1 - beta) g, with g the gradient of f_i(w) + pull/2 |w - w_sent|^2 and r = max(1, log of its
+    mean delay in seconds).
+    """
 
     name = "aso-fed"
     summary = "adds each change as it comes; slow clients step farther"
@@ -56,9 +61,9 @@ class AsoFed(Asynchronous):
         return super().descent(round_number)[0], 0.0
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Remember the last time."""
-        memory = {name: value for name, value in context.state.items() if name != "delays"}
-        return context.start, memory
+        """Go on with the gradients of the last time."""
+        past = {name: value for name, value in context.state.items() if name != "delays"}
+        return context.start, past
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + pull/2 |w - w_sent|^2."""

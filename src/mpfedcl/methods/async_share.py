@@ -28,7 +28,11 @@ class AsyncShareSettings(Settings):
 
 
 class AsyncShare(Asynchronous):
-    """Who comes rarely weighs more when it comes, so that all count by their samples in the end."""
+    """Who comes rarely weighs more when it comes, so that all count by their samples in the end.
+
+    At every tick w <- (1 - sum u) w + sum_k u_k w_k, where u_k = n_k / n * s_k / f_k, cut at 1 in
+    all: f_k is the running mean of k's arrivals in a tick, s_k = (staleness + 1)^-a.
+    """
 
     name = "async-share"
     summary = "clients that come rarely weigh more when they come"
@@ -37,7 +41,7 @@ class AsyncShare(Asynchronous):
         "The paper's own weights could not be read: here a client weighs by its share of the "
         "samples over how often it comes, all together at most 1."
     )
-    keeps = "the server: how often each client comes"
+    keeps = "nothing; the server keeps how often each client comes"
     timing = "ticks"
     settings: AsyncShareSettings
     knobs = MappingProxyType({**Asynchronous.knobs, "async_share__staleness": (0.0, 0.5, 1.0)})

@@ -38,7 +38,11 @@ class FedAsyncSettings(Settings):
 
 
 class FedAsync(Asynchronous):
-    """Each answer is mixed into the server's model as it comes, the staler the less."""
+    """Each answer is mixed into the server's model as it comes, the staler the less.
+
+    w <- (1 - m s) w + m s w_i, with m the mixing and s = (staleness + 1)^-a. Clients minimize
+    f_i(w) + pull/2 |w - w_sent|^2. Nobody weighs by samples: who is fast counts more.
+    """
 
     name = "fedasync"
     summary = "mixes each client's model in as it comes"

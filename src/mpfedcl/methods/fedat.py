@@ -29,7 +29,12 @@ class FedATSettings(Settings):
 
 
 class FedAT(Asynchronous):
-    """Rounds within tiers of equally fast clients; the tiers' models are mixed, slow ones more."""
+    """Rounds within tiers of equally fast clients; the tiers' models are mixed, slow ones more.
+
+    After a round of tier m, w_m is the mean of its clients, T_m grows by 1, and w is the sum of
+    T_(M+1-m) / sum(T) * w_m: the slow tiers weigh as much as the fast ones have rounds. Clients
+    minimize f_i(w) + pull/2 |w - w_sent|^2.
+    """
 
     name = "fedat"
     summary = "rounds within tiers of equal speed, none across them"
@@ -38,7 +43,7 @@ class FedAT(Asynchronous):
         "Tiers count one round each at first, or the model would not move until the slowest tier "
         "has answered; models are not compressed."
     )
-    keeps = "the server: a model for each tier"
+    keeps = "nothing; the server keeps a model for each tier"
     timing = "tiers"
     settings: FedATSettings
     knobs = MappingProxyType({**Asynchronous.knobs, "fedat__pull": (0.0, 0.1, 0.4)})

@@ -37,7 +37,12 @@ class SageflowSettings(Settings):
 
 
 class Sageflow(Asynchronous):
-    """Takes what has come at each tick, by version; public images tell what a model is worth."""
+    """Takes what has come at each tick, by version; public images tell what a model is worth.
+
+    Of each version clients are averaged by n_k / F_k^power where E_k is below a threshold: E_k is
+    the entropy of a model's answers to the public images, F_k its loss on them. Versions are
+    averaged by their samples / (staleness + 1)^power, and mixed into w.
+    """
 
     name = "sageflow"
     summary = "weighs models by public images, old versions less"
@@ -46,7 +51,7 @@ class Sageflow(Asynchronous):
         "Clients and versions weigh by samples, as in the paper; its code counts clients. For some "
         "ticks nobody is left out."
     )
-    keeps = "the server: public images"
+    keeps = "nothing; the server has public images"
     timing = "ticks"
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {**Asynchronous.defaults, "public__size": 1000}

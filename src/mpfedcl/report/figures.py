@@ -111,6 +111,27 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
             figure.legend(loc="outside lower center", ncols=2, fontsize=size)
 
 
+def draw_over_time(
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str, path: Path
+) -> None:
+    """Draw accuracy over virtual seconds: a line for each run, as their clocks differ."""
+    with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
+        for index, (label, several) in enumerate(curves.items()):
+            for number, curve in enumerate(several):
+                axes.plot(
+                    [seconds for seconds, _ in curve],
+                    [accuracy for _, accuracy in curve],
+                    label=label if number == 0 else None,
+                    color=COLOURS[index % 7],
+                    marker=MARKERS[index % 7],
+                    ms=4,
+                    markevery=max(1, len(curve) // 10),
+                )
+        axes.set(xlabel="virtual seconds", ylabel="accuracy (%)", title=title, ylim=(0, 100))
+        axes.set_xlim(left=0)
+        figure.legend(loc="outside lower center", ncols=2)
+
+
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
     """Draw who holds how many training images of each class, as bubbles."""
     height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))

@@ -57,7 +57,7 @@ class Pace:
         experiment = assembly.experiment
         if not experiment.pace.has_clock:
             return None
-        passes = experiment.train.epochs * assembly.method.repeats
+        passes = assembly.method.epochs * assembly.method.repeats
         return cls(experiment.pace, experiment.seed, label_counts, passes)
 
     def seconds(self, client: str, dispatch: int, bytes_down: int, bytes_up: int) -> float:

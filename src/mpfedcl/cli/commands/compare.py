@@ -72,7 +72,8 @@ def compare_command(arguments: Compare) -> int:
     for table in tables:
         table.show(stdout_console())
     stdout_console().print(f"comparison: {path}")
-    stdout_console().print("in it: table.md, comparison.json, accuracy.png, partition.png")
+    figures = ", ".join(sorted(each.name for each in comparison.path.glob("*.png")))
+    stdout_console().print(f"in it: table.md, comparison.json, {figures}")
     return 0
 
 
@@ -180,26 +181,27 @@ def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[
 
 def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
     """Draw each method's headline reading per round, and the partition of the first seed."""
-    from mpfedcl.report.figures import Curve, draw_curves, draw_partition
+    from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
 
     curves: dict[str, list[Curve]] = {}
+    clocked: dict[str, list[list[tuple[float, float]]]] = {}
     for each in comparison.planned_runs:
         reading = content["methods"][each.experiment.method]["reading"]
-        curve = [
-            (record["round"], record["accuracy"]["own"].get(reading))
-            for record in RunDirectory(each.path).read_records()
-            if record["accuracy"]
-        ]
+        records = [r for r in RunDirectory(each.path).read_records() if r["accuracy"]]
+        curve = [(record["round"], record["accuracy"]["own"].get(reading)) for record in records]
+        times = [record["virtual_seconds"] for record in records if "virtual_seconds" in record]
         method = each.experiment.method
         once = "" if find_method(method).trains else "; no rounds"
         curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
+        if times:
+            accuracies = [accuracy for _, accuracy in curve]
+            clocked.setdefault(method, []).append(list(zip(times, accuracies, strict=True)))
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
-    draw_curves(
-        curves,
-        f"{first.experiment.dataset.name}, {setting}: clients' own tests",
-        comparison.path / "accuracy.png",
-    )
+    title = f"{first.experiment.dataset.name}, {setting}: clients' own tests"
+    draw_curves(curves, title, comparison.path / "accuracy.png")
+    if clocked:
+        draw_over_time(clocked, title, comparison.path / "accuracy-over-time.png")
     partition = RunDirectory(first.path).read_json("partition.json")
     assert partition is not None
     draw_partition(
