@@ -20,6 +20,8 @@ from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:

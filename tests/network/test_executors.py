@@ -25,6 +25,8 @@ from mpfedcl.network.flower.server_executor import _open
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.transport import AnswerLimit
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:

@@ -23,6 +23,8 @@ from loopback import Objects
 from mpfedcl.network.server.silence import SilentClients
 from small_experiments import Json, VirtualTime, read_records
 
+pytestmark = pytest.mark.whole
+
 TIMEOUT = 4.0
 BUSY = 3.0
 """Seconds that a busy machine may take beside; an idle one takes less than one."""

@@ -7,61 +7,65 @@ from typing import Any
 import pytest
 from federations import LoopbackFederation, rewrite
 from flwr.app import Message as FlowerMessage
-from loopback import Tamper
 from secure_federations import round_of, secure_experiment, stage_of
 
 from mpfedcl.network.flower.records import from_records
 from small_experiments import read_records
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
-def change(
-    stage: str,
-    client: str,
-    values: Callable[[dict[str, Any]], dict[str, Any]],
-    arrays: Callable[[dict[str, Any]], dict[str, Any]] = lambda arrays: arrays,
-) -> Tamper:
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def keep(sent: dict[str, Any]) -> dict[str, Any]:
+    return sent
+
+
+def show_keys(**changes: str) -> Change:
+    return lambda values: {"advert": {**values["advert"], **changes}}
+
+
+BAD_ANSWERS: list[tuple[str, Change, Change, str]] = [
+    ("advertise", lambda _: {"advert": {}}, keep, "channel must be hexadecimal"),
+    ("advertise", lambda _: {}, keep, "advert is None"),
+    # Keys with which the others could not go on: they would end the sum for all.
+    ("advertise", show_keys(masking="00" * 32), keep, "nobody can agree on a key"),
+    (
+        "advertise",
+        show_keys(channel="09".ljust(64, "0"), masking="09".ljust(64, "0")),
+        keep,
+        "must be two keys",
+    ),
+    ("advertise", show_keys(identity="00", signature="00"), keep, "its keys are not signed"),
+    ("share", lambda _: {"sealed": {"client-0": "00"}}, keep, "each of the oth"),
+    ("share", lambda _: {"sealed": []}, keep, "sealed is"),
+    ("round", keep, lambda _: {}, "masked numbers are missing"),
+    ("round", keep, lambda a: {"masked": a["masked"][:5]}, "its masked numbers are [5]"),
+]
+"""A stage; what becomes of the values and arrays of an answer in it; what is said of it."""
+
+
+def test_bad_answer_costs_its_client_alone(images: Path, tmp_path: Path) -> None:
+    """One client answers badly in each round but the last, each time in another way."""
+
     def tamper(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
-        if name != client or stage_of(request) != stage or round_of(request) != 1:
+        number = round_of(request)
+        if name != "client-1" or not 1 <= number <= len(BAD_ANSWERS):
             return reply
-        return rewrite(reply, request, values, arrays)
+        stage, values, arrays, _ = BAD_ANSWERS[number - 1]
+        return rewrite(reply, request, values, arrays) if stage_of(request) == stage else reply
 
-    return tamper
-
-
-def show_keys(**changes: str) -> Tamper:
-    return change("advertise", "client-1", lambda v: {"advert": {**v["advert"], **changes}})
-
-
-@pytest.mark.parametrize(
-    ("tamper", "words"),
-    [
-        (change("advertise", "client-1", lambda _: {"advert": {}}), "channel must be hexadecimal"),
-        (change("advertise", "client-1", lambda _: {}), "advert is None"),
-        # Keys with which the others could not go on: they would end the sum for all.
-        (show_keys(masking="00" * 32), "nobody can agree on a key"),
-        (show_keys(channel="09".ljust(64, "0"), masking="09".ljust(64, "0")), "must be two keys"),
-        (show_keys(identity="00", signature="00"), "its keys are not signed"),
-        (change("share", "client-1", lambda _: {"sealed": {"client-0": "00"}}), "each of the oth"),
-        (change("share", "client-1", lambda _: {"sealed": []}), "sealed is"),
-        (change("round", "client-1", lambda v: v, lambda _: {}), "masked numbers are missing"),
-        (
-            change("round", "client-1", lambda v: v, lambda a: {"masked": a["masked"][:5]}),
-            "its masked numbers are [5]",
-        ),
-    ],
-)
-def test_bad_answer_costs_its_client_alone(
-    images: Path, tmp_path: Path, tamper: Tamper, words: str
-) -> None:
-    federation = LoopbackFederation(secure_experiment(images), tmp_path, tamper)
+    plan = secure_experiment(images, rounds=len(BAD_ANSWERS) + 1)
+    federation = LoopbackFederation(plan, tmp_path, tamper)
     federation.serve()
-    first, second = read_records(federation.path)
-    assert list(first["clients"]["rejected"]) == ["client-1"]
-    assert words in first["clients"]["rejected"]["client-1"]
-    assert len(first["clients"]["answered"]) == 3
-    assert len(second["clients"]["answered"]) == 4
+    *records, last = read_records(federation.path)
+    for record, (*_, words) in zip(records, BAD_ANSWERS, strict=True):
+        assert list(record["clients"]["rejected"]) == ["client-1"], words
+        assert words in record["clients"]["rejected"]["client-1"]
+        assert len(record["clients"]["answered"]) == 3
+        assert not record["unchanged"]
+    assert len(last["clients"]["answered"]) == 4
 
 
 def test_replayed_and_reordered_answers_are_refused(images: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederatio
     return federation
 
 
+@pytest.mark.whole
 def test_clients_with_keys_know_each_other_again(images: Path, tmp_path: Path) -> None:
     federation = with_keys(LoopbackFederation(secure_experiment(images), tmp_path), tmp_path)
     federation.serve()
@@ -39,6 +40,7 @@ def test_clients_with_keys_know_each_other_again(images: Path, tmp_path: Path) -
     assert set(known) == {"client-1", "client-2", "client-3"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("is_honest", [True, False])
 def test_server_cannot_put_in_its_own_keys(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_honest: bool

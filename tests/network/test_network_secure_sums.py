@@ -21,7 +21,7 @@ from mpfedcl.secure_sums import ProtocolError
 from mpfedcl.secure_sums.fixed_point import decode
 from small_experiments import assert_same_results, read_records, read_summary
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def run_alone(plan: Experiment, path: Path) -> Path:
