@@ -27,6 +27,7 @@ def test_every_method_on_every_engine(vectors: Path, tmp_path: Path, method: str
     assert_close_results(tmp_path / "loop", tmp_path / "stacked", 1e-5)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers(vectors: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         experiment = on_vectors(vectors, workers=workers, dtype="float64")
