@@ -72,6 +72,7 @@ def test_refuses_to_resume_on_other_vectors(tmp_path: Path) -> None:
         resume(tmp_path / "run", rounds=3)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_the_commands(vectors: Path, tmp_path: Path, said: Say) -> None:
     words = [word for word in flags(vectors) if word not in ("--encoder.name", "none")]
     compared = ("--methods", "fedavg", "local", "--seeds", "0", "--out", tmp_path / "compared")
