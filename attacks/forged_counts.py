@@ -5,20 +5,16 @@ otherwise. The weight of each client in the averaged model is read off the outco
 more than three times the weight that the median count gives.
 """
 
-import tempfile
-from pathlib import Path
-
 import torch
-from federations import LoopbackFederation, float64_experiment, is_training, rewrite
+from federations import is_training, rewrite
 from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file
 from torch import Tensor
 
+from attacked_federation import ATTACKER, attacked_federation
 from mpfedcl.network.flower.records import from_records
 from outcome import Outcome
-from small_experiments import Json, save_images
 
-ATTACKER = "client-2"
 CLAIM = 9_999_999
 MOST_SHARE = 3 / 5
 """Counts 1, 1 and 3 times the median."""
@@ -26,19 +22,7 @@ MOST_SHARE = 3 / 5
 
 def attack(*, full: bool) -> list[Outcome]:
     """Take part in one round of FedAvg with a false count."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        save_images(folder / "images" / "stripes.npz")
-        settings: Json = {
-            "rounds": 1,
-            "clients": 3,
-            "partition__kind": "iid",
-            # As a server has it that was told nothing; the tests have it off.
-            "guard__bounds": "auto",
-            "network__patience": 1.0,
-        }
-        experiment = float64_experiment(folder / "images", "fedavg", **settings)
-        federation = LoopbackFederation(experiment, folder, _claim)
+    with attacked_federation(_claim, rounds=1, method="fedavg") as federation:
         federation.serve()
         models = {
             name: _flatten(

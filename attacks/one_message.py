@@ -9,19 +9,18 @@ import json
 import tempfile
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy
 from bad_answers import BadReply, reading, table, values, weight
-from federations import LoopbackFederation, float64_experiment, is_training, rewrite
+from federations import is_training, rewrite
 from flwr.app import Array
 from flwr.app import Message as FlowerMessage
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 
+from attacked_federation import ATTACKER, attacked_federation
 from outcome import Outcome
-from small_experiments import Json, read_records, save_images
+from small_experiments import read_records
 
-ATTACKER = "client-2"
 MOST_MEMORY = 64 * 2**20
 """Bytes that a run of a thousand weights may take at most while it opens a bomb."""
 BOMB_MEGABYTES = 1024
@@ -91,20 +90,7 @@ def _try(
         sent.append(client)
         return forge(objects)
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        save_images(folder / "images" / "stripes.npz")
-        settings: Json = {
-            "rounds": 2,
-            "clients": 3,
-            "partition__kind": "iid",
-            # As a server has it that was told nothing; the tests have it off.
-            "guard__bounds": "auto",
-            "network__patience": 1.0,
-        }
-        federation = LoopbackFederation(
-            float64_experiment(folder / "images", **settings), folder, tamper
-        )
+    with attacked_federation(tamper, rounds=2) as federation:
         federation.grid.tamper_objects = forge_objects
         tracemalloc.start()
         try:

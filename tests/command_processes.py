@@ -228,12 +228,7 @@ def _run(
     if forked_jobs:
         vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
     if forked_workers:
-        vars(process_group)["subprocess"] = SimpleNamespace(
-            Popen=_ForkedWorker,
-            PIPE=subprocess.PIPE,
-            DEVNULL=subprocess.DEVNULL,
-            TimeoutExpired=subprocess.TimeoutExpired,
-        )
+        vars(process_group)["subprocess"] = FORKED_WORKERS
     (program or main)(words)
 
 
@@ -263,6 +258,15 @@ class _ForkedWorker:
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("worker", timeout or 0)
+
+
+FORKED_WORKERS = SimpleNamespace(
+    Popen=_ForkedWorker,
+    PIPE=subprocess.PIPE,
+    DEVNULL=subprocess.DEVNULL,
+    TimeoutExpired=subprocess.TimeoutExpired,
+)
+"""In place of `subprocess`, where a run starts its workers."""
 
 
 def _work(

@@ -15,7 +15,7 @@ import torch
 import comparison_command
 import tuning_command
 from browser_fixtures import browser, live, live_server  # noqa: F401  -- fixtures
-from command_processes import FORKS, CommandProcess, start_server
+from command_processes import FORKED_WORKERS, FORKS, CommandProcess, start_server
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
@@ -126,6 +126,13 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     start_server()
     forks = SimpleNamespace(get_context=lambda _: FORKS)
     monkeypatch.setattr("mpfedcl.studies.jobs.multiprocessing", forks)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a run in this process: forked likewise, where their start is not the point."""
+    start_server()
+    monkeypatch.setattr("mpfedcl.engines.process_group.subprocess", FORKED_WORKERS)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ What Python, torch, the parser and matplotlib do at their first time is then don
 """
 
 import contextlib
+import gc
 import io
 import os
 import tempfile
@@ -25,3 +26,6 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
     with contextlib.suppress(SystemExit):
         main(words)
 render(pixels=False)
+# What is loaded stays shared between the processes: nobody looks for garbage in it.
+gc.collect()
+gc.freeze()

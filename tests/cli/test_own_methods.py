@@ -110,6 +110,7 @@ def test_commands_of_several_methods_have_the_flags_of_all() -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_comparison_and_a_run_to_resume(images: Path, tmp_path: Path, said: Say) -> None:
     words = [*flags(images, model__hidden=(8,)), "--pull.beta", 0.5]
     assert (

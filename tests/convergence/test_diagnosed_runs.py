@@ -165,6 +165,7 @@ def test_engines_measure_the_same(
         )
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_processes_measure_the_same_and_go_on_alike(images: Path, tmp_path: Path) -> None:
     experiment = small(images, rounds=3, dtype="float64", fraction=0.7, **ON)
     run(experiment, tmp_path / "one")

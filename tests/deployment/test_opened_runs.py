@@ -99,6 +99,7 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
     assert load_trained_run(path, weights=moved).encoder is not None
 
 
+@pytest.mark.usefixtures("narrow_resnet")
 def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None:
     experiment = pictured(pictures, encoder__train=True, train__lr=0.01, rounds=1)
     path = run(experiment, tmp_path / "run").path

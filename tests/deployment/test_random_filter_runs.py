@@ -17,7 +17,7 @@ from mpfedcl.deployment.trained_run import load_trained_run
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import read_summary
 
-pytestmark = pytest.mark.usefixtures("own_places")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
 
 def filtered(**changes: Any) -> Experiment:

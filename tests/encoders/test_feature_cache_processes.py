@@ -14,6 +14,8 @@ from stored_features import LIMIT, SumEncoder, draw_images, key, vector
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.encoders.feature_store import FeatureStore
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -114,10 +114,10 @@ def test_the_file_is_an_encoder_with_its_preprocessing(
     assert not checkpoint_path(path).exists()
 
 
-def test_a_stopped_training_resumes_to_the_same_bytes(
-    trained: tuple[Path, list[Epoch]], folder: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "encoder.safetensors"
+@pytest.mark.usefixtures("narrow_resnet")
+def test_a_stopped_training_resumes_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "encoder.safetensors"
+    pretrain(make_settings(folder), whole)
 
     def stop(epoch: Epoch) -> None:
         if epoch.epoch == 2:
@@ -136,12 +136,11 @@ def test_a_stopped_training_resumes_to_the_same_bytes(
     )
     # One epoch was kept, one was left; nothing tells the file from one that was never stopped.
     assert [each.epoch for each in seen] == [2]
-    assert out.read_bytes() == trained[0].read_bytes()
+    assert out.read_bytes() == whole.read_bytes()
 
 
-def test_single_precision_and_another_seed(
-    trained: tuple[Path, list[Epoch]], folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("narrow_resnet")
+def test_single_precision_and_another_seed(folder: Path, tmp_path: Path) -> None:
     whole, other = tmp_path / "whole.safetensors", tmp_path / "other.safetensors"
     pretrain(make_settings(folder, epochs=1, half=False), whole)
     pretrain(make_settings(folder, epochs=1, half=False, seed=1), other)

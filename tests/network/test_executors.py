@@ -1,113 +1,46 @@
 """The executors and Flower's own server: real requests, real keys, and an app that nobody opens."""
 
-import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import numpy
 import pytest
-import tomli_w
+from executed_runs import Connect, connections, echo, pull, reply_to, run_of, running_lab, send
 from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.flower import client_executor, fleet
+from mpfedcl.network.flower import fleet
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.apps import answer
-from mpfedcl.network.flower.client_executor import take_part
-from mpfedcl.network.flower.control import register_clients, stop_run, submit
-from mpfedcl.network.flower.fleet import (
-    FleetNode,
-    NotLetInError,
-    NotTakenError,
-    Request,
-    read_request,
-    write_request,
-)
+from mpfedcl.network.flower.control import register_clients, submit
+from mpfedcl.network.flower.fleet import NotLetInError, NotTakenError, read_request, write_request
 from mpfedcl.network.flower.records import from_records, to_records
-from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
+from mpfedcl.network.flower.server_executor import _open
 from mpfedcl.network.message import Kind, Message, MessageError
-from mpfedcl.network.setup.folders import ClientFolder
-from mpfedcl.network.setup.keys import make_node_key
 from mpfedcl.network.transport import AnswerLimit
 
-SUPERLINK_NODE = 1
+pytestmark = pytest.mark.whole
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    root = tmp_path_factory.mktemp("server") / "lab"
-    with running_server(root, "a", "b", "c") as server:
-        register_clients(server.folder)
-        yield server
-
-
-Connect = Callable[[str], FleetNode]
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_lab(tmp_path_factory.mktemp("server") / "lab") as lab:
+        yield lab
 
 
 @pytest.fixture
-def connect(server: RunningServer) -> Iterator[Connect]:
-    """Connects to the server with the key of a client; without a name, with an unknown one."""
-    with contextlib.ExitStack() as stack:
-
-        def connect(name: str) -> FleetNode:
-            key = ClientFolder.open(server.folder.root, name).key if name else None
-            node = FleetNode(server.address, key, None)
-            stack.callback(node.close)
-            return node
-
+def connect(lab: RunningServer) -> Iterator[Connect]:
+    with connections(lab) as connect:
         yield connect
 
 
-@contextlib.contextmanager
-def run_of(server: RunningServer) -> Iterator[_Grid]:
-    """Begin a run, as the server's executor does."""
-    number = submit(server.folder, {"settings": "rounds=1"})
-    grid = _Grid(server.folder, _wait_for_task(server.folder))
-    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-    run = _open(task)
-    assert run.run_id == number
-    assert run.override_config == {"settings": "rounds=1"}
-    grid.set_run(run)
-    try:
-        yield grid
-    finally:
-        stop_run(server.folder, number)
-        grid.close()
-
-
-def send(grid: _Grid, node: int, kind: str = "train", size: int = 6) -> str:
-    # The clients of a test are in the same process, and have said who they are.
-    TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
-    content = to_records(Message({"x": 1}, {"averaged/w": numpy.arange(float(size))}))
-    [identity] = grid.push_messages([FlowerMessage(content, node, kind, ttl=60)])
-    return identity
-
-
-def pull(grid: _Grid, identity: str) -> FlowerMessage:
-    deadline = time.monotonic() + 30
-    while not (found := list(grid.pull_messages([identity]))):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found[0]
-
-
-def echo(kind: Kind, message: Message) -> Message:
-    return Message({"kind": kind, **message.values}, message.arrays)
-
-
-def reply_to(node: FleetNode, request: Request) -> None:
-    node.reply(answer(request.header, lambda: node.open(request), echo))
-
-
-def test_only_keys_that_were_let_in_and_each_once(server: RunningServer, connect: Connect) -> None:
+def test_only_keys_that_were_let_in_and_each_once(lab: RunningServer, connect: Connect) -> None:
     stranger = connect("")
     with pytest.raises(NotLetInError) as refused:
         stranger.enter(None)
@@ -130,16 +63,16 @@ def test_only_keys_that_were_let_in_and_each_once(server: RunningServer, connect
     first.leave()
     assert first.enter(None) == number
     first.leave()
-    assert register_clients(server.folder) == []
+    assert register_clients(lab.folder) == []
 
 
 def test_a_message_there_and_back_and_nobody_asks_for_the_app(
-    server: RunningServer, connect: Connect
+    lab: RunningServer, connect: Connect
 ) -> None:
     node = connect("a")
     number = node.enter(None)
-    server.asked.clear()
-    with run_of(server) as grid:
+    lab.asked.clear()
+    with run_of(lab) as grid:
         assert [(each.node_id, each.name) for each in grid.get_nodes()] == [(number, "a")]
         assert node.receive() is None
         identity = send(grid, number)
@@ -157,16 +90,16 @@ def test_a_message_there_and_back_and_nobody_asks_for_the_app(
     with pytest.raises(MessageError, match="it did not get the whole request"):
         node.open(request)
     node.leave()
-    assert {"/v1/fleet/pull-object", "/v1/fleet/push-object"} < set(server.asked)
-    assert not [path for path in server.asked if "fab" in path]
+    assert {"/v1/fleet/pull-object", "/v1/fleet/push-object"} < set(lab.asked)
+    assert not [path for path in lab.asked if "fab" in path]
 
 
 def test_a_request_of_a_server_that_is_too_large_is_not_opened(
-    server: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    lab: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = connect("a")
     number = node.enter(None)
-    with run_of(server) as grid:
+    with run_of(lab) as grid:
         # A thousandth of what honest ones may have, and ten times that.
         limit = AnswerLimit(num_arrays=10, array_bytes=50_000, text_bytes=10_000)
         monkeypatch.setattr(fleet, "LIMIT", limit)
@@ -206,151 +139,6 @@ def test_failures_come_as_sentences(
     assert reply.error.reason == "it has no answer to 'train.other'"
 
 
-# A client's process, here as a thread
-
-
-class Ended(BaseException):
-    """Ends a client of a test."""
-
-
-def begin(
-    server: RunningServer, name: str, handle: Callable[[Kind, Message], Message], said: list[str]
-) -> threading.Thread:
-    folder = ClientFolder.open(server.folder.root, name)
-    folder.settings.write_text(tomli_w.dumps({"server": server.address}))
-
-    def work() -> None:
-        with contextlib.suppress(Ended):
-            take_part(folder, handle, said.append)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-@pytest.fixture
-def plain_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, but no TLS, as the server of these tests has it."""
-    monkeypatch.setattr(
-        client_executor, "FleetNode", lambda address, key, **_: FleetNode(address, key, None)
-    )
-
-
-def wait_for(said: list[str], words: str) -> str:
-    deadline = time.monotonic() + 30
-    while not (found := [each for each in said if words in each]):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.02)
-    return found[0]
-
-
-@pytest.mark.usefixtures("plain_connections")
-def test_what_a_killed_process_was_working_on_is_not_waited_for(
-    server: RunningServer, connect: Connect
-) -> None:
-    said: list[str] = []
-    folder = ClientFolder.open(server.folder.root, "b")
-    place = client_executor._Place(folder)
-    killed = connect("b")
-    place.enter(killed.enter(None))
-    number = killed.number
-    with run_of(server) as grid:
-        identity = send(grid, number)
-        request = killed.receive()
-        assert request is not None
-        place.begin(request.header)
-        # No word of farewell, and a new process.
-        killed._stop_heartbeat()
-        killed.number = 0
-
-        def work(kind: Kind, message: Message) -> Message:
-            if kind == "close":
-                raise Ended
-            return echo(kind, message)
-
-        thread = begin(server, "b", work, said)
-        reply = pull(grid, identity)
-        assert reply.error.reason == "its process was killed at this work"
-        wait_for(said, "b takes part at")
-        assert place.unfinished() is None
-        # It works on.
-        assert from_records(pull(grid, send(grid, number)).content).values["kind"] == "round"
-        send(grid, number, "evaluate")
-        thread.join(30)
-    assert place.lost_node() is None
-    assert place.known_node() == number
-    assert not [each for each in said if "does not let" in each]
-
-
-@pytest.mark.usefixtures("plain_connections")
-def test_why_a_client_is_not_let_in_and_when_it_is(
-    server: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_executor, "_ASK_SECONDS", 0.05)
-
-    def end(kind: Kind, message: Message) -> Message:
-        raise Ended
-
-    first, said = connect("c"), list[str]()
-    number = first.enter(None)
-    thread = begin(server, "c", end, said)
-    # It was never in: nothing is said of a client that was killed.
-    why = wait_for(said, "The server does not let c in yet")
-    assert "does not know the client's key so far" in why
-    assert "killed" not in why
-    first.leave()
-    wait_for(said, "c takes part at")
-    with run_of(server) as grid:
-        send(grid, number)
-        thread.join(30)
-    # It has been in, and another has taken its place.
-    first.enter(None)
-    said.clear()
-    thread = begin(server, "c", end, said)
-    assert "or one was killed less than a minute ago" in wait_for(said, "does not let c in yet")
-    first.leave()
-    wait_for(said, "c takes part at")
-    with run_of(server) as grid:
-        send(grid, number)
-        thread.join(30)
-    assert len(said) == 2
-
-
-@pytest.mark.usefixtures("plain_connections")
-def test_a_client_that_may_never_come_in_gives_up(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(client_executor, "_ASK_SECONDS", 0.05)
-    monkeypatch.setattr(client_executor, "_REFUSED_SECONDS", 0.2)
-    folder = ClientFolder(tmp_path, "stranger", server.address)
-    folder.settings.write_text("")
-    source = ClientFolder.open(server.folder.root, "c")
-    make_node_key(folder.key, tmp_path / "node.pub")
-    folder.authority.write_bytes(source.authority.read_bytes())
-    with pytest.raises(InvalidInput, match="does not let stranger in: it does not know"):
-        take_part(folder, echo, lambda _: None)
-
-
-def test_a_copied_folder_does_not_push_the_client_out(tmp_path: Path) -> None:
-    folder = ClientFolder(tmp_path / "here", "a", "x:1")
-    copy = ClientFolder(tmp_path / "copy", "a", "x:1")
-    for each in (folder, copy):
-        each.flower_home.mkdir(parents=True)
-    place = client_executor._Place(folder)
-    assert (place.known_node(), place.lost_node()) == (None, None)
-    place.enter(7)
-    assert (place.known_node(), place.lost_node()) == (7, 7)
-    (copy.flower_home / "node.json").write_bytes((folder.flower_home / "node.json").read_bytes())
-    assert client_executor._Place(copy).lost_node() is None
-    place.leave()
-    assert (place.known_node(), place.lost_node()) == (7, None)
-    for damaged in (b"", b"[]", b"null", b'{"node": "x"}', b"\xff"):
-        (folder.flower_home / "node.json").write_bytes(damaged)
-        assert (place.known_node(), place.lost_node()) == (None, None)
-        (folder.flower_home / "request").write_bytes(damaged)
-        assert place.unfinished() is None
-
-
 def test_a_request_is_written_down_without_its_content() -> None:
     TaskIdentity.node_id = TaskIdentity.run_id = TaskIdentity.task_id = 1
     content = to_records(Message({}, {"averaged/w": numpy.zeros(10_000)}))
@@ -367,8 +155,8 @@ def test_a_request_is_written_down_without_its_content() -> None:
 # The server's executor
 
 
-def test_the_app_that_came_with_a_run_is_not_looked_at(server: RunningServer) -> None:
-    with run_of(server):
+def test_the_app_that_came_with_a_run_is_not_looked_at(lab: RunningServer) -> None:
+    with run_of(lab):
         pass
     with pytest.raises(
         InvalidInput, match="the run's app is 'evil/app'; this server runs mpfedcl's"
@@ -384,18 +172,16 @@ def _task(app: str):  # type: ignore[no-untyped-def]
     return PullTaskInputResponse(run=Run(run_id=1, fab_id=app, fab_version="1"), task_id=1)
 
 
-def test_without_the_secret_there_is_no_task_and_no_run(server: RunningServer) -> None:
+def test_without_the_secret_there_is_no_task_and_no_run(lab: RunningServer) -> None:
     wanted = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
     for interceptors in ([], [ShowSecret("x" * 43)]):
         with (
-            RuntimeHttpClient.from_server_address(
-                server.address, True, None, interceptors
-            ) as client,
+            RuntimeHttpClient.from_server_address(lab.address, True, None, interceptors) as client,
             pytest.raises(httpx.HTTPStatusError) as refused,
         ):
             client.AcquireTask(wanted)
         assert refused.value.response.status_code == 401
-    kept = server.folder.secret.read_text()
+    kept = lab.folder.secret.read_text()
     reasons = {
         "x" * 43: "does not take the secret in",
         "": "holds 0 characters; a secret must have 32 or more",
@@ -403,21 +189,21 @@ def test_without_the_secret_there_is_no_task_and_no_run(server: RunningServer) -
     }
     try:
         for secret, reason in reasons.items():
-            server.folder.secret.write_text(secret)
+            lab.folder.secret.write_text(secret)
             for call in (
-                lambda: submit(server.folder, {}),
-                lambda: register_clients(server.folder),
+                lambda: submit(lab.folder, {}),
+                lambda: register_clients(lab.folder),
             ):
                 with pytest.raises(InvalidInput, match=reason):
                     call()
-        server.folder.secret.unlink()
+        lab.folder.secret.unlink()
         with pytest.raises(InvalidInput, match="does not exist; the server must be started once"):
-            submit(server.folder, {})
+            submit(lab.folder, {})
     finally:
-        server.folder.secret.write_text(kept)
+        lab.folder.secret.write_text(kept)
 
 
-def test_no_server(server: RunningServer, tmp_path: Path) -> None:
+def test_no_server(lab: RunningServer, tmp_path: Path) -> None:
     with running_server(tmp_path / "lab", "a") as gone:
         pass
     with pytest.raises(InvalidInput, match=r"does not answer at .* it must be running"):

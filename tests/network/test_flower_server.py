@@ -34,6 +34,8 @@ from mpfedcl.network.message import Message
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.transport import Reply
 
+pytestmark = pytest.mark.whole
+
 NAMES = ("honest", "bomber", "killed")
 SUPERLINK_NODE = 1
 

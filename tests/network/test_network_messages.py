@@ -15,7 +15,7 @@ from mpfedcl.methods import READINGS
 from mpfedcl.network.flower.records import from_records
 from small_experiments import METHODS
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
 SCAFFOLD = "custom_method:Scaffold"

@@ -17,7 +17,7 @@ from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import Introduction
 from small_experiments import METHODS, read_records, save_vectors
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 Json = dict[str, Any]
 

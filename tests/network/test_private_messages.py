@@ -20,7 +20,7 @@ from mpfedcl.privacy.ledger import read_ledger
 from mpfedcl.tensors import load_tensors
 from small_experiments import read_records, read_summary
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 TOLD = {"averaged_classifier", "averaged_classifier_estimated", "averaged_prototype"}
 

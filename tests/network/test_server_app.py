@@ -13,7 +13,7 @@ from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
 from small_experiments import assert_same_results, read_records
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def call(federation: LoopbackFederation, **config: Any) -> None:

@@ -69,10 +69,11 @@ def error_of(path: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("method", "change"),
     [
-        ("fedgauss", {"workers": 2}),
+        pytest.param("fedgauss", {"workers": 2}, marks=pytest.mark.whole),
         ("local-gauss", {"engine": "stacked"}),
         ("local", {"engine": "stacked"}),
         ("fedavg", {"engine": "stacked"}),

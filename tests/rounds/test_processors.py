@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from client_stacks import Stack
 from hypothesis import given
 from hypothesis import strategies as st
 from tampered_updates import VICTIM, TamperingEngine, with_field, with_tensor
@@ -80,26 +81,13 @@ def test_withheld_updates_pass() -> None:
     assert chain(1.0).outgoing(update, broadcast()) is update
 
 
-class Stack:
-    """Three clients: one within the limit, two beyond it."""
-
-    def __init__(self) -> None:
-        self.values = torch.tensor([[1.5, 1.0], [4.0, 5.0], [1.0, 11.0]], dtype=torch.float64)
-        self.template = {"w": self.values[0]}
-        self.squared_changes = [0.25, 25.0, 100.0]
-
-    def __len__(self) -> int:
-        return 3
-
-    def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"w": weights @ self.values}
-
-    def tensors(self, index: int) -> dict[str, torch.Tensor]:
-        return {"w": self.values[index]}
+def three_clients() -> Stack:
+    """One within a limit of 2.5, two beyond it."""
+    return Stack(START["w"], [[1.5, 1.0], [4.0, 5.0], [1.0, 11.0]])
 
 
 def test_in_a_stack_clients_are_clipped_together() -> None:
-    stack, processors = Stack(), chain(2.5)
+    stack, processors = three_clients(), chain(2.5)
     found = []
     for index in range(3):
         update = replace(make_update([0.0, 0.0]), averaged=StackMember(stack, index))
@@ -179,7 +167,7 @@ def test_a_huge_limit_clips_nothing() -> None:
 
 
 def test_after_a_round_no_model_is_kept() -> None:
-    stack, processors = Stack(), chain(2.5)
+    stack, processors = three_clients(), chain(2.5)
     update = replace(make_update([0.0, 0.0]), averaged=StackMember(stack, 1))
     processors.outgoing(update, broadcast())
     alive = weakref.ref(stack)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from client_stacks import Stack
 from tampered_updates import VICTIM, TamperingEngine, with_tensor
 
 from mpfedcl import resume, run
@@ -97,21 +98,8 @@ def test_who_did_not_move_says_nothing_of_lengths() -> None:
 
 
 def test_a_stacks_clients_are_bounded_alike() -> None:
-    class Stack:
-        values = torch.tensor([[1.0], [2.0], [90.0]], dtype=torch.float64)
-        template = {"w": values[0]}  # noqa: RUF012
-        squared_changes = (1.0, 4.0, 8100.0)
-
-        def __len__(self) -> int:
-            return 3
-
-        def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"w": weights @ self.values}
-
-        def tensors(self, index: int) -> dict[str, torch.Tensor]:
-            return {"w": self.values[index]}
-
-    stack, sizes = Stack(), dict.fromkeys("abc", 10)
+    stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
+    sizes = dict.fromkeys("abc", 10)
     for length in (None, 2.0):
         bounds = RelativeBounds(GuardSettings(clip_factor=1.5), sizes, length)
         made = BoundedAggregation(WeightedMean(BROADCAST.params, Experiment()), BROADCAST, bounds)

@@ -20,6 +20,8 @@ from small_experiments import (
     without_timings,
 )
 
+pytestmark = pytest.mark.whole
+
 BUDGET = {"privacy__epsilon": 4.0, "model__hidden": HIDDEN}
 
 
@@ -125,7 +127,7 @@ def test_releases_that_are_lost_are_paid_for_again(images: Path, tmp_path: Path)
     assert ledger.spent <= 4.0 + 1e-6
 
 
-@pytest.mark.whole
+@pytest.mark.usefixtures("forked_workers")
 def test_several_processes_use_the_leaders_noise(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedavg", rounds=2, workers=2, fraction=0.9, **BUDGET)
     path = run(experiment.replace(privacy__noise=2.0), tmp_path / "run").path

@@ -14,6 +14,8 @@ from mpfedcl import Experiment, run
 from mpfedcl.cli.main import main
 from small_experiments import METHODS, read_records, read_summary
 
+pytestmark = pytest.mark.whole
+
 Bytes = NDArray[numpy.uint8]
 
 

@@ -9,7 +9,7 @@ from command_results import Cli, Refused
 from mpfedcl import run
 from small_experiments import flags, small
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 
 
 def test_a_folder_that_holds_another_run(images: Path, tmp_path: Path, refused: Refused) -> None:

@@ -27,6 +27,7 @@ def test_every_method_on_every_engine(vectors: Path, tmp_path: Path, method: str
     assert_close_results(tmp_path / "loop", tmp_path / "stacked", 1e-5)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers(vectors: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         experiment = on_vectors(vectors, workers=workers, dtype="float64")
@@ -71,6 +72,7 @@ def test_refuses_to_resume_on_other_vectors(tmp_path: Path) -> None:
         resume(tmp_path / "run", rounds=3)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_the_commands(vectors: Path, tmp_path: Path, said: Say) -> None:
     words = [word for word in flags(vectors) if word not in ("--encoder.name", "none")]
     compared = ("--methods", "fedavg", "local", "--seeds", "0", "--out", tmp_path / "compared")

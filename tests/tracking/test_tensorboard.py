@@ -18,7 +18,7 @@ from small_experiments import Warnings, read_records, save_pictures, small
 
 HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
 
-pytestmark = pytest.mark.usefixtures("small_models")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 
 def read_events(folder: Path) -> Any:

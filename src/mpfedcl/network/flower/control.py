@@ -26,12 +26,11 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.programs import read_connection
+from mpfedcl.network.flower.secret_client import open_client
 from mpfedcl.network.setup.folders import ServerFolder, write_app
 
 
@@ -91,16 +90,8 @@ def stop_run(folder: ServerFolder, number: int) -> None:
 
 @contextmanager
 def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
-    address, authority = read_connection(folder)
-    client = ControlHttpClient.from_server_address(
-        address,
-        insecure=authority is None,
-        root_certificates=authority,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="mpfedcl"),
-            ShowSecret(folder.read_secret()),
-        ],
-    )
+    address, _ = read_connection(folder)
+    client = open_client(ControlHttpClient, folder)
     try:
         with client:
             yield client

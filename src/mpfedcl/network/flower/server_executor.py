@@ -23,7 +23,6 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -33,6 +32,7 @@ from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.apps import run_experiment
 from mpfedcl.network.flower.programs import read_connection
+from mpfedcl.network.flower.secret_client import open_client
 from mpfedcl.network.setup.folders import ServerFolder
 
 if TYPE_CHECKING:
@@ -83,18 +83,8 @@ def execute_next_run(folder: ServerFolder, find_companions: "Callable[[], Compan
 
 def _wait_for_task(folder: ServerFolder) -> str:
     """Return the token of the next run, which shows that its messages are ours."""
-    address, authority = read_connection(folder)
-    client = RuntimeHttpClient.from_server_address(
-        address,
-        insecure=authority is None,
-        root_certificates=authority,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="mpfedcl"),
-            ShowSecret(folder.read_secret()),
-        ],
-    )
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    with client:
+    with open_client(RuntimeHttpClient, folder) as client:
         while True:
             try:
                 found = client.AcquireTask(wanted)

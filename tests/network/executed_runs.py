@@ -1,0 +1,87 @@
+"""A server with three keys, runs that are begun as its executor does it, and messages in them."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+from flwr.app import Message as FlowerMessage
+from flwr.proto.runtime_pb2 import PullTaskInputRequest
+from flwr.supercore.task_identity import TaskIdentity
+from superlinks import RunningServer, running_server
+
+from mpfedcl.network.flower.apps import answer
+from mpfedcl.network.flower.control import register_clients, stop_run, submit
+from mpfedcl.network.flower.fleet import FleetNode, Request
+from mpfedcl.network.flower.records import to_records
+from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
+from mpfedcl.network.message import Kind, Message
+from mpfedcl.network.setup.folders import ClientFolder
+
+SUPERLINK_NODE = 1
+Connect = Callable[[str], FleetNode]
+"""(name) -> a connection with the key of that client."""
+
+
+@contextlib.contextmanager
+def running_lab(root: Path) -> Iterator[RunningServer]:
+    """Run Flower's server; it knows the keys of three clients."""
+    with running_server(root, "a", "b", "c") as server:
+        register_clients(server.folder)
+        yield server
+
+
+@contextlib.contextmanager
+def connections(lab: RunningServer) -> Iterator[Connect]:
+    """Connect to the server with the key of a client; without a name, with an unknown one."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(name: str) -> FleetNode:
+            key = ClientFolder.open(lab.folder.root, name).key if name else None
+            node = FleetNode(lab.address, key, None)
+            stack.callback(node.close)
+            return node
+
+        yield connect
+
+
+@contextlib.contextmanager
+def run_of(server: RunningServer) -> Iterator[_Grid]:
+    """Begin a run, as the server's executor does."""
+    number = submit(server.folder, {"settings": "rounds=1"})
+    grid = _Grid(server.folder, _wait_for_task(server.folder))
+    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    run = _open(task)
+    assert run.run_id == number
+    assert run.override_config == {"settings": "rounds=1"}
+    grid.set_run(run)
+    try:
+        yield grid
+    finally:
+        stop_run(server.folder, number)
+        grid.close()
+
+
+def send(grid: _Grid, node: int, kind: str = "train", size: int = 6) -> str:
+    # The clients of a test are in the same process, and have said who they are.
+    TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
+    content = to_records(Message({"x": 1}, {"averaged/w": numpy.arange(float(size))}))
+    [identity] = grid.push_messages([FlowerMessage(content, node, kind, ttl=60)])
+    return identity
+
+
+def pull(grid: _Grid, identity: str) -> FlowerMessage:
+    deadline = time.monotonic() + 30
+    while not (found := list(grid.pull_messages([identity]))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found[0]
+
+
+def echo(kind: Kind, message: Message) -> Message:
+    return Message({"kind": kind, **message.values}, message.arrays)
+
+
+def reply_to(node: FleetNode, request: Request) -> None:
+    node.reply(answer(request.header, lambda: node.open(request), echo))
