@@ -1,6 +1,6 @@
 """Noise: its size, where it comes from, and what one number of it takes."""
 
-import builtins
+import importlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ def test_shares_add_up_to_the_whole() -> None:
 
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
+    require_extra()
 
     def missing(name: str, *_: Any) -> Any:
         raise ImportError(name=name)
@@ -72,4 +72,3 @@ def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch: pytest.M
         InvalidInput, match=r"needs dp_accounting.*pip install 'mpfedcl\[privacy\]'"
     ):
         require_extra()
-    assert builtins.__import__ is not missing

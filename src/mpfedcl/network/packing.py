@@ -22,7 +22,8 @@ from mpfedcl.tensors import Tensors
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
 """Numbers that stand for a sample: the server makes a model for so many."""
-
+_LONGEST_SIDE = 2**16
+"""Of an image, in pixels; it is written down, and read by whoever uses the model."""
 
 SampleKind = Literal["images", "vectors"]
 
@@ -119,8 +120,11 @@ class Introduction:
             raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
         # Nor do older ones have an encoder that is made for the size of their images.
         shape = message.values.get("image_shape", [])
-        if shape != [] and ImageFormat.from_shape(shape) is None:
-            raise MessageError("image_shape must be [height, width] or [height, width, 3], or []")
+        if shape != [] and (ImageFormat.from_shape(shape) is None or max(shape) > _LONGEST_SIDE):
+            raise MessageError(
+                f"image_shape is {shorten(shape)}; it must be [height, width] or "
+                f"[height, width, 3] of at most {_LONGEST_SIDE} each, or []"
+            )
         own_data = message.values.get("own_data", False)
         if type(own_data) is not bool:
             raise MessageError(f"own_data is {shorten(own_data)}; it must be true or false")
