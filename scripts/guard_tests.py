@@ -30,7 +30,10 @@ from faults import Fault, find_faults, plant_fault
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mpfedcl"
 RESULTS = ROOT / "build" / "mutation.json"
-LOADED = ("hypothesis", "mpfedcl.api", "mpfedcl.cli.main", "mpfedcl.convergence")
+LOADED = (
+    *("hypothesis", "matplotlib.figure", "scipy.stats", "dp_accounting", "opendp.prelude"),
+    *("mpfedcl.api", "mpfedcl.cli.main", "mpfedcl.convergence"),
+)
 """Loaded once, with all that they need and the modules themselves."""
 LONGEST_SECONDS = 60
 """Of one fault's tests, of the processor's time: a fault may make a loop endless."""

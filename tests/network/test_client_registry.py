@@ -127,7 +127,9 @@ def test_classes_without_end_cost_the_client_that_brings_them() -> None:
     assert odd == {"a": f"with its 10,000 classes there are 10,003; {told}"}
     experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many[:997])})
     assert (len(experiment.dataset.classes), odd) == (1000, {})
-    with pytest.raises(InvalidInput, match=r"^no client can take part\. a: with its 10,000 classes"):
+    with pytest.raises(
+        InvalidInput, match=r"^no client can take part\. a: with its 10,000 classes"
+    ):
         agree_on_classes(Experiment(), {"a": member("a", *many)})
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy
 import pytest
@@ -11,7 +11,16 @@ import torch
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, StackMember, Update
-from mpfedcl.network.message import MOST_BYTES, Message, MessageError, from_json, shorten, to_json
+from mpfedcl.network.message import (
+    FORMAT,
+    MOST_BYTES,
+    Kind,
+    Message,
+    MessageError,
+    from_json,
+    shorten,
+    to_json,
+)
 from mpfedcl.network.packing import (
     Form,
     Introduction,
@@ -177,6 +186,11 @@ def test_values_as_text() -> None:
         with pytest.raises(MessageError, match=reason):
             from_json(text)
     assert MOST_BYTES == 2 * 1024**3
+
+
+def test_what_server_and_client_of_different_versions_must_agree_on() -> None:
+    """Whoever changes the words changes the format too: another one is refused by its number."""
+    assert (FORMAT, get_args(Kind)) == (3, ("hello", "secure", "round", "close"))
 
 
 def test_arrays_of_a_group_are_tensors_of_their_own() -> None:
