@@ -55,6 +55,7 @@ def test_values_keep_their_shape_and_precision() -> None:
 
 def test_shares_add_up_to_the_whole() -> None:
     assert share_sigma(2.0, 4) == 1.0
+    assert share_sigma(2.0, 1) == 2.0
     shares = sum((draw_noise(share_sigma(SIGMA, 5), [100_000]) for _ in range(5)), torch.zeros(1))
     assert float(shares.std()) == pytest.approx(SIGMA, rel=0.02)
     with pytest.raises(InvalidInput, match="least_honest is 0"):
