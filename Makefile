@@ -143,7 +143,7 @@ coverage: $(READY)
 # At most ten minutes at a time; the same command goes on. MUTATION_SECONDS=3600 takes longer.
 MUTATION_SECONDS ?= 600
 mutation: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/guard_tests.py mutation --seconds $(MUTATION_SECONDS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python scripts/guard_tests.py mutation --seconds $(MUTATION_SECONDS)
 
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py

@@ -7,7 +7,7 @@ similar image behind it, and held against as many other images of the class: onl
 these was learnt of the client's own images. The plain mean of the attacker's images of the class
 needs no client.
 
-`python attacks/inversion.py figure.png` draws originals and pictures side by side.
+`python attacks/inversion.py figure.png` draws images and what is seen of them side by side.
 """
 
 import sys
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, normalize
 
@@ -112,29 +114,42 @@ def attack(*, full: bool) -> list[Outcome]:
     return outcomes
 
 
-def draw_figure(path: Path, *, full: bool, shown: int = 6) -> None:
-    """Draw some originals, and what is seen of them as their groups grow."""
+def draw_figure(path: Path, *, full: bool, shown: int = 5) -> None:
+    """Draw some images, and what is seen of them as the groups grow that they are hidden in."""
     digits = load_digits("fedncm", full=full)
     images = load_digits("fedavg", full=full).pixels
     features, own = unit_features(digits.inputs), len(images) * 2 // 3
     decoder = Decoder(features[own:], images[own:], digits.labels[own:], EPOCHS)
-    columns: dict[str, Tensor] = {}
+    by_label = [(digits.labels[:own] == label).nonzero()[:, 0] for label in range(shown)]
+    originals = images[torch.stack([rows[0] for rows in by_label])]
+    columns = {"an image\nof a client": originals}
     for size in (1, 5, 20, 100):
-        rows = torch.stack(
-            [(digits.labels[:own] == label).nonzero()[:size, 0] for label in range(shown)]
-        )
-        columns.setdefault("original", images[rows[:, 0]])
-        title = "class sum\nof 100" if size == 100 else f"mean of {size}"
+        rows = torch.stack([found[:size] for found in by_label])
+        title = "this image\nalone" if size == 1 else f"the mean of\n{size} with it"
         with torch.no_grad():
             columns[title] = decoder(features[rows].mean(1))
-    columns["attacker's\nclass mean"] = decoder.class_means(torch.arange(shown))
-    figure, axes = pyplot.subplots(shown, len(columns), figsize=(6.6, 6.6), layout="constrained")
+    columns["mean of other\nimages"] = decoder.class_means(torch.arange(shown))
+    figure, axes = pyplot.subplots(shown, len(columns), figsize=(7.6, 7.4))
+    figure.subplots_adjust(left=0.01, right=0.99, top=0.89, bottom=0.065, hspace=0.22)
     for column, (title, pictures) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=10)
         for row, picture in enumerate(pictures):
-            axes[row, column].imshow(picture, cmap="gray_r", vmin=0, vmax=1)
-            axes[row, column].axis("off")
+            _show(axes[row, column], picture, None if column == 0 else originals[row])
+    figure.text(0.5, 0.965, "what the attacker draws from", ha="center", fontsize=12)
+    figure.add_artist(Line2D((0.185, 0.815), (0.957, 0.957), color="black", linewidth=1))
+    figure.text(0.91, 0.965, "for comparison", ha="center", fontsize=12)
+    words = "Numbers: similarity to the image on the left (SSIM; 1 is the same image)"
+    figure.text(0.5, 0.012, words, ha="center", fontsize=10)
     figure.savefig(path, dpi=110)
+
+
+def _show(axes: Axes, picture: Tensor, original: Tensor | None) -> None:
+    axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_color("#cccccc")
+    if original is not None:
+        similarity = float(ssim(picture[None], original[None])[0])
+        axes.set_xlabel(f"{similarity:.2f}", fontsize=9, labelpad=2)
 
 
 def invert_features(*, full: bool, groups: Sequence[int] = GROUPS) -> dict[int, Inverted]:

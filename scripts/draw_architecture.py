@@ -7,7 +7,9 @@ from html import escape
 from pathlib import Path
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
-WIDTH, HEIGHT = 1240, 870
+WIDTH, HEIGHT = 1275, 948
+SHIFT = 35
+"""Of the right half, beside the widest names of packages."""
 
 # From top to bottom: a package imports only packages below it.
 LAYERS = (
@@ -28,9 +30,11 @@ LAYERS = (
     ("base", "encoders", "frozen encoders, feature cache"),
     ("base", "models", "networks as pure functions"),
     ("base", "messages, json_files", "Broadcast, Update; files by declaration"),
+    ("base", "privacy", "differential privacy: noise, accounting"),
     ("base", "gaussian", "closed-form classifiers from sums"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
     ("base", "experiment", "every setting, checked; TOML"),
+    ("base", "secure_sums", "the protocol, both parties of it"),
 )
 # Fill and border of each kind of box. The picture has its own white ground, for dark pages.
 COLOURS = {
@@ -75,10 +79,10 @@ def draw_layers() -> list[str]:
         fill, border = COLOURS[kind]
         y = 56 + 39 * number
         parts += [
-            f'<rect x="20" y="{y}" width="440" height="33" rx="5" fill="{fill}" '
+            f'<rect x="20" y="{y}" width="475" height="33" rx="5" fill="{fill}" '
             f'stroke="{border}" stroke-width="1.2"/>',
             text(30, y + 22, name, size=14, weight="bold"),
-            text(205, y + 22, about, size=13),
+            text(227, y + 22, about, size=13),
         ]
     below = "For all of them: errors, rng, files, tensors, images, user_classes, waiting_bar"
     return [*parts, text(20, 56 + 39 * len(LAYERS) + 18, below, size=12)]
@@ -122,6 +126,11 @@ def draw_round() -> list[str]:
     guard = ("4  Guard", "rounds/guard.py rejects bad updates, with a reason")
     aggregation = ("5  Aggregation", "rounds/aggregation/: a rule; then the method's reduce")
     processors = ("3  Processors", "rounds/processors/: out of a client, and in at the server")
+    hidden = (
+        "Secure sums, and a privacy budget",
+        "--secure-sums: secure_sums/ opens one Total in place of updates (total_collector.py)",
+        "--privacy.epsilon: rounds/ adds noise, privacy/ accounts for it and for what is left",
+    )
     return [
         text(500, 38, "A round", size=18, weight="bold"),
         box(500, 56, 245, 76, "run", *broadcast),
@@ -140,6 +149,7 @@ def draw_round() -> list[str]:
         box(500, 562, 245, 76, "run", *record),
         arrow((622, 562), (622, 138)),
         text(634, 350, "next round", weight="bold"),
+        box(500, 826, 720, 76, "plain", *hidden),
     ]
 
 
@@ -156,7 +166,9 @@ def main() -> None:
         f"<defs>{head}</defs>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>',
         *draw_layers(),
+        f'<g transform="translate({SHIFT}, 0)">',
         *draw_round(),
+        "</g>",
         "</svg>",
     ]
     PICTURE.write_text("\n".join(parts) + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from mpfedcl.gaussian import StackedSums
-from mpfedcl.messages import Broadcast, Failure, StackMember, Update
+from mpfedcl.messages import Broadcast, Failure, StackMember, Total, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 
@@ -86,3 +86,11 @@ def test_what_is_part_of_a_stack_is_written_out() -> None:
 
 def test_a_failure_says_whose_and_why() -> None:
     assert Failure("x", "gone") == Failure(client="x", reason="gone")
+
+
+def test_a_total_is_nobody_s() -> None:
+    total = Total(("a", "b"), 2.0, {}, {}, 9, 1.5, True, 7, 8)
+    # So that it comes before every name.
+    assert total.client == ""
+    assert total.client < min(total.clients)
+    assert total.noise is None

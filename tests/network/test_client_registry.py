@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import Predictor
 from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.errors import RunCutShort
+from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction
@@ -113,6 +113,24 @@ def test_classes_that_were_named_stay() -> None:
     given_classes = Experiment().replace(dataset__classes=("b", "a"))
     members = {"x": member("x", "a", "c")}
     assert agree_on_classes(given_classes, members) == (given_classes, {})
+
+
+def test_classes_without_end_cost_the_client_that_brings_them() -> None:
+    many = tuple(f"class {number:05d}" for number in range(10_000))
+    members = {**named(("cat", "dog"), ("cat", "fox")), "a": member("a", *many[:999])}
+    experiment, odd = agree_on_classes(Experiment(), members)
+    assert experiment.dataset.classes == ("cat", "dog", "fox")
+    told = "at most 1,000, unless dataset.classes names them"
+    assert odd == {"a": f"with its 999 classes there are 1,002; {told}"}
+    experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many)})
+    assert experiment.dataset.classes == ("cat", "dog", "fox")
+    assert odd == {"a": f"with its 10,000 classes there are 10,003; {told}"}
+    experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many[:997])})
+    assert (len(experiment.dataset.classes), odd) == (1000, {})
+    with pytest.raises(
+        InvalidInput, match=r"^no client can take part\. a: with its 10,000 classes"
+    ):
+        agree_on_classes(Experiment(), {"a": member("a", *many)})
 
 
 class UnknownNodes:

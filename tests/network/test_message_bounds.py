@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy
 import pytest
@@ -11,7 +11,16 @@ import torch
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, StackMember, Update
-from mpfedcl.network.message import MOST_BYTES, Message, MessageError, from_json, shorten, to_json
+from mpfedcl.network.message import (
+    FORMAT,
+    MOST_BYTES,
+    Kind,
+    Message,
+    MessageError,
+    from_json,
+    shorten,
+    to_json,
+)
 from mpfedcl.network.packing import (
     Form,
     Introduction,
@@ -74,6 +83,7 @@ def test_what_older_clients_leave_out() -> None:
         {"classes": ["é" * 100, "y"]},
         {"image_shape": []},
         {"image_shape": [4, 5]},
+        {"image_shape": [2**16, 2**16, 3]},
         {"samples": "images"},
         {"own_data": False},
         {"classes": [str(n) for n in range(10_000)], "train": [1] * 10_000},
@@ -88,6 +98,7 @@ def test_the_last_values_that_are_allowed(changes: dict[str, Any]) -> None:
 CLASSES = "^classes must be the names of the classes: printable, not too long$"
 TRAIN = "^train must be a count of images for each class$"
 SENSE = "which makes no sense$"
+SHAPE = r"it must be \[height, width\] or \[height, width, 3\] of at most 65536 each, or \[\]$"
 
 
 @pytest.mark.parametrize(
@@ -120,9 +131,14 @@ SENSE = "which makes no sense$"
         ({"encoder": None}, "^encoder is None; it must be of type str$"),
         ({"samples": "sounds"}, "^samples is 'sounds'; it must be images or vectors$"),
         ({"samples": []}, r"^samples is \[\]; it must be images or vectors$"),
-        ({"image_shape": [4]}, "^image_shape must be "),
-        ({"image_shape": [4, 5, 2]}, "^image_shape must be "),
-        ({"image_shape": None}, "^image_shape must be "),
+        ({"image_shape": [4]}, rf"^image_shape is \[4\]; {SHAPE}"),
+        ({"image_shape": [4, 5, 2]}, SHAPE),
+        ({"image_shape": [4, 5, 3, 3]}, SHAPE),
+        ({"image_shape": [4, 0]}, SHAPE),
+        ({"image_shape": [4, 5.0]}, SHAPE),
+        ({"image_shape": None}, SHAPE),
+        ({"image_shape": [4, 2**16 + 1]}, SHAPE),
+        ({"image_shape": [10**400, 5]}, rf"^image_shape is \[10{{75}}\.\.\.; {SHAPE}"),
         ({"own_data": 1}, "^own_data is 1; it must be true or false$"),
     ],
 )
@@ -170,6 +186,11 @@ def test_values_as_text() -> None:
         with pytest.raises(MessageError, match=reason):
             from_json(text)
     assert MOST_BYTES == 2 * 1024**3
+
+
+def test_what_server_and_client_of_different_versions_must_agree_on() -> None:
+    """Whoever changes the words changes the format too: another one is refused by its number."""
+    assert (FORMAT, get_args(Kind)) == (3, ("hello", "secure", "round", "close"))
 
 
 def test_arrays_of_a_group_are_tensors_of_their_own() -> None:

@@ -1,6 +1,8 @@
 """The ledger: what is spent, and releases that are drawn once whatever happens."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,8 @@ def test_what_is_told_is_a_number_within_the_budget() -> None:
         "{}",
         json.dumps({**ledger_for(1).to_json(), "multiplier": -1.0}),
         json.dumps({**ledger_for(1).to_json(), "epsilon": "3"}),
+        json.dumps({**ledger_for(1).to_json(), "epsilon": 0.0}),
+        json.dumps({**ledger_for(1).to_json(), "epsilon": math.inf}),
         json.dumps({**ledger_for(1).to_json(), "clients": 0}),
         json.dumps({**ledger_for(1).to_json(), "releases": [[1.0, -3]]}),
         json.dumps({**ledger_for(1).to_json(), "releases": [["nan", 3]]}),
@@ -163,3 +167,11 @@ def test_a_ledger_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -
     (tmp_path / FOLDER / "ledger.json").write_text(content)
     with pytest.raises(InvalidInput, match="nobody knows what is spent"):
         read_ledger(tmp_path)
+
+
+def test_a_ledger_of_no_release_of_a_kind_is_read(tmp_path: Path) -> None:
+    kept = replace(ledger_for(1), releases={2.0: 0, 3.0: 1})
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "ledger.json").write_text(json.dumps(kept.to_json()))
+    assert read_ledger(tmp_path) == kept
+    assert kept.num_releases == kept.clients == 1

@@ -1,6 +1,6 @@
 """Noise: its size, where it comes from, and what one number of it takes."""
 
-import builtins
+import importlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +55,7 @@ def test_values_keep_their_shape_and_precision() -> None:
 
 def test_shares_add_up_to_the_whole() -> None:
     assert share_sigma(2.0, 4) == 1.0
+    assert share_sigma(2.0, 1) == 2.0
     shares = sum((draw_noise(share_sigma(SIGMA, 5), [100_000]) for _ in range(5)), torch.zeros(1))
     assert float(shares.std()) == pytest.approx(SIGMA, rel=0.02)
     with pytest.raises(InvalidInput, match="least_honest is 0"):
@@ -62,7 +63,7 @@ def test_shares_add_up_to_the_whole() -> None:
 
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
+    require_extra()
 
     def missing(name: str, *_: Any) -> Any:
         raise ImportError(name=name)
@@ -72,4 +73,3 @@ def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch: pytest.M
         InvalidInput, match=r"needs dp_accounting.*pip install 'mpfedcl\[privacy\]'"
     ):
         require_extra()
-    assert builtins.__import__ is not missing

@@ -98,15 +98,24 @@ def test_it_can_be_told_as_plain_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"images": 0}, "images is 0; it must be at least 1"),
+        *(
+            ({name: 0}, f"{name} is 0; it must be at least 1")
+            for name in ("images", "clients", "classes", "dimensions", "parameters")
+        ),
         ({"rounds": -1}, "rounds is -1; it must be at least 0"),
         ({"fraction": 0.0}, "fraction is 0; it must be above 0"),
+        ({"fraction": 1.01}, "fraction is 1.01; it must be above 0 and at most 1"),
         ({"rounds": 3}, "unit is 'record'; with rounds it must be client"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         plan(**changes)
+
+
+def test_the_least_that_can_be_planned_for() -> None:
+    least = plan(images=1, clients=1, classes=1, dimensions=1, parameters=1, fraction=1.0)
+    assert least.for_sums([3.0])[0].advice == "nothing"
 
 
 def test_a_budget_of_nothing_is_refused() -> None:

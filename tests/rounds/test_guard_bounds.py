@@ -330,3 +330,41 @@ def test_raw_embeddings_are_as_long_as_a_change_may_be(length: float, is_sound: 
     guard, broadcast, update = make_guard(prepare("fedproto", guard__max_norm=2.0))
     said = guard.judge(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
     assert said == (None if is_sound else "a prototype has length 2; at most 2.002")
+
+
+@pytest.mark.parametrize(
+    ("held", "prototypes", "reason"),
+    [
+        ([7, 0, 3], rows([0, 0, 2], [3, 4, 3]), None),
+        ([7, 0, 3], rows([0, 2], [1, 1]), None),
+        (
+            [7, 0, 3],
+            rows([0, 0], [4, 4]),
+            "class 0 stand for 8 samples; this client has announced 7",
+        ),
+        ([7, 0, 3], rows([1], [1]), "class 1 stand for 1 samples; this client has announced 0"),
+        (
+            [7, 0, 3],
+            rows([0, 2], [1, 4]),
+            "class 2 stand for 4 samples; this client has announced 3",
+        ),
+    ],
+)
+def test_prototypes_are_held_to_what_was_announced(
+    held: list[int], prototypes: Prototypes, reason: str | None
+) -> None:
+    guard, broadcast, update = make_guard(prepare(), label_counts={"a": held})
+    said = guard.judge(replace(update, prototypes=prototypes), broadcast)
+    assert said == (None if reason is None else f"prototypes of {reason}")
+
+
+def test_under_a_budget_nobody_says_how_many() -> None:
+    budget = {"privacy__epsilon": 3.0, "network__max_images": 12}
+    guard, broadcast, update = make_guard(prepare(**budget), label_counts={"a": [0, 0, 0]})
+    silent = replace(update, loss=None)
+    assert guard.judge(silent, broadcast) is None
+    assert guard.judge(replace(silent, prototypes=rows([0], [12])), broadcast) is None
+    said = guard.judge(replace(silent, prototypes=rows([0], [13])), broadcast)
+    assert said == "prototype counts must be at least 1 and sum to at most 12"
+    said = guard.judge(replace(silent, loss=math.nan), broadcast)
+    assert said == "loss is nan; it must be finite"

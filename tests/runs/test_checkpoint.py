@@ -46,7 +46,8 @@ def make_checkpoint(number: int) -> Checkpoint:
         {"a.weight": torch.randn(3, 2, generator=random)},
         {"control": torch.randn(3, generator=random, dtype=torch.float64)},
     )
-    state = RoundState(number, server, {"client-0": (number, rows), "ü/x": (1, rows)})
+    received = {"client-0": (number, rows), "ü/x": (1, rows)}
+    state = RoundState(number, server, received, number / 3, {"client-0": -6.0, "ü/x": 0.1})
     clients = {"kept/client-0/a.weight": torch.randn(3, generator=random)}
     return Checkpoint(state, clients, make_record(number))
 
@@ -55,6 +56,9 @@ def assert_same_checkpoint(found: Checkpoint | None, wanted: Checkpoint) -> None
     assert found is not None
     assert found.record == wanted.record
     assert found.state.round == wanted.state.round
+    # By these the next round's updates are bounded.
+    assert found.state.median_length == wanted.state.median_length
+    assert found.state.standings == wanted.state.standings
     assert_same_tensors(found.state.server.params, wanted.state.server.params)
     assert_same_tensors(found.state.server.extra, wanted.state.server.extra)
     assert_same_tensors(found.clients, wanted.clients)
@@ -243,6 +247,9 @@ ODD_MANIFESTS: dict[str, Callable[[Json], Json]] = {
     "clients as a list": lambda m: {**m, "received": []},
     "a client that is not there": lambda m: {**m, "received": {"nobody": 1}},
     "an age below 0": lambda m: {**m, "received": dict.fromkeys(m["received"], -1)},
+    "a length of nothing": lambda m: {**m, "median_length": 0.0},
+    "a length without end": lambda m: {**m, "median_length": 1e999},
+    "a standing beyond all": lambda m: {**m, "standings": {"client-0": 6.1}},
     "a format to come": lambda m: {**m, "format": 999},
 }
 
@@ -270,6 +277,18 @@ def test_the_last_numbers_that_are_allowed(tmp_path: Path) -> None:
     assert found is not None
     assert found.state.round == 10**9
     assert [age for age, _ in found.state.prototypes.values()] == [10**9, 0]
+
+
+def test_one_of_before_there_were_bounds_is_read(tmp_path: Path) -> None:
+    bounds = {"median_length", "standings"}
+    forge_manifest(
+        save_three(tmp_path),
+        lambda m: {name: each for name, each in m.items() if name not in bounds},
+    )
+    found, problems = load_checkpoint(tmp_path)
+    assert problems == []
+    assert found is not None
+    assert (found.state.median_length, found.state.standings) == (None, {})
 
 
 def test_signed_tensors_that_are_none_give_way(tmp_path: Path) -> None:

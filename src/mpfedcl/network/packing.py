@@ -23,7 +23,8 @@ from mpfedcl.tensors import Tensors
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
 """Numbers that stand for a sample: the server makes a model for so many."""
-
+_LONGEST_SIDE = 2**16
+"""Of an image, in pixels; it is written down, and read by whoever uses the model."""
 
 SampleKind = Literal["images", "vectors"]
 
@@ -120,9 +121,13 @@ class Introduction:
             raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
         # Nor do older ones have an encoder that is made for the size of their images.
         shape = message.values.get("image_shape", [])
-        is_known = ImageFormat.from_shape(shape) is not None and math.prod(shape) <= _LARGEST_INPUT
-        if shape != [] and not is_known:
-            raise MessageError("image_shape must be [height, width] or [height, width, 3], or []")
+        is_known = ImageFormat.from_shape(shape) is not None and max(shape) <= _LONGEST_SIDE
+        if shape != [] and not (is_known and math.prod(shape) <= _LARGEST_INPUT):
+            raise MessageError(
+                f"image_shape is {shorten(shape)}; it must be [height, width] or "
+                f"[height, width, 3] of at most {_LONGEST_SIDE} each, {_LARGEST_INPUT} numbers in "
+                "all, or []"
+            )
         own_data = message.values.get("own_data", False)
         if type(own_data) is not bool:
             raise MessageError(f"own_data is {shorten(own_data)}; it must be true or false")

@@ -7,6 +7,10 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.packing import Introduction
 
+_MOST_CLASSES = 1000
+"""Of all clients together, where nobody has named them: every client's model has so many outputs,
+and the table of which class is taken for which grows with their square."""
+
 
 def agree_on_classes(
     experiment: Experiment, members: Mapping[str, Introduction]
@@ -18,15 +22,19 @@ def agree_on_classes(
     """
     if experiment.dataset.classes:
         return experiment, {}
-    alike = {_kind(member): member for member in members.values()}
-    counts = Counter(map(_kind, members.values()))
+    refused = _find_too_many(members.values())
+    left = [each for name, each in members.items() if name not in refused]
+    if not left:
+        reasons = (f"{name}: {reason}." for name, reason in sorted(refused.items()))
+        raise InvalidInput(f"no client can take part. {' '.join(reasons)}")
+    alike = {_kind(member): member for member in left}
+    counts = Counter(map(_kind, left))
     fits = {
         kind: sum(counts[o] for o, other in alike.items() if not _explain_mixed_up(each, other))
         for kind, each in alike.items()
     }
     agreed: list[Introduction] = []
-    refused: dict[str, str] = {}
-    for member in sorted(members.values(), key=lambda each: (-fits[_kind(each)], each.name)):
+    for member in sorted(left, key=lambda each: (-fits[_kind(each)], each.name)):
         if reason := _explain_mixed_up(member, *agreed):
             refused[member.name] = reason
         else:
@@ -37,6 +45,23 @@ def agree_on_classes(
             f"the clients know the class {', '.join(classes)} alone; there must be two or more."
         )
     return experiment.replace(dataset__classes=classes), refused
+
+
+def _find_too_many(members: Collection[Introduction]) -> dict[str, str]:
+    """Return whose classes are more than everybody should bear, and why, by name."""
+    known: set[str] = set()
+    refused: dict[str, str] = {}
+    # Who brings most comes last, so that it cannot leave the others without room.
+    for member in sorted(members, key=lambda each: (len(each.classes), each.name)):
+        together = known.union(member.classes)
+        if len(together) <= _MOST_CLASSES:
+            known = together
+        else:
+            refused[member.name] = (
+                f"with its {len(member.classes):,} classes there are {len(together):,}; at most "
+                f"{_MOST_CLASSES:,}, unless dataset.classes names them"
+            )
+    return refused
 
 
 def _kind(member: Introduction) -> tuple[tuple[str, ...], bool]:
