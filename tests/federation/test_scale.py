@@ -122,8 +122,8 @@ def begin_run(federation: ProcessFederation, method: str, name: str) -> Federati
         "--clients": NODES,
         "--partition.kind": "iid",
         "--network.enough": 0.8,
-        "--network.round-timeout": 60,
-        "--network.patience": 60,
+        "--network.round-timeout": 120,
+        "--network.patience": 120,
     }
     words = [word for pair in settings.items() for word in pair]
     return federation._start_run(path, "--out", path, "--model.hidden", 16, *words)

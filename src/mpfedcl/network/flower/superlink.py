@@ -4,7 +4,6 @@ It is Flower's own app with one middleware more, around all others: whoever does
 secret in the file SECRET reaches the clients' part alone. Flower's flags follow.
 """
 
-import gc
 import sys
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from flwr.superlink.main import create_app
 from mpfedcl.network.flower.access import RequireSecret
 from mpfedcl.network.setup.folders import read_secret
 
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
-
 
 def main() -> None:
     """Serve until ended."""
@@ -27,10 +24,6 @@ def main() -> None:
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     app.add_middleware(RequireSecret, secret=secret)
-    # Flower makes hundreds of short-lived objects for a request: looking for garbage took a third
-    # of the time of fifty clients' requests.
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     uvicorn.run(
         app,
         host=config.host,
