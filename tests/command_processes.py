@@ -26,15 +26,14 @@ from small_experiments import HIDDEN
 from unrendered_figures import render
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
-        "mpfedcl.report.figures",
-        "mpfedcl.worker",
-        "mpfedcl.network.client.client",
-        "warm_commands",
-    ]
-)
+PRELOADED = [
+    *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
+    "mpfedcl.report.figures",
+    "mpfedcl.worker",
+    "mpfedcl.network.client.client",
+    "warm_commands",
+]
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 def start_server() -> None:

@@ -16,13 +16,15 @@ from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.serve import serve
-from small_experiments import read_records
+from small_experiments import VirtualTime, read_records
 
 pytestmark = pytest.mark.soak
 
 CLIENTS, ROUNDS, TIMEOUT = 10, 20, 6.0
+METHODS = ("fedavg", "mp-fedcl")
+SEEDS = (0, 1, 2)
 MOST_LOST = 1.0
-"""Points of accuracy."""
+"""Points of accuracy, on average over the seeds."""
 
 
 class FaultyGrid(LoopbackGrid):
@@ -59,35 +61,63 @@ class FaultyGrid(LoopbackGrid):
         return super().PullMessages(PullAppMessagesRequest(message_ids=due))
 
 
-def accuracies(
-    method: str, folder: Path, *, dropouts: float = 0, stragglers: float = 0
-) -> tuple[float, list[dict[str, Any]]]:
-    """Run a federation; return the last accuracy of its averaged model, and its records."""
-    experiment = Experiment(method=method, rounds=ROUNDS, clients=CLIENTS).replace(
+def serve_faulty(
+    experiment: Experiment, folder: Path, *, dropouts: float = 0, stragglers: float = 0
+) -> list[dict[str, Any]]:
+    """Run a federation to its end; return its records."""
+    grid = FaultyGrid(dropouts, stragglers, seed=experiment.seed)
+    join_all(grid, folder, CLIENTS)
+    result = serve(FlowerTransport(grid), experiment, folder / "run", companions=COMPANIONS)
+    assert result.summary is not None
+    records = read_records(folder / "run")
+    assert len(records) == experiment.rounds
+    return records
+
+
+def experiment_of(method: str, seed: int, rounds: int) -> Experiment:
+    return Experiment(method=method, rounds=rounds, clients=CLIENTS, seed=seed).replace(
         partition__alpha=0.5,
         train__lr=0.1,
-        evaluate_every=ROUNDS,
+        model__hidden=(64, 32),
+        evaluate_every=rounds,
         network__round_timeout=TIMEOUT,
         network__patience=30.0,
     )
-    grid = FaultyGrid(dropouts, stragglers, seed=0)
-    join_all(grid, folder, CLIENTS)
-    result = serve(FlowerTransport(grid), experiment, folder / "run", companions=COMPANIONS)
-    records = read_records(folder / "run")
-    assert result.summary is not None
-    own = records[-1]["accuracy"]["own"]
-    return own["averaged_classifier"], records
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mp-fedcl"])
-def test_dropouts_and_stragglers_in_every_round(method: str, tmp_path: Path) -> None:
-    whole, _ = accuracies(method, tmp_path / "whole")
-    faulty, records = accuracies(method, tmp_path / "faulty", dropouts=0.3, stragglers=0.1)
-    print(f"\n{method}: {whole:.1f} % with all, {faulty:.1f} % with drop-outs and stragglers")
-    assert len(records) == ROUNDS
-    assert sum(len(each["clients"]["missing"]) for each in records) >= 0.3 * CLIENTS * ROUNDS
+@pytest.mark.parametrize("method", METHODS)
+def test_accuracy_with_dropouts_and_stragglers_in_every_round(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time stands still while clients work, so that nobody else is late on a busy machine."""
+    virtual = VirtualTime()
+    monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
+    monkeypatch.setattr(f"{__name__}.time", virtual)
+    lost = []
+    for seed in SEEDS:
+        experiment = experiment_of(method, seed, ROUNDS)
+        folder = tmp_path / str(seed)
+        records = [
+            serve_faulty(experiment, folder / "whole"),
+            serve_faulty(experiment, folder / "faulty", dropouts=0.3, stragglers=0.1),
+        ]
+        # Who drops out of some rounds is asked in all others.
+        missing = [{len(each["clients"]["missing"]) for each in found} for found in records]
+        assert missing == [{0}, {4}]
+        whole, faulty = (found[-1]["accuracy"]["own"]["averaged_classifier"] for found in records)
+        lost.append(whole - faulty)
+        print(f"\n{method}, seed {seed}: {whole:.1f} % with all, {faulty:.1f} % with faults")
+    print(f"points lost: {sum(lost) / len(lost):.2f} on average")
+    assert sum(lost) / len(lost) <= MOST_LOST
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_round_lasts_beyond_its_deadline(method: str, tmp_path: Path) -> None:
+    """In real time."""
+    experiment = experiment_of(method, 0, rounds=6)
+    records = serve_faulty(experiment, tmp_path, dropouts=0.3, stragglers=0.1)
+    assert min(len(each["clients"]["missing"]) for each in records) >= 4
     # A round is what passes between its broadcast and its aggregation.
     spent = [each["seconds"]["broadcast"] + each["seconds"]["train"] for each in records]
-    print(f"longest round: {max(spent):.2f} s of {TIMEOUT:g} s")
+    print(f"\n{method}, longest round: {max(spent):.2f} s of {TIMEOUT:g} s")
     assert max(spent) <= TIMEOUT + 1
-    assert faulty >= whole - MOST_LOST

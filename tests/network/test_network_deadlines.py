@@ -225,3 +225,25 @@ def test_rests_double_and_end_with_an_answer(answers: list[bool]) -> None:
         again = SilentClients()
         again.restore({**silent.state(), "settled/x": torch.tensor(1)})
         assert again.resting(number + 1) == silent.resting(number + 1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_nobody_is_left_out_in_vain(answers: list[tuple[bool, bool]]) -> None:
+    """After a round whose time was up because of somebody else than before, all are asked."""
+    silent, in_a_row = SilentClients(), {"x": 0, "y": 0}
+    for number, said in enumerate(answers, start=1):
+        asked = in_a_row.keys() - silent.resting(number).keys()
+        mute = [name for name, is_said in zip("xy", said, strict=True) if not is_said]
+        waited_for = [name for name in mute if name in asked]
+        silent.note_answers(asked - set(mute))
+        in_a_row |= dict.fromkeys(asked - set(mute), 0)
+        silent.note_silence(waited_for, number)
+        for name in waited_for:
+            in_a_row[name] += 1
+        left_out = silent.resting(number + 1).keys()
+        if any(in_a_row[name] == 1 for name in waited_for):
+            assert not left_out
+        else:
+            # A rest begins with the second silence, and not before.
+            assert {name for name in waited_for if in_a_row[name] > 1} <= left_out
+            assert all(in_a_row[name] > 1 for name in left_out)

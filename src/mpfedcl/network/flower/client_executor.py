@@ -40,6 +40,9 @@ from mpfedcl.network.setup.folders import ClientFolder
 
 _SHORTEST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.5, 3.0, 1.1
 """Seconds between two looks for a request: soon after an answer another may come."""
+_SLOWNESS = 4.0
+"""After a look that took the server long, this many times as long is waited: many clients that ask
+a busy server on and on would keep it from all else."""
 _REFUSED_SECONDS = 90.0
 """A server takes up to 60 seconds to notice that a client was killed, and refuses another with the
 same key for as long; one that is refused for longer may not take part."""
@@ -72,7 +75,7 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
                 place.finish()
                 wait = _SHORTEST_POLL
             else:
-                time.sleep(wait)
+                time.sleep(max(wait, min(_SLOWNESS * node.look_seconds, _BUSY_SECONDS)))
                 wait = min(wait * _POLL_GROWTH, _LONGEST_POLL)
     finally:
         node.close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
     RegisterNodeFleetRequest,
 )
@@ -102,6 +104,8 @@ class FleetNode:
         self.address = address
         self.number = 0
         """By which the server knows this node."""
+        self.look_seconds = 0.0
+        """How long the server took to say whether there is a request."""
         self._has_key = key is not None
         private, public = generate_key_pairs() if key is None else _load(key)
         self._public = public_key_to_bytes(public)
@@ -166,8 +170,14 @@ class FleetNode:
 
     def receive(self) -> Request | None:
         """Return the next request, without its content, or None if there is none."""
-        node = Node(node_id=self.number)
-        found = self._call(self._client.PullMessages, PullMessagesRequest(node=node))
+
+        def look(request: PullMessagesRequest) -> PullMessagesResponse:
+            began = time.monotonic()
+            found = self._client.PullMessages(request)
+            self.look_seconds = time.monotonic() - began
+            return found
+
+        found = self._call(look, PullMessagesRequest(node=Node(node_id=self.number)))
         if not found.messages_list:
             return None
         return Request(message_from_proto(found.messages_list[0]), found.message_object_trees[0])

@@ -1,7 +1,8 @@
 """Clients that do not answer: after twice in a row they are left out for a while.
 
 A round waits for everybody until its time is up; one client that is connected and says nothing
-would cost that time in every round.
+would cost that time in every round. But where now this client is silent and now that, leaving some
+out saves no time, and costs what they would have sent: then all are asked.
 """
 
 from collections.abc import Collection
@@ -20,7 +21,8 @@ _LONGEST_REST = 64
 class SilentClients:
     """How often each client was silent in a row, and when it is asked again.
 
-    After the second time it is left out of 2 rounds, then of 4, of 8 and so on.
+    After the second time it is left out of 2 rounds, then of 4, of 8 and so on; yet all are asked
+    in the round after one whose time was up because of a client that was not silent before.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,9 @@ class SilentClients:
             times = self._times[name] = self._times.get(name, 0) + 1
             rest = 2 ** (times - 1) if times >= _PATIENCE else 0
             self._asked_in[name] = round_number + 1 + min(rest, _LONGEST_REST)
+        if any(self._times[name] == 1 for name in names):
+            # Who was left out was left out in vain: the round lasted as long.
+            self._asked_in = dict.fromkeys(self._asked_in, round_number + 1)
 
     def resting(self, round_number: int) -> dict[str, str]:
         """Return the clients that are left out of a round, with the reason for its record."""
