@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange benchmark bench bench-quick bench-peers \
+.PHONY: demo test test-all lint format unit reproduce results fidelity convergence join-study k-study one-exchange benchmark bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
+	@echo "make test-all   the tests again with all cases of engines, rules and methods crossed"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
@@ -46,6 +47,10 @@ demo: $(READY)
 
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# Also the cases of which make test takes every second or third: engines, rules and methods crossed.
+test-all: $(READY)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPFEDCL_CASES=all $(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

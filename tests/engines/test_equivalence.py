@@ -92,6 +92,7 @@ def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
     assert situation.holds(experiment, list(load_federated_data(experiment).clients))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "method"), list(pairs()))
 def test_the_result_is_the_loops(
@@ -111,6 +112,7 @@ def test_the_result_is_the_loops(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("rule", "clip"), [("mean", 0.05), ("median", None), ("krum", 0.05)], ids=str
@@ -145,6 +147,7 @@ def test_within_bounds_the_result_is_the_loops(
     assert ("bound on length" in last["processed"]) == (method == "mp-fedcl")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_in_single_precision_a_round_is_the_loops(
@@ -172,6 +175,7 @@ def test_one_exchange_is_the_same_by_every_engine(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("changes", [RAGGED, {"fraction": 0.4, "evaluate_every": 2}])
 @pytest.mark.parametrize("method", OWN_METHODS)
@@ -233,6 +237,7 @@ def turn(path: Path, engine: str) -> None:
     file.write_text(before.replace(line, f'engine = "{engine}"'))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [*METHODS, "custom_method:Scaffold", "fedper"])
 @pytest.mark.parametrize(("first", "second"), [("stacked", "loop"), ("loop", "stacked")])
 def test_a_run_goes_on_with_another_engine(
