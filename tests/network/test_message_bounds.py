@@ -56,6 +56,8 @@ def test_an_introduction_says_all_of_itself() -> None:
         "own_data": True,
     }
     assert HONEST.num_samples == 3
+    # Under a budget nobody says how many, and all weigh alike.
+    assert introduce(train=[]).num_samples == 1
     assert HONEST.form == Form(9, "e", "vectors", (4, 5, 3))
 
 
@@ -63,7 +65,8 @@ def test_what_older_clients_leave_out() -> None:
     older = introduce(samples=..., image_shape=..., own_data=...)
     assert older == Introduction("a", ("x", "y"), (3, 0), 2, 9, "e")
     assert (older.samples, older.image_shape, older.own_data) == ("images", (), False)
-    assert Form.from_json({"input_size": 9, "encoder": "e", "run": "r"}) == Form(9, "e")
+    old = Form.from_json({"input_size": 9, "encoder": "e", "run": "r"})
+    assert old == (9, "e", "images", ())
     whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
     assert Form.from_json(whole) == Form(9, "", "vectors", (4, 5))
 
