@@ -248,6 +248,7 @@ def test_an_update_is_named_values_and_arrays() -> None:
     averaged = reread().averaged
     assert isinstance(averaged, dict)
     assert averaged["w"].tolist() == [1.0, 1.0]
+    assert {name: value.tolist() for name, value in reread().summed.items()} == {"s": [0.0]}
     assert (reread().loss, reread().processed, reread().num_samples) == (0.5, ("clip",), 9)
     withheld = pack_update(replace(UPDATE, averaged=None))
     assert withheld.values["withheld"] is True
@@ -300,6 +301,7 @@ def test_a_broadcast_is_named_values_and_arrays() -> None:
     found = unpack_broadcast(sent, 2, 4)
     assert (found.round, found.pool.names, found.pool.num_prototypes) == (3, ("b",), 4)
     assert found.pool.num_classes == 2
+    assert (found.params["w"].tolist(), found.extra["c"].tolist()) == ([1.0], [0.0, 0.0])
     for values in ({"round": 3.0}, {"names": "b"}, {"names": ["b", "c", "d"], "round": None}):
         with pytest.raises(MessageError, match=r"must be of type|the pool cannot be read"):
             unpack_broadcast(Message({**sent.values, **values}, sent.arrays), 2, 4)
