@@ -35,7 +35,7 @@ LOADED = (
     *("mpfedcl.api", "mpfedcl.cli.main", "mpfedcl.convergence"),
 )
 """Loaded once, with all that they need and the modules themselves."""
-LONGEST_SECONDS = 60
+LONGEST_SECONDS = 30
 """Of one fault's tests, of the processor's time: a fault may make a loop endless."""
 LONGEST_WAIT = 600
 """The same by the clock: a fault may wait for what never comes."""

@@ -56,6 +56,8 @@ def test_an_introduction_says_all_of_itself() -> None:
         "own_data": True,
     }
     assert HONEST.num_samples == 3
+    # Under a budget nobody says how many, and all weigh alike.
+    assert introduce(train=[]).num_samples == 1
     assert HONEST.form == Form(9, "e", "vectors", (4, 5, 3))
 
 
@@ -63,7 +65,8 @@ def test_what_older_clients_leave_out() -> None:
     older = introduce(samples=..., image_shape=..., own_data=...)
     assert older == Introduction("a", ("x", "y"), (3, 0), 2, 9, "e")
     assert (older.samples, older.image_shape, older.own_data) == ("images", (), False)
-    assert Form.from_json({"input_size": 9, "encoder": "e", "run": "r"}) == Form(9, "e")
+    old = Form.from_json({"input_size": 9, "encoder": "e", "run": "r"})
+    assert old == (9, "e", "images", ())
     whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
     assert Form.from_json(whole) == Form(9, "", "vectors", (4, 5))
 
@@ -245,6 +248,7 @@ def test_an_update_is_named_values_and_arrays() -> None:
     averaged = reread().averaged
     assert isinstance(averaged, dict)
     assert averaged["w"].tolist() == [1.0, 1.0]
+    assert {name: value.tolist() for name, value in reread().summed.items()} == {"s": [0.0]}
     assert (reread().loss, reread().processed, reread().num_samples) == (0.5, ("clip",), 9)
     withheld = pack_update(replace(UPDATE, averaged=None))
     assert withheld.values["withheld"] is True
@@ -297,6 +301,7 @@ def test_a_broadcast_is_named_values_and_arrays() -> None:
     found = unpack_broadcast(sent, 2, 4)
     assert (found.round, found.pool.names, found.pool.num_prototypes) == (3, ("b",), 4)
     assert found.pool.num_classes == 2
+    assert (found.params["w"].tolist(), found.extra["c"].tolist()) == ([1.0], [0.0, 0.0])
     for values in ({"round": 3.0}, {"names": "b"}, {"names": ["b", "c", "d"], "round": None}):
         with pytest.raises(MessageError, match=r"must be of type|the pool cannot be read"):
             unpack_broadcast(Message({**sent.values, **values}, sent.arrays), 2, 4)

@@ -174,3 +174,22 @@ def test_sums_that_no_noise_explains_are_found() -> None:
     assert "below any noise" in (found.find_impossible(negative) or "")
     long = {**honest, "sums": honest["sums"] + 500}
     assert "no noise makes it so long" in (found.find_impossible(long) or "")
+
+
+@pytest.mark.parametrize(
+    ("count", "long", "is_possible"),
+    [(-12.0, 0.0, True), (-12.01, 0.0, False), (5.0, 35.0, True), (5.0, 35.01, False)],
+)
+def test_noise_of_six_deviations_is_believed(count: float, long: float, is_possible: bool) -> None:
+    # Deviation 2, nine dimensions: a sum may be 3 * 2 + 12 longer than a count of 12 more.
+    found = PrivateSums("record", 1.0, 2.0, is_local=True)
+    summed = {"counts": torch.tensor([count]), "sums": torch.zeros(1, 9).double()}
+    summed["sums"][0, 0] = long
+    assert (found.find_impossible(summed) is None) == is_possible
+
+
+def test_a_scatter_is_nowhere_below_what_noise_looks_like() -> None:
+    found = PrivateSums("record", 1.5, 1.0, is_local=False)
+    nothing = {"counts": torch.zeros(2), "sums": torch.zeros(2, 9), "moment": torch.zeros(45)}
+    expected = 2 * 3 * math.sqrt(2) * torch.eye(9).double()
+    assert torch.allclose(found.repair(nothing)["moment"], expected)

@@ -359,8 +359,8 @@ def test_prototypes_are_held_to_what_was_announced(
 
 
 def test_under_a_budget_nobody_says_how_many() -> None:
-    budget = {"privacy__epsilon": 3.0, "network__max_images": 12}
-    guard, broadcast, update = make_guard(prepare(**budget), label_counts={"a": [0, 0, 0]})
+    assembly = prepare(privacy__epsilon=3.0, network__max_images=12)
+    guard, broadcast, update = make_guard(assembly, label_counts={"a": [0, 0, 0]})
     silent = replace(update, loss=None)
     assert guard.judge(silent, broadcast) is None
     assert guard.judge(replace(silent, prototypes=rows([0], [12])), broadcast) is None
