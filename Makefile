@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange bench bench-quick bench-peers \
+.PHONY: demo test lint format unit reproduce results fidelity convergence join-study k-study one-exchange benchmark bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
 	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
 	@echo "make one-exchange  the tables of docs/one-exchange.md, on a data folder (MPFEDCL_DATA; an hour or two)"
+	@echo "make benchmark  all methods side by side, docs/benchmark.md (MPFEDCL_DATA; two to three hours)"
 	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
@@ -92,6 +93,13 @@ one-exchange: $(READY)
 	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange
 	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mnist random-filters --sets mnist
 	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mobilenet onnx:$(ONNX)
+
+# All methods side by side into docs/benchmark.md (needs MPFEDCL_DATA; the same command resumes it); seconds: idle machine.
+benchmark: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make benchmark needs MPFEDCL_DATA, a data folder"; exit 2; }
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/measure_benchmark.py runs/benchmark
+	$(BIN)/python scripts/measure_benchmark.py runs/benchmark --time --write
+	$(BIN)/python scripts/write_methods.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

@@ -37,8 +37,8 @@ be given more sets, methods and seeds); not by hand. [methods.md](methods.md) sa
 - **MB**: what a client sends and receives in the whole run. **s**: seconds per round of all clients
   on two cores, without evaluation; a dash where it was not measured on an idle machine.
 - **target**: virtual seconds until {target:.0%} of FedAvg's last accuracy is reached on the own
-  test, the median over seeds, on a clock where clients differ in speed (`--pace.kind lognormal`); in
-  brackets how many seeds reached it, where not all. Runs are looked at five times: it is coarse.
+  test, the median over seeds, where clients differ in speed (`--pace.kind lognormal`); in brackets
+  how many seeds reached it, where not all. Runs are looked at five times: it is coarse.
 
 """
 

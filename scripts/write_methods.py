@@ -1,4 +1,4 @@
-"""Write the methods into docs/methods.md, below its hand-written head, from what they say themselves.
+"""Write the methods into docs/methods.md, below its head, from what they say of themselves.
 
     python scripts/write_methods.py
 

@@ -1,5 +1,6 @@
 """Every built-in method: the same on both engines, and something else than FedAvg."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from identities import after_rounds, assert_close_tensors, differ, models_of, se
 from mpfedcl.methods import READINGS, Method, built_in_methods
 from small_experiments import ONE_EXCHANGE
 
+ROOT = Path(__file__).parents[2]
 TRAINING = [name for name, cls in built_in_methods().items() if cls.trains]
 """Methods whose clients train."""
 LIKE_FEDAVG = ("fedavg", "mpfed", "proto-inference")
@@ -46,3 +48,8 @@ def test_a_method_says_what_it_is(method: type[Method]) -> None:
     assert not method.our_reading or method.our_reading.endswith(".")
     assert {method.reading, method.union_reading or method.reading} <= set(READINGS)
     assert (method.family == "one exchange") == (method.name in ONE_EXCHANGE)
+
+
+def test_the_page_of_methods_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "write_methods.py"))
+    assert (ROOT / "docs" / "methods.md").read_text() == script["write_methods"]()

@@ -14,7 +14,8 @@ from federations import (
 
 from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
-from small_experiments import METHODS, ONE_EXCHANGE, read_records
+from mpfedcl.methods import built_in_methods
+from small_experiments import read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -34,7 +35,7 @@ def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Pa
         assert_like_simulation(found.path, other.path, experiment)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *ONE_EXCHANGE, SCAFFOLD])
+@pytest.mark.parametrize("method", [*built_in_methods(), SCAFFOLD])
 def test_every_method_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str
 ) -> None:
