@@ -124,7 +124,7 @@ def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
     assert record["accuracy"]["own"]["averaged_classifier"] is None
 
 
-@pytest.mark.parametrize("method", ["fedper", REMEMBERS])
+@pytest.mark.parametrize("method", ["fedper", "fedproc", "proto-attention", REMEMBERS])
 def test_what_clients_keep_survives_an_interruption(
     images: Path, tmp_path: Path, method: str
 ) -> None:

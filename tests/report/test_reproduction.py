@@ -180,6 +180,16 @@ def test_defaults_need_no_flags() -> None:
     assert run_command(resolved(Experiment())) == "mpfedcl run"
 
 
+def test_what_follows_from_other_settings_is_not_said() -> None:
+    # FedProc's schedule follows from the rounds, padding from the number of prototypes.
+    schedule = resolved(Experiment(method="fedproc", rounds=9))
+    assert run_command(schedule) == "mpfedcl run --method fedproc --rounds 9"
+    padded = resolved(Experiment(rounds=9).replace(prototypes__per_class="auto"))
+    assert run_command(padded) == "mpfedcl run --rounds 9 --prototypes.per-class auto"
+    unlike = padded.replace(prototypes__padding="all")
+    assert run_command(unlike) == f"{run_command(padded)} --prototypes.padding all"
+
+
 def test_a_comparison_needs_one_command() -> None:
     runs = [
         resolved(Experiment(method=method, seed=seed, rounds=9))

@@ -77,12 +77,13 @@ def _write_command(
 def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str, Any]:
     """Return the settings that must be said, by dotted name: those that are not the defaults."""
     # What other defaults depend on comes first.
-    first = ("method", "dataset.name", "partition.kind")
-    named = {name.replace(".", "__"): _setting(experiment, name) for name in first}
-    defaults, resolved = Experiment(), _resolve(Experiment().replace(**named))
-    found = {name: _setting(experiment, name) for name in first}
-    found = {name: value for name, value in found.items() if value != _setting(defaults, name)}
-    found |= {n: value for n, value in experiment.flattened() if value != _setting(resolved, n)}
+    named = {n: _setting(experiment, n) for n in ("method", "dataset.name", "partition.kind")}
+    found = {n: value for n, value in named.items() if value != _setting(Experiment(), n)}
+    settings = dict(experiment.flattened())
+    for names in (("rounds", "prototypes.per_class"), settings):
+        said = {n.replace(".", "__"): value for n, value in {**named, **found}.items()}
+        resolved = _resolve(Experiment().replace(**said))
+        found |= {n: settings[n] for n in names if settings[n] != _setting(resolved, n)}
     return {name: value for name, value in found.items() if name not in leave_out}
 
 
