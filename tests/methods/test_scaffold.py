@@ -1,5 +1,7 @@
 """SCAFFOLD: the identities of its controls, a slow loop of its formulas, and the example."""
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,18 @@ from server_side_runs import (
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import TrainSettings
-from mpfedcl.messages import Broadcast
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods.scaffold import Scaffold
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
-from small_experiments import assemble_federation, assert_same_tensors, build_federation, small
+from small_experiments import (
+    MeddledEngine,
+    assemble_federation,
+    assert_same_tensors,
+    build_federation,
+    small,
+)
 
 
 class Uncontrolled(Scaffold):
@@ -95,6 +103,28 @@ def test_the_servers_control_is_the_mean_of_all_clients(
     assert fraction < 1 or own.keys() == sizes.keys()
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     # A client that has never been drawn has a control of zero.
+    assert_close_tensors(federation.state.server.extra, weighted(own, shares))
+
+
+class Spoiled(MeddledEngine):
+    """An engine whose second client sends nothing sound in its second round."""
+
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterable[Update]:
+        for update in updates:
+            is_spoiled = (update.client, broadcast.round) == ("client-1", 2)
+            yield replace(update, loss=math.nan) if is_spoiled else update
+
+
+def test_who_is_rejected_has_the_control_it_had(images: Path) -> None:
+    federation = build_federation(small(images, "scaffold", dtype="float64"), Spoiled)
+    federation.run_round(evaluate=False)
+    before = client_states(federation)["client-1"]
+    assert list(federation.run_round(evaluate=False).clients.rejected) == ["client-1"]
+    own, sizes = client_states(federation), federation.engine.sizes
+    assert_same_tensors(own["client-1"], before)
+    shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     assert_close_tensors(federation.state.server.extra, weighted(own, shares))
 
 
