@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from identities import server_of
 
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.methods import Context, Method, find_method
@@ -47,11 +48,7 @@ def federate(
 
 def begins_at(images: Path) -> Tensors:
     """Return the parameters before round 1."""
-    return params_of(build_federation(small(images, "fedavg", dtype="float64")))
-
-
-def params_of(federation: RoundLoop) -> Tensors:
-    return federation.state.server.params
+    return server_of(build_federation(small(images, "fedavg", dtype="float64")))
 
 
 def client_states(federation: RoundLoop) -> dict[str, Tensors]:
@@ -77,13 +74,3 @@ def data_of(images: Path, method: str = "fedavg", **changes: Any) -> FederatedDa
     return load_federated_data(
         small(images, method, **settings).resolved(find_method(method).defaults)
     )
-
-
-def assert_close(left: Tensors, right: Tensors, tolerance: float = 1e-12) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=tolerance, atol=tolerance)
-
-
-def differ(left: Tensors, right: Tensors) -> bool:
-    return any(not torch.equal(value, right[name]) for name, value in left.items())

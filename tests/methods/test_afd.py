@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from server_side_runs import differ, federate, params_of
+from identities import both_engines, differ, server_of
+from server_side_runs import federate
 from tiny_method_inputs import make_method
 
 from mpfedcl import resume, run
@@ -13,9 +13,8 @@ from mpfedcl.methods import Server, Tally
 from mpfedcl.methods._parts import draw_weighted
 from mpfedcl.models import Mlp
 from mpfedcl.tensors import Tensors
-from small_experiments import assert_same_run, assert_same_tensors, build_federation, small
+from small_experiments import HIDDEN, assert_same_run, assert_same_tensors, build_federation, small
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 MODEL = Mlp((5, 6, 4), 3).init(torch.Generator(), torch.float64)
 
 
@@ -41,25 +40,25 @@ class Told:
         return {"scores": self.server.private[f"{who}/scores/{layer}"]}
 
 
-@ENGINES
+@both_engines
 def test_the_whole_model_is_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "afd", afd__share=1, engine=engine)
-    assert_same_tensors(params_of(found), params_of(federate(images, engine=engine)))
+    assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
-@ENGINES
+@both_engines
 def test_without_scores_it_is_fed_dropout(images: Path, engine: str) -> None:
     """In the first two rounds nothing is known yet that a part could have lowered."""
     for rounds in (1, 2):
         found = federate(images, "afd", rounds, engine=engine)
         wanted = federate(images, "fed-dropout", rounds, engine=engine)
-        assert_same_tensors(params_of(found), params_of(wanted))
+        assert_same_tensors(server_of(found), server_of(wanted))
 
 
 def test_at_its_defaults_it_differs_from_fedavg_and_from_fed_dropout(images: Path) -> None:
-    found = params_of(federate(images, "afd", 4))
+    found = server_of(federate(images, "afd", 4))
     for other in ("fedavg", "fed-dropout"):
-        assert differ(found, params_of(federate(images, other, 4)))
+        assert differ(found, server_of(federate(images, other, 4)))
 
 
 def test_a_loss_that_never_falls() -> None:
@@ -125,17 +124,17 @@ def test_draws_by_score() -> None:
 
 
 def test_what_is_known_is_never_sent_and_survives(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, "afd", rounds=4, fraction=0.7)
+    experiment = small(images, "afd", rounds=4, fraction=0.7, model__hidden=HIDDEN)
     run(experiment, tmp_path / "whole")
     result = run(experiment.replace(rounds=3), tmp_path / "stopped")
     resume(tmp_path / "stopped", rounds=4)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     record = result.history[0]
-    # A bit for each of 12 units, two clients.
-    assert record["bytes"]["down"] - record["bytes"]["up"] == 2 * 160
+    # Two clients, a bit for each of 24 and of 12 units.
+    assert record["bytes"]["down"] - record["bytes"]["up"] == 2 * (3 + 2)
 
 
-@ENGINES
+@both_engines
 def test_in_a_federation(images: Path, engine: str) -> None:
     federation = build_federation(small(images, "afd", dtype="float64", engine=engine))
     losses: dict[str, float] = {}

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_side_runs import Changes, PlainFedAvg, differ, federate, params_of
+from identities import both_engines, differ, server_of
+from server_side_runs import Changes, PlainFedAvg, federate
 
 from mpfedcl import resume, run
 from mpfedcl.methods.cmfl import agreement
 from small_experiments import (
+    HIDDEN,
     assert_same_run,
     assert_same_tensors,
     build_federation,
@@ -16,17 +18,15 @@ from small_experiments import (
     small,
 )
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 
-
-@ENGINES
+@both_engines
 def test_without_a_threshold_it_is_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "cmfl", cmfl__threshold=0, engine=engine)
     wanted = federate(images, engine=engine, method_class=PlainFedAvg)
-    assert_same_tensors(params_of(found), params_of(wanted))
+    assert_same_tensors(server_of(found), server_of(wanted))
 
 
-@ENGINES
+@both_engines
 def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
     settings: Changes = {
         "cmfl__threshold": 1.5,
@@ -35,23 +35,23 @@ def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
     }
     federation = build_federation(small(images, "cmfl", engine=engine, **settings))
     assert federation.run_round(evaluate=False).withheld == []
-    begun, last = params_of(federation), federation.state.server.extra
+    begun, last = server_of(federation), federation.state.server.extra
     for _ in range(2):
         record = federation.run_round(evaluate=False)
         assert record.withheld == record.clients.answered == ["client-0", "client-1", "client-2"]
         assert (record.bytes["up"], record.sent["parameters"]) == (0, 0)
-        assert_same_tensors(params_of(federation), begun)
+        assert_same_tensors(server_of(federation), begun)
         # What the next round is compared with is the last time that the model moved.
         assert_same_tensors(federation.state.server.extra, last)
 
 
-@ENGINES
+@both_engines
 def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
     settings: Changes = {"clients": 6, "cmfl__threshold": 0.65, "cmfl__schedule": "constant"}
     settings |= {"partition__alpha": 0.1, "dtype": "float64"}
     federation = build_federation(small(images, "cmfl", engine=engine, **settings))
     federation.run_round(evaluate=False)
-    begun, last = params_of(federation), federation.state.server.extra
+    begun, last = server_of(federation), federation.state.server.extra
     record = federation.run_round(evaluate=False, keep_models=True)
     models = dict(federation.engine.personal_models({}))
     size = sum(value.numel() for value in begun.values())
@@ -68,7 +68,7 @@ def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
     assert record.withheld == sorted(models.keys() - {*agreeing})
     sizes = federation.engine.sizes
     total = sum(sizes[client] for client in agreeing)
-    for name, value in params_of(federation).items():
+    for name, value in server_of(federation).items():
         wanted = torch.stack([sizes[n] / total * models[n][name] for n in agreeing]).sum(0)
         torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
     # Its share of what uploads costs.
@@ -101,11 +101,12 @@ def test_signs_that_agree() -> None:
 def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
     settings: Changes = {"clients": 6, "partition__alpha": 0.1}
     found, wanted = (federate(images, name, 2, **settings) for name in ("cmfl", "fedavg"))
-    assert differ(params_of(found), params_of(wanted))
+    assert differ(server_of(found), server_of(wanted))
 
 
 def test_what_it_compares_with_survives_an_interruption(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, "cmfl", rounds=3, clients=6, partition__alpha=0.1)
+    settings: Changes = {"clients": 6, "partition__alpha": 0.1, "model__hidden": HIDDEN}
+    experiment = small(images, "cmfl", rounds=3, **settings)
     run(experiment, tmp_path / "whole")
     run(experiment.replace(rounds=2), tmp_path / "stopped")
     resume(tmp_path / "stopped", rounds=3)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from server_side_runs import Changes, assert_close, begins_at, data_of, differ, federate, params_of
+from identities import assert_close_tensors, both_engines, differ, server_of
+from server_side_runs import Changes, begins_at, data_of, federate
 from tiny_method_inputs import make_method
 
 from mpfedcl import run
@@ -20,7 +21,6 @@ from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 HALF: Changes = {"fed_dropout__share": 0.5}
 
 
@@ -28,15 +28,15 @@ def units_of(federation: RoundLoop, client: str, number: int) -> Tensors:
     return federation._method.thin(federation.state.server, client, number)
 
 
-@ENGINES
+@both_engines
 def test_the_whole_model_is_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "fed-dropout", fed_dropout__share=1, engine=engine)
-    assert_same_tensors(params_of(found), params_of(federate(images, engine=engine)))
+    assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
 def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
     assert differ(
-        params_of(federate(images, "fed-dropout", 1)), params_of(federate(images, rounds=1))
+        server_of(federate(images, "fed-dropout", 1)), server_of(federate(images, rounds=1))
     )
 
 
@@ -65,7 +65,7 @@ def test_units_are_drawn_alike() -> None:
     assert torch.stack(masks).sum(0).sub(200).abs().max() < 40
 
 
-@ENGINES
+@both_engines
 def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
     """The same steps as those of a network that is built of the kept rows and columns alone."""
     settings: Changes = {**HALF, "engine": engine, "train__lr": 0.1, "rounds": 1}
@@ -103,7 +103,7 @@ def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
             assert not found[name][~masks[name]].any()
 
 
-@ENGINES
+@both_engines
 @pytest.mark.parametrize("fill", ["holders", "zero"])
 def test_each_number_is_averaged_over_those_who_had_it(
     images: Path, engine: str, fill: str
@@ -117,14 +117,14 @@ def test_each_number_is_averaged_over_those_who_had_it(
     federation = build_federation(small(images, "fed-dropout", **settings))
     sizes, nobody = federation.engine.sizes, 0
     for number in (1, 2):
-        begun = params_of(federation)
+        begun = server_of(federation)
         parts = {client: units_of(federation, client, number) for client in sizes}
         masks = {client: mask_params(begun, units) for client, units in parts.items()}
         record = federation.run_round(evaluate=False, keep_models=True)
         assert "factored" not in record.remarks["training"]
         models = dict(federation.engine.personal_models({}))
         for name, before in begun.items():
-            found = params_of(federation)[name]
+            found = server_of(federation)[name]
             for place in numpy.ndindex(*before.shape):
                 holders = [client for client in sizes if masks[client][name][place]]
                 weight = sum(sizes[client] for client in holders)
@@ -147,7 +147,7 @@ def test_all_engines_come_to_the_same(images: Path) -> None:
     loop, stacked = (
         federate(images, "fed-dropout", engine=e, **settings) for e in ("loop", "stacked")
     )
-    assert_close(params_of(loop), params_of(stacked), 1e-11)
+    assert_close_tensors(server_of(loop), server_of(stacked), 1e-11)
 
 
 def test_bytes_are_those_of_the_parts(images: Path, tmp_path: Path) -> None:

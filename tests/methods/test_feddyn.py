@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from identities import assert_close_tensors, both_engines, differ, server_of
 from server_side_runs import (
     UNEQUAL,
     Changes,
     PlainFedAvg,
-    assert_close,
     begins_at,
     client_states,
     data_of,
-    differ,
     federate,
-    params_of,
     weighted,
 )
 from tiny_method_inputs import apply, make_method
@@ -26,10 +24,8 @@ from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 
-
-@ENGINES
+@both_engines
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 def test_the_servers_gradient_is_the_mean_of_all_clients(
     images: Path, engine: str, fraction: float
@@ -38,10 +34,12 @@ def test_the_servers_gradient_is_the_mean_of_all_clients(
     federation = federate(images, "feddyn", 4, **settings)
     sizes = federation.engine.sizes
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-    assert_close(federation.state.server.private, weighted(client_states(federation), shares))
+    assert_close_tensors(
+        federation.state.server.private, weighted(client_states(federation), shares)
+    )
 
 
-@ENGINES
+@both_engines
 def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
     settings: Changes = {**UNEQUAL, "feddyn__alpha": 0.3, "train__lr": 0.1}
     experiment = small(images, "feddyn", **settings).resolved()
@@ -74,7 +72,7 @@ def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
         mean = weighted(models, shares)
         h = {n: h[n] - alpha * (mean[n] - w[n]) for n in names}
         w = {n: mean[n] - h[n] / alpha for n in names}
-    assert_close(params_of(federate(images, "feddyn", engine=engine, **settings)), w, 1e-10)
+    assert_close_tensors(server_of(federate(images, "feddyn", engine=engine, **settings)), w, 1e-10)
 
 
 def exact_round(
@@ -117,20 +115,20 @@ def test_it_finds_the_optimum_of_the_weighted_losses(alpha: float, rounds: int) 
     assert best != pytest.approx(sum(n * x for n, x in zip(sizes, optima, strict=True)) / 8, abs=1)
 
 
-@ENGINES
+@both_engines
 def test_its_first_round_goes_twice_as_far_as_fedprox(images: Path, engine: str) -> None:
     """No gradient is known yet: h / alpha is minus the mean change."""
     begun = begins_at(images)
     settings: Changes = {"engine": engine, "rounds": 1}
-    pulled = params_of(federate(images, "fedprox", fedprox__mu=0.1, **settings))
-    found = params_of(federate(images, "feddyn", **settings))
+    pulled = server_of(federate(images, "fedprox", fedprox__mu=0.1, **settings))
+    found = server_of(federate(images, "feddyn", **settings))
     wanted = {name: 2 * pulled[name] - begun[name] for name in begun}
-    assert_close(found, wanted)
+    assert_close_tensors(found, wanted)
 
 
 def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
     found = federate(images, "feddyn", 1)
-    assert differ(params_of(found), params_of(federate(images, rounds=1, method_class=PlainFedAvg)))
+    assert differ(server_of(found), server_of(federate(images, rounds=1, method_class=PlainFedAvg)))
 
 
 def test_bytes_are_those_of_fedavg(images: Path) -> None:

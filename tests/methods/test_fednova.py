@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_side_runs import UNEQUAL, Changes, assert_close, differ, federate, params_of
+from identities import assert_close_tensors, both_engines, differ, server_of
+from server_side_runs import UNEQUAL, Changes, federate
 from tiny_method_inputs import make_method
 
 from mpfedcl.experiment.settings import TrainSettings
@@ -13,8 +14,6 @@ from mpfedcl.methods import Method, Server, Tally
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
-
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 
 
 def gather(method: Method, server: Server, models: list[Tensors], sizes: list[int]) -> Server:
@@ -35,7 +34,7 @@ def gather(method: Method, server: Server, models: list[Tensors], sizes: list[in
     return method.reduce(server, means, tally)
 
 
-@ENGINES
+@both_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_against_the_formula(images: Path, engine: str, momentum: float) -> None:
     settings: Changes = {
@@ -50,7 +49,7 @@ def test_against_the_formula(images: Path, engine: str, momentum: float) -> None
     sizes = federation.engine.sizes
     assert len({train.num_steps(size) for size in sizes.values()}) > 2
     for _ in range(2):
-        begun = params_of(federation)
+        begun = server_of(federation)
         record = federation.run_round(evaluate=False, keep_models=True)
         # Nothing of it is the clients' business: the fastest trainer serves.
         assert record.remarks["training"] == {"loop" if engine == "loop" else "factored": 5}
@@ -62,29 +61,29 @@ def test_against_the_formula(images: Path, engine: str, momentum: float) -> None
         for name, w in begun.items():
             each = [p[client] * (w - models[client][name]) / a[client] for client in sizes]
             wanted[name] = w - gone * torch.stack(each).sum(0)
-        assert_close(params_of(federation), wanted)
+        assert_close_tensors(server_of(federation), wanted)
 
 
-@ENGINES
+@both_engines
 def test_with_equal_steps_it_is_fedavg(images: Path, engine: str) -> None:
     settings: Changes = {"partition__kind": "iid", "engine": engine}
     found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
-    assert_close(params_of(found), params_of(wanted))
+    assert_close_tensors(server_of(found), server_of(wanted))
 
 
-@ENGINES
+@both_engines
 def test_one_client_alone(images: Path, engine: str) -> None:
     settings: Changes = {"clients": 1, "engine": engine}
     found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
-    assert_close(params_of(found), params_of(wanted))
+    assert_close_tensors(server_of(found), server_of(wanted))
 
 
 def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
     found, wanted = (federate(images, name, 1, **UNEQUAL) for name in ("fednova", "fedavg"))
-    assert differ(params_of(found), params_of(wanted))
+    assert differ(server_of(found), server_of(wanted))
     largest = max(
-        float((value - params_of(wanted)[name]).abs().max())
-        for name, value in params_of(found).items()
+        float((value - server_of(wanted)[name]).abs().max())
+        for name, value in server_of(found).items()
     )
     # No matter of rounding.
     assert largest > 1e-5
@@ -121,4 +120,4 @@ def test_momentum_of_the_server(images: Path) -> None:
     torch.testing.assert_close(second.params["w"], first.params["w"] - 0.6)
     still = federate(images, "fednova", **UNEQUAL)
     assert still.state.server.private == {}
-    assert differ(params_of(federate(images, "fednova", **settings)), params_of(still))
+    assert differ(server_of(federate(images, "fednova", **settings)), server_of(still))

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 import torch
-from server_side_runs import Changes, assert_close, begins_at, differ, federate, params_of
+from identities import assert_close_tensors, both_engines, differ, server_of
+from server_side_runs import Changes, begins_at, federate
 from tiny_method_inputs import make_method
 
 from mpfedcl import resume, run
 from mpfedcl.methods import Tally
-from small_experiments import assert_same_run, assert_same_tensors, small
+from small_experiments import HIDDEN, assert_same_run, assert_same_tensors, small
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 CHANGES = (0.5, -0.25, 0.125, 1.0)
 NOBODY = Tally([], [], [], [], 1.0, {}, {})
 
 
-@ENGINES
+@both_engines
 def test_a_plain_step_of_length_1_is_fedavg(images: Path, engine: str) -> None:
     settings: Changes = {"fedopt__optimizer": "sgd", "fedopt__momentum": 0, "engine": engine}
     found = federate(images, "fedopt", **settings)
-    assert_same_tensors(params_of(found), params_of(federate(images, engine=engine)))
+    assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
 def test_at_its_defaults_it_differs_from_fedavg(images: Path, optimizer: str) -> None:
-    wanted = params_of(federate(images, rounds=2))
+    wanted = server_of(federate(images, rounds=2))
     found = federate(images, "fedopt", 2, fedopt__optimizer=optimizer)
-    assert differ(params_of(found), wanted)
+    assert differ(server_of(found), wanted)
 
 
 def steps(optimizer: str, **changes: Any) -> list[float]:
@@ -75,21 +75,22 @@ def test_adagrad_has_no_momentum_by_default() -> None:
     assert steps("sgd") == steps("sgd", momentum=0.9, lr=1.0)
 
 
-@ENGINES
+@both_engines
 def test_in_a_federation(images: Path, engine: str) -> None:
     """One round of Adam: the mean change is what one round of FedAvg comes to."""
     settings: Changes = {"engine": engine}
-    mean, begun = params_of(federate(images, rounds=1, **settings)), begins_at(images)
+    mean, begun = server_of(federate(images, rounds=1, **settings)), begins_at(images)
     tau, wanted = 1e-3, {}
     for name, w in begun.items():
         change = mean[name] - w
         v = 0.99 * tau**2 + 0.01 * change**2
         wanted[name] = w + 0.01 * 0.1 * change / (v.sqrt() + tau)
-    assert_close(params_of(federate(images, "fedopt", 1, **settings)), wanted)
+    assert_close_tensors(server_of(federate(images, "fedopt", 1, **settings)), wanted)
 
 
 def test_what_the_server_keeps_is_never_sent_and_survives(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, "fedopt", rounds=3, fedopt__optimizer="yogi")
+    settings: Changes = {"fedopt__optimizer": "yogi", "model__hidden": HIDDEN}
+    experiment = small(images, "fedopt", rounds=3, **settings)
     run(experiment, tmp_path / "whole")
     result = run(experiment.replace(rounds=1), tmp_path / "stopped")
     resume(tmp_path / "stopped", rounds=3)

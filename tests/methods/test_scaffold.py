@@ -1,35 +1,39 @@
 """SCAFFOLD: the identities of its controls, a slow loop of its formulas, and the example."""
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from identities import assert_close_tensors, both_engines, differ, server_of
 from server_side_runs import (
     UNEQUAL,
     Changes,
     PlainFedAvg,
-    assert_close,
     client_states,
     data_of,
-    differ,
     federate,
-    params_of,
     weighted,
 )
 
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import TrainSettings
-from mpfedcl.messages import Broadcast
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods.scaffold import Scaffold
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
 from mpfedcl.tensors import Tensors
-from small_experiments import assemble_federation, assert_same_tensors, build_federation, small
-
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
+from small_experiments import (
+    MeddledEngine,
+    assemble_federation,
+    assert_same_tensors,
+    build_federation,
+    small,
+)
 
 
 class Uncontrolled(Scaffold):
@@ -67,22 +71,22 @@ def test_the_last_smaller_batch_is_a_step(samples: int, steps: int) -> None:
     assert TrainSettings(epochs=3, batch_size=8).num_steps(samples) == steps
 
 
-@ENGINES
+@both_engines
 def test_without_controls_it_is_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "scaffold", engine=engine, method_class=Uncontrolled)
     wanted = federate(images, engine=engine, method_class=PlainFedAvg)
-    assert_same_tensors(params_of(found), params_of(wanted))
+    assert_same_tensors(server_of(found), server_of(wanted))
 
 
-@ENGINES
+@both_engines
 def test_it_differs_from_fedavg_from_the_second_round_on(images: Path, engine: str) -> None:
     for rounds, differs in ((1, False), (2, True)):
         found = federate(images, "scaffold", rounds, engine=engine)
         wanted = federate(images, rounds=rounds, engine=engine, method_class=PlainFedAvg)
-        assert differ(params_of(found), params_of(wanted)) is differs
+        assert differ(server_of(found), server_of(wanted)) is differs
 
 
-@ENGINES
+@both_engines
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 def test_the_servers_control_is_the_mean_of_all_clients(
     images: Path, engine: str, fraction: float
@@ -99,10 +103,32 @@ def test_the_servers_control_is_the_mean_of_all_clients(
     assert fraction < 1 or own.keys() == sizes.keys()
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     # A client that has never been drawn has a control of zero.
-    assert_close(federation.state.server.extra, weighted(own, shares))
+    assert_close_tensors(federation.state.server.extra, weighted(own, shares))
 
 
-@ENGINES
+class Spoiled(MeddledEngine):
+    """An engine whose second client sends nothing sound in its second round."""
+
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterable[Update]:
+        for update in updates:
+            is_spoiled = (update.client, broadcast.round) == ("client-1", 2)
+            yield replace(update, loss=math.nan) if is_spoiled else update
+
+
+def test_who_is_rejected_has_the_control_it_had(images: Path) -> None:
+    federation = build_federation(small(images, "scaffold", dtype="float64"), Spoiled)
+    federation.run_round(evaluate=False)
+    before = client_states(federation)["client-1"]
+    assert list(federation.run_round(evaluate=False).clients.rejected) == ["client-1"]
+    own, sizes = client_states(federation), federation.engine.sizes
+    assert_same_tensors(own["client-1"], before)
+    shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+    assert_close_tensors(federation.state.server.extra, weighted(own, shares))
+
+
+@both_engines
 def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> None:
     settings: Changes = {"train__batch_size": 64, "engine": engine}
     before, after = (federate(images, "scaffold", n, **settings) for n in (1, 2))
@@ -115,11 +141,11 @@ def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> 
             _, logits = model.apply(params, client.inputs)
             return torch.nn.functional.cross_entropy(logits, client.labels)
 
-        gradient = torch.func.grad(loss)(params_of(before))
-        assert_close(states[client.name], gradient, 1e-9)
+        gradient = torch.func.grad(loss)(server_of(before))
+        assert_close_tensors(states[client.name], gradient, 1e-9)
 
 
-@ENGINES
+@both_engines
 def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: str) -> None:
     settings: Changes = {
         "train__batch_size": 64,
@@ -138,10 +164,10 @@ def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: st
         for _ in range(3):
             federation.run_round(evaluate=False)
             for control in client_states(federation).values():
-                assert_close(control, federation.state.server.extra)
-        models.append(params_of(federation))
+                assert_close_tensors(control, federation.state.server.extra)
+        models.append(server_of(federation))
     ours, theirs = models
-    assert_close(ours, theirs)
+    assert_close_tensors(ours, theirs)
 
 
 def test_controls_follow_from_the_next_broadcast_alone(images: Path) -> None:
@@ -157,11 +183,11 @@ def test_controls_follow_from_the_next_broadcast_alone(images: Path) -> None:
         length = train.learning_rate(number) * train.effective_steps(4)
         for client, own in before.items():
             wanted = {
-                n: own[n] - control[n] + (params_of(federation)[n] - models[client][n]) / length
+                n: own[n] - control[n] + (server_of(federation)[n] - models[client][n]) / length
                 for n in own
             }
             found = {n: after[client][n] - federation.state.server.extra[n] for n in own}
-            assert_close(found, wanted, 1e-9)
+            assert_close_tensors(found, wanted, 1e-9)
 
 
 def scaffold_by_hand(images: Path, rounds: int, experiment: Experiment) -> Tensors:
@@ -197,7 +223,7 @@ def scaffold_by_hand(images: Path, rounds: int, experiment: Experiment) -> Tenso
     return w
 
 
-@ENGINES
+@both_engines
 def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
     settings: Changes = {
         **UNEQUAL,
@@ -207,21 +233,21 @@ def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
     }
     experiment = small(images, "scaffold", **settings).resolved()
     found = federate(images, "scaffold", **settings)
-    assert_close(params_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
+    assert_close_tensors(server_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
 
 
 def test_twice_the_bytes_of_fedavg(images: Path) -> None:
     federation = build_federation(small(images, "scaffold"))
     record = federation.run_round(evaluate=False)
-    size = sum(value.numel() for value in params_of(federation).values())
+    size = sum(value.numel() for value in server_of(federation).values())
     assert record.bytes == {"up": 3 * 2 * 4 * size, "down": 3 * 2 * 4 * size}
 
 
 def test_the_servers_step(images: Path) -> None:
     whole, half = (federate(images, "scaffold", 1, scaffold__server_lr=each) for each in (1.0, 0.5))
     begun = build_federation(small(images, "scaffold", dtype="float64")).state.server.params
-    for name, value in params_of(half).items():
-        torch.testing.assert_close(value, (begun[name] + params_of(whole)[name]) / 2)
+    for name, value in server_of(half).items():
+        torch.testing.assert_close(value, (begun[name] + server_of(whole)[name]) / 2)
 
 
 @pytest.mark.usefixtures("example_methods")
@@ -230,6 +256,6 @@ def test_the_example_is_the_built_in_method(images: Path) -> None:
     example, ours = (
         federate(images, method, **settings) for method in ("custom_method:Scaffold", "scaffold")
     )
-    assert_same_tensors(params_of(example), params_of(ours))
+    assert_same_tensors(server_of(example), server_of(ours))
     assert_same_tensors(example.engine.state(), ours.engine.state())
     assert_same_tensors(example.state.server.extra, ours.state.server.extra)
