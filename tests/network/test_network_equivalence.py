@@ -35,7 +35,10 @@ def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Pa
         assert_like_simulation(found.path, other.path, experiment)
 
 
-@pytest.mark.parametrize("method", [*built_in_methods(), SCAFFOLD])
+WITH_ROUNDS = [name for name, each in built_in_methods().items() if each.timing == "rounds"]
+
+
+@pytest.mark.parametrize("method", [*WITH_ROUNDS, SCAFFOLD])
 def test_every_method_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str
 ) -> None:

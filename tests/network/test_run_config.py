@@ -2,12 +2,13 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.network.flower.run_config import KEYS, parse_run_config
 from mpfedcl.network.setup.folders import write_app
 
@@ -44,12 +45,15 @@ OTHER = {
     "model.hidden": "32,16",
     "fraction": "0.5",
     "train.lr_decay": "0.5",
+    "train.optimizer": "adam",
     "train.momentum": "0.25",
     "network.enough": "0.5",
     "privacy.delta": "1e-6",
     "privacy.unit": "client",
     "privacy.trust": "nobody",
     "secure.threshold": "0.75",
+    "pace.kind": "tiers",
+    "pace.follows": "size",
     "statistics.keep": "pooled",
     "track": "tensorboard,own.module:Tracker",
     "track_to": "/logs",
@@ -65,7 +69,18 @@ def another(name: str) -> str:
         return OTHER[name]
     if isinstance(default, bool):
         return str(not default).lower()
-    return str(3 if default is None else default + 1)
+    section, _, field = name.partition(".")
+    choices: tuple[Any, ...] = ()
+    if section in built_in_sections():
+        choices = get_args(built_in_sections()[section].model_fields[field].annotation)
+    if isinstance(default, str):
+        return next(str(each) for each in choices if each != default)
+    larger, smaller = (3, 0.5) if default is None else (default + 1, default / 2 + 0.125)
+    try:
+        Experiment().replace(**{name.replace(".", "__"): larger})
+    except InvalidInput:
+        return str(smaller)
+    return str(larger)
 
 
 def read(settings: str, **config: str) -> Experiment:
@@ -147,12 +162,16 @@ def test_a_client_that_changes_a_finished_run() -> None:
 
 @pytest.mark.usefixtures("example_methods")
 def test_settings_of_a_class_from_outside() -> None:
-    found = read("method=custom_method:Scaffold scaffold.server-lr=0.5")
-    assert found.setting("scaffold__server_lr") == 0.5
+    found = read("method=custom_method:Scaffold my-scaffold.server-lr=0.5")
+    assert found.setting("my_scaffold__server_lr") == 0.5
     document = found.to_toml()
-    assert read("scaffold.server_lr=2", experiment=document).setting("scaffold__server_lr") == 2
-    with pytest.raises(InvalidInput, match=r"scaffold\.server_lr is '0'; it must be greater than"):
-        read("method=custom_method:Scaffold scaffold.server_lr=0")
+    assert (
+        read("my_scaffold.server_lr=2", experiment=document).setting("my_scaffold__server_lr") == 2
+    )
+    with pytest.raises(
+        InvalidInput, match=r"my_scaffold\.server_lr is '0'; it must be greater than"
+    ):
+        read("method=custom_method:Scaffold my_scaffold.server_lr=0")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +185,7 @@ def test_settings_of_a_class_from_outside() -> None:
         ({"settings": "rounds=0"}, "rounds is '0'; it must be"),
         ({"settings": "train.lr=-1.0"}, r"train\.lr is '-1\.0'; it must be"),
         ({"settings": "train.speed=1"}, r"train\.speed is not a setting; \[train\] has epochs"),
-        ({"settings": "method=odd"}, "method is 'odd'; it must be one of dp-fedcl"),
+        ({"settings": "method=odd"}, "method is 'odd'; it must be one of "),
         ({"settings": "diagnostics=all"}, "diagnostics"),
         ({"experiment": "rounds = "}, "experiment is not valid TOML"),
         ({"update": "/run"}, "update and client must be given together"),
