@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from mpfedcl.methods import Arrival, Server, find_method
@@ -13,7 +12,6 @@ from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
-ENGINES = pytest.mark.parametrize("engine", ["loop", "stacked"])
 EQUAL_SPEEDS: dict[str, Any] = {"pace__spread": 0.0, "pace__jitter": 0.0, "partition__kind": "iid"}
 CLOCK: dict[str, Any] = {"pace__kind": "lognormal"}
 
@@ -63,9 +61,3 @@ def params_of(root: Path, method: str, rounds: int = 3, **changes: Any) -> Tenso
 def make(method: str, **settings: Any) -> Any:
     found = find_method(method)
     return found(small(Path("nowhere"), method, **settings).resolved(found.defaults), 3)
-
-
-def assert_close(left: Tensors, right: Tensors, tolerance: float = 1e-12) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=tolerance, atol=tolerance)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from arrivals import ENGINES, arrival, assert_close, fold, make, one, params_of
+from arrivals import arrival, fold, make, one, params_of
+from identities import assert_close_tensors, both_engines
 
 from mpfedcl.methods import Context, Server
 from mpfedcl.methods.aso_fed import emphasize
@@ -14,7 +15,7 @@ from mpfedcl.methods.aso_fed import emphasize
 PLAIN = {"asofed__beta": 0.0, "asofed__pull": 0.0, "train__momentum": 0.0}
 
 
-@ENGINES
+@both_engines
 def test_plain_aso_fed_is_fedasync_by_share(images: Path, engine: str) -> None:
     """One client at a time, all of one size: w + n_k/N (w_k - w_sent)."""
     common: dict[str, Any] = {
@@ -26,13 +27,13 @@ def test_plain_aso_fed_is_fedasync_by_share(images: Path, engine: str) -> None:
     }
     mine = params_of(images, "aso-fed", **common | PLAIN)
     by_share = {"fedasync__mixing": 1 / 3, "fedasync__pull": 0.0}
-    assert_close(mine, params_of(images, "fedasync", **common | by_share), 1e-11)
+    assert_close_tensors(mine, params_of(images, "fedasync", **common | by_share), 1e-11)
 
 
 def test_aso_fed_with_one_client_is_its_training(images: Path) -> None:
     common: dict[str, Any] = {"clients": 1, "train__momentum": 0.0}
     mine = params_of(images, "aso-fed", **common | PLAIN)
-    assert_close(mine, params_of(images, "fedavg", **common), 1e-11)
+    assert_close_tensors(mine, params_of(images, "fedavg", **common), 1e-11)
 
 
 def test_aso_fed_by_hand() -> None:
@@ -80,6 +81,6 @@ def test_slow_clients_step_farther() -> None:
 
 def test_equal_weights_of_the_first_layer_stay_as_they_are() -> None:
     params = {"b": torch.ones(4), "w": torch.full((2, 4), -0.5), "v": torch.ones(3, 2)}
-    assert_close(emphasize(params), params, 1e-6)
+    assert_close_tensors(emphasize(params), params, 1e-6)
     odd = emphasize({"w": torch.tensor([[0.0, 1.0]])})["w"]
     assert odd[0].tolist() == pytest.approx([0, 2 * math.e / (1 + math.e)])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from arrivals import CLOCK, ENGINES, arrival, assert_close, fold, make, one, params_of, run
+from arrivals import CLOCK, arrival, fold, make, one, params_of, run
+from identities import assert_close_tensors, both_engines
 
 from mpfedcl.methods import (
     Asynchronous,
@@ -42,7 +43,7 @@ def test_at_its_defaults_a_method_differs_from_fedavg(images: Path, method: str)
 # FedAsync
 
 
-@ENGINES
+@both_engines
 def test_fedasync_one_at_a_time_is_fedavg_with_one_client(images: Path, engine: str) -> None:
     """In the same order: both draw by the same key. To the bit where sums are taken alike."""
     common: dict[str, Any] = {"rounds": 4, "fraction": 0.3, "engine": engine}
@@ -50,7 +51,7 @@ def test_fedasync_one_at_a_time_is_fedavg_with_one_client(images: Path, engine: 
     theirs = params_of(images, "fedavg", **common)
     if engine == "loop":
         assert_same_tensors(mine, theirs)
-    assert_close(mine, theirs)
+    assert_close_tensors(mine, theirs)
 
 
 def test_fedasync_without_mixing_keeps_the_first_bits(images: Path) -> None:
@@ -94,13 +95,13 @@ def test_the_pull_is_to_what_a_client_was_sent(method: str) -> None:
 # FedAT
 
 
-@ENGINES
+@both_engines
 def test_fedat_with_one_tier_is_fedavg(images: Path, engine: str) -> None:
     mine, records = run(images, "fedat", fedat__tiers=1, fedat__pull=0.0, engine=engine, **CLOCK)
     theirs, rounds = run(images, "fedavg", engine=engine, **CLOCK)
     if engine == "loop":
         assert_same_tensors(mine.state.server.params, theirs.state.server.params)
-    assert_close(mine.state.server.params, theirs.state.server.params)
+    assert_close_tensors(mine.state.server.params, theirs.state.server.params)
     assert [r.virtual_seconds for r in records] == [r.virtual_seconds for r in rounds]
     assert [r.bytes for r in records] == [r.bytes for r in rounds]
     assert [r.loss for r in records] == pytest.approx([r.loss for r in rounds])

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 from arrivals import (
-    ENGINES,
     EQUAL_SPEEDS,
     arrival,
-    assert_close,
     fold,
     make,
     one,
     params_of,
     run,
 )
+from identities import assert_close_tensors, both_engines
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Update
@@ -37,14 +36,14 @@ OPEN: dict[str, Any] = {
 }
 
 
-@ENGINES
+@both_engines
 def test_open_sageflow_in_one_tick_is_fedavg(images: Path, engine: str) -> None:
     common: dict[str, Any] = {"engine": engine, "public__size": 6}
     mine = params_of(images, "sageflow", **common, **OPEN)
     theirs = params_of(images, "fedavg", **common)
     if engine == "loop":
         assert_same_tensors(mine, theirs)
-    assert_close(mine, theirs)
+    assert_close_tensors(mine, theirs)
 
 
 def test_stale_versions_count_less() -> None:
@@ -111,11 +110,11 @@ def test_sageflow_needs_public_images(images: Path) -> None:
 # async-share
 
 
-@ENGINES
+@both_engines
 def test_async_share_at_equal_speeds_is_fedavg(images: Path, engine: str) -> None:
     common: dict[str, Any] = {"engine": engine, **EQUAL_SPEEDS}
     mine = params_of(images, "async-share", **common)
-    assert_close(mine, params_of(images, "fedavg", **common))
+    assert_close_tensors(mine, params_of(images, "fedavg", **common))
 
 
 def test_in_the_long_run_clients_count_by_their_samples() -> None:
