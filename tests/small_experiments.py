@@ -214,7 +214,7 @@ def assemble_federation(
     is_asynchronous = assembly.method.timing != "rounds"
     local = (DispatchingEngine if is_asynchronous else InProcessEngine)(assembly, data)
     engine = wrap(inspect_where_asked(assembly, local, local, None))
-    counts = {name: each["train"] for name, each in data.partition["clients"].items()}
+    counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))
     return make_loop(assembly, engine, Pace.of(assembly, counts))
 
 

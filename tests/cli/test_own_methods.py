@@ -119,7 +119,7 @@ def test_a_comparison_and_a_run_to_resume(images: Path, tmp_path: Path, said: Sa
     )
     path = tmp_path / f"{PULL.replace(':', '.')}-seed0"
     assert "[pull]\nbeta = 0.5\n" in (path / "experiment.toml").read_text()
-    assert "pull" not in (tmp_path / "fedavg-seed0" / "experiment.toml").read_text()
+    assert "[pull]" not in (tmp_path / "fedavg-seed0" / "experiment.toml").read_text()
     assert said("run", "--resume", path, "--rounds", 3)[0] == 0
     assert read_summary(path)["rounds"] == 3
     code, _, error = said("run", "--resume", path, "--pull.beta", 1)

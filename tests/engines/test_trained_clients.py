@@ -108,6 +108,20 @@ def test_changes_are_measured_from_the_start_over_what_travels(task: Task, make:
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
+def test_where_starts_differ_each_change_is_measured_from_its_own() -> None:
+    clients = Task(SIZES[:2]).works
+    starts = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([10.0, 20.0])}]
+    trained = TrainedStack(
+        [work.client for work in clients],
+        Task(SIZES[:2]).model,
+        {"w": torch.tensor([[1.0, 5.0], [14.0, 20.0]])},
+        starts=starts,
+        states=[{}, {}],
+        losses=[0.0, 0.0],
+    )
+    assert trained.squared_changes == [9, 16]
+
+
 @BOTH
 def test_what_a_client_shares_is_part_of_its_model(task: Task, make: Make) -> None:
     trained = make(task)

@@ -35,7 +35,7 @@ ROBUST = BOUNDED | {
     "aggregation__bucket": 2,
     "update__clip": 0.05,
 }
-MATCHED = BOUNDED | {"partition__test": "matched"}
+MATCHED = BOUNDED | {"partition__test": "matched", "pace__kind": "tiers", "pace__up": 1e3}
 
 
 @pytest.mark.usefixtures("small_model")
@@ -59,6 +59,8 @@ def test_two_processes_are_one(
     for name in ("bytes", "clients", "sent", "processed"):
         told = [[each[name] for each in read_records(path)] for path in (together, alone)]
         assert told[0] == told[1]
+    clocks = [[r.get("virtual_seconds") for r in read_records(path)] for path in (together, alone)]
+    assert clocks[0] == clocks[1]
     # What they waited for each other is on record.
     assert all(each["seconds"]["exchange"] > 0 for each in read_records(together))
 

@@ -56,3 +56,8 @@ def run(
 def params_of(root: Path, method: str, rounds: int = 3, **changes: Any) -> Tensors:
     """Return the server's model after such a run."""
     return run(root, method, rounds, **changes)[0].state.server.params
+
+
+def make(method: str, **settings: Any) -> Any:
+    found = find_method(method)
+    return found(small(Path("nowhere"), method, **settings).resolved(found.defaults), 3)

@@ -257,6 +257,21 @@ def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path
     assert not rest or min(waited) > max(rest)
 
 
+def test_a_round_in_which_every_answer_is_lost_changes_nothing(images: Path) -> None:
+    loop = build_federation(small(images, "mp-fedcl", pace__kind="tiers", pace__drop=0.999))
+    before = loop.state.server.params
+    record = loop.run_round(evaluate=True)
+    assert record.unchanged
+    assert len(record.clients.missing) == 3
+    assert record.accuracy is not None
+    assert_same_tensors(loop.state.server.params, before)
+
+
+def test_lost_answers_do_not_go_with_secure_sums(images: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^pace.drop is 0.5; with secure_sums it must be 0"):
+        build_federation(small(images, "fedavg", pace__drop=0.5, secure_sums=True))
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
     "secure_sums": {"secure_sums": True},

@@ -80,8 +80,8 @@ class Sageflow(Asynchronous):
         is_warm = int(server.private.get("ticks", 0)) >= self.settings.warm_up
         if is_warm and entropy >= self.settings.entropy:
             return 0.0
-        weight = update.num_samples / max(loss, _SMALLEST_LOSS) ** self.settings.loss_power
-        return float(weight)
+        penalty: float = max(loss, _SMALLEST_LOSS) ** self.settings.loss_power
+        return update.num_samples / penalty
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
         """w <- (1 - γ) w + γ Σ_i a_i v_i,  a_i ∝ (samples of version i) / (s_i + 1)^λ."""

@@ -6,7 +6,12 @@ from mpfedcl.methods import Asynchronous, Method
 
 
 def check_timing(method: type[Method], experiment: Experiment) -> None:
-    """Refuse what a method without rounds cannot be run with."""
+    """Refuse what a method without rounds cannot be run with, and what lost answers cannot."""
+    if experiment.pace.drop and experiment.secure_sums:
+        raise InvalidInput(
+            f"pace.drop is {experiment.pace.drop:g}; with secure_sums it must be 0: clients that "
+            "vanish from a sum are not simulated."
+        )
     if method.timing == "rounds":
         return
     told = f"with {experiment.method}, which is asynchronous, it must be"
