@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy
@@ -12,9 +13,11 @@ import pytest
 import tomli_w
 from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
@@ -362,6 +365,32 @@ def test_a_request_is_written_down_without_its_content() -> None:
     assert (found.metadata.message_id, found.metadata.dst_node_id) == ("m", 5)
     error = FlowerMessage(Error(400, "x"), reply_to=found)
     assert error.metadata.reply_to_message_id == "m"
+
+
+@pytest.mark.usefixtures("plain_connections")
+@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.5), (0.3, 1.2)])
+def test_a_slow_server_is_asked_less_often(
+    seconds: float, wait: float, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ClientFolder.open(server.folder.root, "c")
+    folder.settings.write_text(tomli_w.dumps({"server": server.address}))
+    pull, waits = FleetHttpClient.PullMessages, list[float]()
+
+    def pull_slowly(client: FleetHttpClient, request: PullMessagesRequest) -> PullMessagesResponse:
+        time.sleep(seconds)
+        return pull(client, request)
+
+    def note(wait: float) -> None:
+        waits.append(wait)
+        raise Ended
+
+    monkeypatch.setattr(FleetHttpClient, "PullMessages", pull_slowly)
+    clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
+    monkeypatch.setattr(client_executor, "time", clock)
+    with pytest.raises(Ended):
+        take_part(folder, lambda _kind, message: message, print)
+    # A busy machine is slow by itself.
+    assert wait <= waits[0] <= wait + 4
 
 
 # The server's executor
