@@ -368,7 +368,7 @@ def test_a_request_is_written_down_without_its_content() -> None:
 
 
 @pytest.mark.usefixtures("plain_connections")
-@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.5), (0.3, 1.2)])
+@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.5), (0.3, 3.0)])
 def test_a_slow_server_is_asked_less_often(
     seconds: float, wait: float, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_slow_server_is_asked_less_often(
     with pytest.raises(Ended):
         take_part(folder, lambda _kind, message: message, print)
     # A busy machine is slow by itself.
-    assert wait <= waits[0] <= wait + 4
+    assert wait <= waits[0] <= wait + 10
 
 
 # The server's executor
