@@ -5,10 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
 from executed_runs import Connect, connections, echo, pull, run_of, running_lab, send
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from superlinks import RunningServer
 
 from mpfedcl.errors import InvalidInput
@@ -175,3 +178,29 @@ def test_a_copied_folder_does_not_push_the_client_out(tmp_path: Path) -> None:
         assert (place.known_node(), place.lost_node()) == (None, None)
         (folder.flower_home / "request").write_bytes(damaged)
         assert place.unfinished() is None
+
+
+@pytest.mark.usefixtures("plain_connections")
+@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.5), (0.3, 3.0)])
+def test_a_slow_server_is_asked_less_often(
+    seconds: float, wait: float, lab: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ClientFolder.open(lab.folder.root, "c")
+    folder.settings.write_text(tomli_w.dumps({"server": lab.address}))
+    plainly, waits = FleetHttpClient.PullMessages, list[float]()
+
+    def pull_slowly(client: FleetHttpClient, request: PullMessagesRequest) -> PullMessagesResponse:
+        time.sleep(seconds)
+        return plainly(client, request)
+
+    def note(wait: float) -> None:
+        waits.append(wait)
+        raise Ended
+
+    monkeypatch.setattr(FleetHttpClient, "PullMessages", pull_slowly)
+    clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
+    monkeypatch.setattr(client_executor, "time", clock)
+    with pytest.raises(Ended):
+        take_part(folder, lambda _kind, message: message, print)
+    # A busy machine is slow by itself.
+    assert wait <= waits[0] <= wait + 10

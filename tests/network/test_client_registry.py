@@ -21,7 +21,7 @@ from mpfedcl.network.server.class_agreement import agree_on_classes
 from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import AnswerLimit, Reply
-from small_experiments import read_records, save_images
+from small_experiments import VirtualTime, read_records, save_images
 
 DIGITS = tuple("0123456789")
 TWELVE = tuple(f"{number:02d}" for number in range(12))
@@ -170,6 +170,32 @@ def test_strangers_without_end_are_forgotten() -> None:
     assert len(registry.seen) < 100
     # Nobody is asked twice who has gone.
     assert len(transport.sent) == len(set(transport.sent))
+
+
+class KilledOnce(UnknownNodes):
+    """A transport with one node, which is killed when it is first asked who it is."""
+
+    def connected_nodes(self) -> Mapping[int, str]:
+        return {1: ""}
+
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
+        if len(self.sent) == 1:
+            return [Reply(each, failure="failed", reason="killed") for each in limits]
+        return super().receive(limits, seconds)
+
+
+def test_a_client_killed_when_it_was_asked_does_not_cost_the_whole_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual, transport = VirtualTime(), KilledOnce()
+    monkeypatch.setattr("mpfedcl.network.server.client_registry.time", virtual)
+    experiment = Experiment(clients=1).replace(network__patience=60.0)
+    registry = ClientRegistry(experiment, transport, Status(None))
+    registry.wait_for_clients()
+    assert list(registry.members) == ["good"]
+    assert registry.refused == {}
+    assert transport.sent == [1, 1]
+    assert virtual.now < 10
 
 
 @pytest.mark.usefixtures("quick_network")

@@ -20,7 +20,7 @@ KILLS = int(os.environ.get("MPFEDCL_KILLS", "100"))
 """Of runs under way: those that come before the first record, or too late, are counted apart."""
 SEED = int(os.environ.get("MPFEDCL_SEED", "0"))
 MOST_SECONDS = 1800.0
-ROUNDS = 12
+ROUNDS = 30
 METHODS = ("mp-fedcl", "fedavg", "fedproto", "fedgauss")
 CHANGES = {"rounds": ROUNDS, "model__hidden": HIDDEN}
 

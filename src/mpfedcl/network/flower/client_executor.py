@@ -40,7 +40,7 @@ from mpfedcl.network.setup.folders import ClientFolder
 
 _SHORTEST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.5, 3.0, 1.1
 """Seconds between two looks for a request: soon after an answer another may come."""
-_SLOWNESS = 4.0
+_SLOWNESS = 10.0
 """After a look that took the server long, this many times as long is waited: many clients that ask
 a busy server on and on would keep it from all else."""
 _REFUSED_SECONDS = 90.0

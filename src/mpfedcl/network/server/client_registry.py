@@ -18,6 +18,8 @@ _INTRODUCTION = AnswerLimit(num_arrays=16, array_bytes=2**20, text_bytes=2**22)
 """Ten thousand classes with long names fit in."""
 _POLL_TIMEOUT = 30.0
 """Seconds that sending and receiving introductions may take at a time."""
+_AGAIN_SECONDS = 5.0
+"""Between two introductions that are asked of a refused client while others are waited for."""
 _MOST_REFUSED = 50
 """Refused clients whose reason is remembered: a stranger may use any number of names."""
 
@@ -92,8 +94,8 @@ class ClientRegistry:
 
         If they are too few, wait as long as `network.patience` allows; then the run is cut short.
         """
-        # Refused ones are asked again once per round: they may have been repaired.
-        self.seen -= self.refused_nodes.keys() - set(self._asked.values())
+        # Once per round.
+        self._ask_refused_again()
         here = self._poll()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:
@@ -115,10 +117,18 @@ class ClientRegistry:
         """Let clients introduce themselves again: what they said may not be true any more."""
         self.seen -= {node for node, name in self._nodes.items() if name in names}
 
+    def _ask_refused_again(self) -> None:
+        """They may have been repaired, or were killed when they were asked."""
+        self.seen -= self.refused_nodes.keys() - set(self._asked.values())
+
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
-        end = time.monotonic() + self._experiment.network.patience
+        now = time.monotonic()
+        end, again = now + self._experiment.network.patience, now + _AGAIN_SECONDS
         here = self._poll()
-        while len(here) < wanted and time.monotonic() < end:
+        while len(here) < wanted and (now := time.monotonic()) < end:
+            if now > again:
+                self._ask_refused_again()
+                again = now + _AGAIN_SECONDS
             self._status.write(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
             self._status.raise_if_stop_requested()
             time.sleep(POLL_SECONDS)
