@@ -10,7 +10,7 @@ engines: no branching on values, masks instead. The other hooks are ordinary cod
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -80,7 +80,7 @@ class Method:
     """The reading that this method is judged by, on the clients' own tests."""
     union_reading: ClassVar[Reading | None] = None
     """The same on a test of all clients' classes; None: as on their own tests."""
-    readings: ClassVar[Collection[Reading]] = READINGS
+    readings: ClassVar[tuple[Reading, ...]] = READINGS
     """What there is to read; the others are null, as a classifier's that is never trained."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a

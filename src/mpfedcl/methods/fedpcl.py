@@ -1,6 +1,5 @@
 """FedPCL (Tan et al., 2022)."""
 
-from collections.abc import Collection
 from types import MappingProxyType
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -51,7 +50,7 @@ class FedPcl(Method):
     sends = "its class means"
     keeps = "its model"
     reading = "personal_prototype"
-    readings: ClassVar[Collection[Reading]] = ("personal_prototype",)
+    readings: ClassVar[tuple[Reading, ...]] = ("personal_prototype",)
     shares_model = False
     shares_prototypes = True
     clustering = "mean"
