@@ -21,8 +21,8 @@ class MpFed(ProtoInference):
     summary = "FedAvg; at the end several weighted prototypes a class predict"
     paper = "Qiao et al., ICOIN 2023"
     our_reading = (
-        "Built from its abstract: a centroid counts by its share of its owner's samples where the "
-        "server merges them into K a class."
+        "The formula is ours, after the paper's abstract: a centroid counts by its share of its "
+        "owner's samples of that class where the server merges them into K."
     )
     sends = "its model; in the last round K prototypes a class too"
     clustering = "kmeans"

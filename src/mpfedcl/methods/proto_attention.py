@@ -44,7 +44,9 @@ class ProtoAttention(FedAvg):
     summary = "FedAvg; clients with clear class means count more"
     family = "prototypes"
     paper = "Michieli and Ozay, arXiv 2021"
-    our_reading = "Built from its abstract: a weight is n exp(margin), by last round's class means."
+    our_reading = (
+        "The formula is ours, after the paper's abstract: margins are to last round's class means."
+    )
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False

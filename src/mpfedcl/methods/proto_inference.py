@@ -19,7 +19,9 @@ class ProtoInference(FedAvg):
     summary = "FedAvg; at the end averaged class means predict"
     family = "prototypes"
     paper = "Qiao et al., arXiv 2023"
-    our_reading = "Built from its abstract: each owner of a class counts once in its mean."
+    our_reading = (
+        "The formula is ours, after the paper's abstract: each owner of a class counts once."
+    )
     sends = "its model; in the last round class means too"
     reading = "personal_prototype"
     union_reading = "averaged_prototype"

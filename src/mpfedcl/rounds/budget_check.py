@@ -1,7 +1,6 @@
 """What a privacy budget can be kept for, what it lets be told, and how many releases it covers."""
 
 import math
-from collections.abc import Collection
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -77,7 +76,7 @@ def planned_releases(
     return {sensitivity: count for sensitivity, count in planned.items() if count}
 
 
-def told_readings(method: Method) -> Collection[Reading]:
+def told_readings(method: Method) -> tuple[Reading, ...]:
     """Return the readings that may be told: under a budget, not all that there are.
 
     Those of a personal model, of a client's label shares and of prototypes that never travel look
