@@ -62,18 +62,18 @@ def test_filters_and_the_pixels_that_they_leave() -> None:
         "encoder.conv1.weight": torch.zeros(4, 3, 7, 7),
         "hidden.0.bias": torch.zeros(3),
         "hidden.0.weight": torch.zeros(3, 8),
-        "norm.0.bias": torch.zeros(2),
-        "norm.0.weight": torch.zeros(2),
     }
     assert hidden_units(params) == {"conv.0": 2, "hidden.0": 3}
     masks = mask_params(params, {"conv.0": torch.tensor([False, True])})
     assert masks["conv.0.weight"].flatten(1).all(1).tolist() == [False, True]
     assert not masks["conv.0.weight"][0].any()
-    for name in ("conv.0.bias", "norm.0.weight", "norm.0.bias"):
-        assert masks[name].tolist() == [False, True]
+    assert masks["conv.0.bias"].tolist() == [False, True]
     # Two filters of 2 x 2 pixels each, laid out flat.
     assert masks["hidden.0.weight"].tolist() == [[False] * 4 + [True] * 4] * 3
     assert all(masks[name].all() for name in ("hidden.0.bias", "encoder.conv1.weight"))
+    # Filters that are normalised together stay together.
+    normed = {**params, "norm.0.weight": torch.ones(2), "norm.0.bias": torch.zeros(2)}
+    assert hidden_units(normed) == {"hidden.0": 3}
 
 
 def test_bytes_of_a_part() -> None:

@@ -2,7 +2,8 @@
 
 Layers are known by the names of their parameters, in the order in which a network has them:
 `conv.0`, ..., `hidden.0`, ..., `classifier`. A filter of a convolution is a unit too. Inputs and
-classes always stay, and so does all of an encoder.
+classes always stay, and so does all of an encoder; so do filters that are normalised, of which each
+depends on others: without some of them the rest would be another network.
 """
 
 import torch
@@ -14,8 +15,10 @@ _KINDS = ("conv", "hidden", "classifier")
 
 
 def hidden_units(params: Tensors) -> dict[str, int]:
-    """Return how many units each hidden layer has, the first layer first."""
-    return {layer: len(params[f"{layer}.weight"]) for layer in _list_layers(params)[:-1]}
+    """Return how many units each hidden layer has that may be thinned, the first layer first."""
+    layers = _list_layers(params)[:-1]
+    plain = [each for each in layers if f"norm{each.removeprefix('conv')}.weight" not in params]
+    return {layer: len(params[f"{layer}.weight"]) for layer in plain}
 
 
 def feeding_layers(params: Tensors) -> dict[str, str]:
@@ -37,9 +40,8 @@ def mask_params(params: Tensors, units: Tensors) -> Tensors:
             # An image that is laid out flat has all pixels of its first channel first.
             fed = before.repeat_interleave(weight.shape[1] // len(before))
             mask &= fed.view(1, -1, *(1,) * (weight.dim() - 2))
-        norm = layer.replace("conv", "norm")
-        beside = {f"{layer}.bias", f"{norm}.weight", f"{norm}.bias"} - {f"{layer}.weight"}
-        masks |= {name: out for name in beside if name in masks}
+        if f"{layer}.bias" in masks:
+            masks[f"{layer}.bias"] = out
         before = out
     return masks
 

@@ -87,7 +87,7 @@ def test_scores_by_hand() -> None:
     assert_same_tensors(still, good)
     assert "client-0/part/hidden.0" not in told.server.private
     torch.testing.assert_close(told.scores("client-0")["scores"], 3 * wanted)
-    # Half of the units were ever good: they are all that is drawn by scores.
+    # Nor does that change the part: as many units as it has are all that have a score.
     assert_same_tensors(told.hear(0.9, 1.2)[0], good)
 
 

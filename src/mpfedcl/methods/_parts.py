@@ -82,9 +82,9 @@ class PartsOfModel(FedAvg):
         """Return the parameters with weights from hidden units enlarged, as units are missing."""
         sizes, scaled = hidden_units(params), dict(params)
         for layer, before in feeding_layers(params).items():
-            scaled[f"{layer}.weight"] = scaled[f"{layer}.weight"] * (
-                sizes[before] / self._num_kept(sizes[before])
-            )
+            if before in sizes:
+                factor = sizes[before] / self._num_kept(sizes[before])
+                scaled[f"{layer}.weight"] = scaled[f"{layer}.weight"] * factor
         return scaled
 
 
