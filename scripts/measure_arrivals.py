@@ -1,7 +1,7 @@
 """Print how long methods take on the virtual clock, from a comparison in which all have one.
 
     mpfedcl compare --methods fedavg fedasync --pace.kind lognormal --out runs/paced
-    python scripts/time_to_accuracy.py runs/paced
+    python scripts/measure_arrivals.py runs/paced
 
 What is to be reached is a share of what FedAvg has in its last round, of the same seed. A run that
 never reaches it counts as longer than all others; "not reached" is the median of too few. "In the
@@ -20,7 +20,9 @@ Records = list[dict[str, Any]]
 
 def accuracy(record: dict[str, Any]) -> float:
     """Return the mean of the method's own reading over the clients."""
-    values = [value for value in record["accuracy_per_client"].values() if value is not None]
+    values: list[float] = [
+        value for value in record["accuracy_per_client"].values() if value is not None
+    ]
     return sum(values) / len(values)
 
 
