@@ -281,7 +281,7 @@ class InProcessEngine(Engine):
         if state is None:
             state = self._method.init_client(start)
         own = self._method.describe(client.labels)
-        return ClientTask(client, start, state, own, broadcast.dispatch)
+        return ClientTask(client, start, state, own, dispatch=broadcast.dispatch)
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}

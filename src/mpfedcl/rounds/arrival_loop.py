@@ -207,8 +207,8 @@ class ArrivalLoop(RoundLoop):
             model.params,
             model.extra,
             self._empty_pool,
-            dispatch.version,
-            dispatch.number,
+            version=dispatch.version,
+            dispatch=dispatch.number,
         )
 
     # Taking in
