@@ -79,19 +79,35 @@ def test_rounds_on_the_clock_go_on_where_they_stopped(images: Path, tmp_path: Pa
     assert clock == sorted(clock)
 
 
-def test_a_checkpoint_of_a_stranger_is_refused(images: Path, tmp_path: Path) -> None:
-    """Somebody under way with a version that is not there: the checkpoint before is taken."""
-    run(small(images, "fedasync", **SLOW), tmp_path / "run")
-    newest = tmp_path / "run/checkpoint/round-000002.json"
+def forge(path: Path, **changes: Any) -> Path:
+    """Say something else of the first one under way; return the folder of checkpoints."""
+    newest = path / "checkpoint/round-000002.json"
     manifest = json.loads(newest.read_bytes())
     del manifest["sha256"]
-    manifest["arrivals"]["under_way"][0]["version"] = 10**6
+    manifest["arrivals"]["under_way"][0] |= changes
     content = newest.with_suffix(".safetensors").read_bytes()
     newest.write_text(json.dumps({"sha256": _sign(manifest, content), **manifest}))
-    found, problems = load_checkpoint(newest.parent)
+    return newest.parent
+
+
+def test_a_checkpoint_without_a_model_that_somebody_has_is_none(
+    images: Path, tmp_path: Path
+) -> None:
+    run(small(images, "fedasync", **SLOW), tmp_path / "run")
+    found, problems = load_checkpoint(forge(tmp_path / "run", version=10**6))
     assert found is not None
     assert found.state.round == 1
     assert len(problems) == 1
+
+
+@pytest.mark.parametrize("changes", [{"client": "nobody"}, {"round": 3}, {"tier": 1}])
+def test_a_strangers_checkpoint_is_refused_in_one_sentence(
+    images: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run(small(images, "fedasync", **SLOW), tmp_path / "run")
+    forge(tmp_path / "run", **changes)
+    with pytest.raises(InvalidInput, match="does not fit the experiment"):
+        resume(tmp_path / "run", rounds=3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The loop of asynchronous methods: clients are sent out and fold in as they come, by a clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -9,81 +9,20 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Arrival, Asynchronous
 from mpfedcl.rng import numpy_generator
+from mpfedcl.rounds.arrival_counting import CountedArrivals
 from mpfedcl.rounds.arrival_state import ArrivalState, Dispatch, SentModel
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.pace import Pace
-from mpfedcl.rounds.record import ArrivalRecord, Attendance, RoundRecord
+from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.update_collector import UpdateCollector
 
 _ROUNDING = 1e-9
 """Who is due at a tick has come by it, whatever sums of seconds round to."""
 _FINEST_TICK = 1e-3
 """Of what a client takes: finer ticks would mostly be idle."""
-
-
-@dataclass
-class _Counted:
-    """What has come in the time of one record."""
-
-    answers: list[tuple[str, int]] = field(default_factory=list)
-    """Accepted clients and their staleness, in order of arrival."""
-    losses: list[tuple[float, int]] = field(default_factory=list)
-    """With the client's samples."""
-    loss_by_client: dict[str, float | None] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    rejected: dict[str, str] = field(default_factory=dict)
-    withheld: set[str] = field(default_factory=set)
-    left_out: set[str] = field(default_factory=set)
-    processed: dict[str, set[str]] = field(default_factory=dict)
-    largest: dict[str, int] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    @property
-    def accepted(self) -> list[str]:
-        """The clients whose answers count, in order of name."""
-        return sorted({name for name, _ in self.answers})
-
-    def add(self, collector: UpdateCollector, staleness: int, samples: dict[str, int]) -> None:
-        """Count what a collector has taken in."""
-        for name in collector.accepted:
-            loss = collector.losses[name]
-            self.answers.append((name, staleness))
-            self.loss_by_client[name] = loss
-            if loss is not None:
-                self.losses.append((loss, samples[name]))
-            if not collector.weights[name] and name not in collector.withheld:
-                self.left_out.add(name)
-        self.rejected |= collector.rejected
-        self.withheld |= set(collector.withheld)
-        for mark, names in collector.processed.items():
-            self.processed.setdefault(mark, set()).update(names)
-        for name, size in collector.largest.items():
-            self.largest[name] = max(size, self.largest.get(name, 0))
-        self.bytes_up += collector.bytes_up
-
-    def mean_loss(self) -> float | None:
-        """Return the mean training loss, each answer by its samples."""
-        if not self.losses:
-            return None
-        return sum(loss * size for loss, size in self.losses) / sum(s for _, s in self.losses)
-
-    def describe(self, arrivals: ArrivalState) -> ArrivalRecord:
-        """Return what a record says of the arrivals."""
-        stale = [staleness for _, staleness in self.answers]
-        names = [name for name, _ in self.answers]
-        return ArrivalRecord(
-            version=arrivals.counts.version,
-            by_client={name: names.count(name) for name in self.accepted},
-            staleness={
-                "mean": sum(stale) / max(1, len(stale)),
-                "largest": float(max(stale, default=0)),
-            },
-            left_out=sorted(self.left_out),
-            under_way=len(arrivals.counts.under_way),
-        )
 
 
 class ArrivalLoop(RoundLoop):
@@ -115,19 +54,41 @@ class ArrivalLoop(RoundLoop):
                 "thousandth of what clients mostly need."
             )
         self.state = replace(self.state, arrivals=ArrivalState())
-        self._counted = _Counted()
+        self._counted = CountedArrivals()
 
     @property
     def _arrivals(self) -> ArrivalState:
         assert self.state.arrivals is not None
         return self.state.arrivals
 
+    def accepts(self, state: RoundState) -> bool:
+        """Tell whether those who are under way are clients of this run, with models that fit."""
+        if state.arrivals is None:
+            return False
+        counts, wanted = state.arrivals.counts, self.shared_parameters
+        names = [each.client for each in counts.under_way]
+        return (
+            len(set(names)) == len(names)
+            and set(names) <= set(self.engine.sizes)
+            and all(
+                each.version <= counts.version
+                and each.round <= state.round
+                and each.tier < len(self._tiers)
+                for each in counts.under_way
+            )
+            and all(
+                each.params.keys() == wanted.keys()
+                and all(value.shape == wanted[n].shape for n, value in each.params.items())
+                for each in state.arrivals.models.values()
+            )
+        )
+
     def run_round(
         self, *, evaluate: bool, keep_models: bool = False, with_confusion: bool = False
     ) -> RoundRecord:
         """Let the clock run until a record's answers have come."""
         number = self.state.round + 1
-        self._counted = _Counted()
+        self._counted = CountedArrivals()
         self.engine.begin_record(keep_models=evaluate or keep_models)
         # After a checkpoint the engine must hear again of those who have not trained yet.
         self._tell_engine(self._arrivals.counts.under_way)

@@ -133,6 +133,6 @@ class Pace:
             [numpy_generator(self._seed, name, "pace").standard_normal(_SPEEDS) for name in order]
         )
         if self._settings.follows != "none":
-            # The same speeds in all; the slowest of each goes to whoever is last in order.
-            drawn.sort(axis=0)
+            # The same speeds in all; those that are slowest altogether go to whoever is last.
+            drawn = drawn[numpy.argsort(drawn.sum(axis=1), kind="stable")]
         return dict(zip(order, numpy.exp(spread * drawn).tolist(), strict=True))

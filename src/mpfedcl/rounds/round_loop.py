@@ -104,6 +104,10 @@ class RoundLoop:
             num_prototypes=self._method.num_prototypes,
         )
 
+    def accepts(self, state: RoundState) -> bool:
+        """Tell whether a state is one of this kind of loop, with these clients."""
+        return state.arrivals is None
+
     def run_round(
         self, *, evaluate: bool, keep_models: bool = False, with_confusion: bool = False
     ) -> RoundRecord:

@@ -237,6 +237,8 @@ class RunLoop:
 
         now, width = self._round_loop.state.server.params, self._assembly.model.embedding_size
         rows = [rows for _, rows in checkpoint.state.prototypes.values()]
+        if not self._round_loop.accepts(checkpoint.state):
+            return False
         return form(checkpoint.state.server.params) == form(now) and all(
             each.dimension == width for each in rows
         )
