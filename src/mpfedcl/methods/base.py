@@ -3,7 +3,8 @@
 A method is a few functions; engines differ only in where they run them. The hooks in the order in
 which a round calls them: `prepare` and `begin`, then for each step `at_step`, `loss`,
 `adjust` (or `adjust_and_remember`) and `after_step`, then `finish` and `summarize` on the clients;
-`reduce` on the server; `project` and `reference` when prototypes predict.
+`reduce` on the server; `project` and `reference` when prototypes predict. Hooks about sums over
+clients are in `_sum_hooks.py`.
 
 `loss`, `adjust`, `adjust_and_remember` and `after_step` run under `torch.func.vmap` in batched
 engines: no branching on values, masks instead. The other hooks are ordinary code.
@@ -26,6 +27,7 @@ from mpfedcl.gaussian import Metric
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import READINGS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
+from mpfedcl.methods._sum_hooks import SumHooks
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
     MOST_PROTOTYPES,
@@ -41,7 +43,7 @@ Family = Literal[
 ]
 
 
-class Method:
+class Method(SumHooks):
     """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise.
 
     A subclass has a `name`, a one-line `summary` and the `reading` it is judged by, and overrides
@@ -104,13 +106,6 @@ class Method:
     """Steps that are taken on each batch."""
     needs_sgd: ClassVar[bool] = False
     """Whether its formulas hold for steps along the gradient alone, with or without momentum."""
-    totals_suffice: ClassVar[bool] = False
-    """Whether the server needs nothing but sums over clients, so that `--secure-sums` is possible.
-    Then `weigh` must stay as it is, and `reduce` finds in the tally no single client."""
-    lost_by_totals: ClassVar[str] = ""
-    """What the method does less well then, as a sentence."""
-    keeps_sums: ClassVar[bool] = False
-    """Whether the clients' sums outlive the run: clients may join and leave it at any time."""
     shares_model: bool = True
     shares_prototypes: bool = False
     sends_pool: ClassVar[bool] = True
@@ -267,62 +262,7 @@ class Method:
             embeddings, labels, seeds, num_prototypes=number, init=settings.init, **common
         )
 
-    def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return statistics of a client's training samples, to be added up over the clients.
-
-        Of no samples at all they must be zeros of the same shapes and types.
-        """
-        return {}
-
-    def collect_many(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
-    ) -> Sequence[Mapping[str, Tensor]]:
-        """Return the same of several clients of one process, which may be cheaper together."""
-        return [self.collect(*each) for each in zip(inputs, labels, strict=True)]
-
-    def personalize(self, received: Any, inputs: Tensor, labels: Tensor) -> Tensors | None:
-        """Return the own model of a client that does not train, from its training samples.
-
-        `received` is what `prepare` makes of the broadcast after the round. None: it has no own.
-        """
-        return None
-
     # On the server
-
-    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
-        """Return why a client's sums cannot be true, or None; names, shapes and types are right.
-
-        `announced`: what a client on another machine has said that it holds of each class; its sums
-        may be looked at closely. None: they are this program's own.
-        """
-        return None
-
-    def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return a client's sums in the form in which they are kept, in float64."""
-        return {}
-
-    def pool_of_one(self, own: Tensors) -> Tensors:
-        """Return what a client with these statistics adds to those of all clients."""
-        return {}
-
-    def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return what one client adds where only totals are ever known, given what it collected.
-
-        Whole numbers are of type int64. Of no samples all must be zeros of the same shapes.
-        """
-        return dict(summed)
-
-    def judge_totals(self, totals: Tensors) -> str | None:
-        """Return why such totals cannot be true, or None."""
-        return None
-
-    def statistics_of(self, totals: Tensors) -> Tensors:
-        """Return the pooled statistics of totals, where sums outlive the run."""
-        return {}
-
-    def prototypes_of(self, update: Update) -> Prototypes:
-        """Return what an accepted update adds to the pool; a method may find it in the sums."""
-        return update.prototypes
 
     def thin(self, server: Server, client: str, round_number: int) -> Tensors:
         """Return masks of the units of each hidden layer that a client is sent; empty: all of them.
