@@ -242,11 +242,11 @@ class RoundLoop:
         """Move the virtual clock on by what the round's slowest client takes."""
         if self._pace is None or not chosen:
             return
-        down, number = broadcast.num_bytes, broadcast.round
+        number = broadcast.round
         mean = collector.bytes_up // max(1, len(collector.accepted))
         taken = []
         for name in chosen:
-            up = collector.uploads.get(name, mean)
+            up, down = collector.uploads.get(name, mean), broadcast.num_bytes_to([name])
             if self._is_lost(name, number):
                 taken.append(self._pace.gives_up_after(name, down, up))
             else:

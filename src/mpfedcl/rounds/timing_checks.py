@@ -20,6 +20,11 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"method is {experiment.method!r}, whose timing is {method.timing!r}; it must be an "
             "mpfedcl.methods.Asynchronous that trains and shares no prototypes."
         )
+    if method.thin is not Method.thin:
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which sends parts of a model and is asynchronous; "
+            "it must be one or the other."
+        )
     if experiment.workers > 1:
         raise InvalidInput(
             f"workers is {experiment.workers}; {told} 1: clients come one after the other."
