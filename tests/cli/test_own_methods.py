@@ -197,7 +197,7 @@ def test_a_file_added_to_the_package_is_all_it_takes(tmp_path: Path) -> None:
     assert shown.stderr == "False\n"
     text = " ".join(shown.stdout.replace("│", " ").split())
     assert "--pull.beta FLOAT Weight of the pull to zero. (default: 0.01)" in text
-    assert "--partition.kind {as-they-come,classes,feature,iid,label,quantity}" in text
+    assert "--partition.kind {as-they-come,classes,feature,iid,label,natural,quantity}" in text
     assert "as-they-come: Consecutive images for each client." in text
     wrong = call_copy("run", "--method", "late-push")
     assert wrong.returncode == 2

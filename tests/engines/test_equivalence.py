@@ -92,7 +92,7 @@ def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
     assert situation.holds(experiment, list(load_federated_data(experiment).clients))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "method"), list(pairs()))
 def test_the_result_is_the_loops(

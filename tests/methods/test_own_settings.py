@@ -64,8 +64,8 @@ def test_defaults_are_there_and_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"push is not a setting; .* pull"):
         experiment.replace(push__beta=1)
     # Other methods' experiments do not speak of it.
-    assert "pull" not in Experiment().to_toml()
-    assert "pull" not in experiment.replace(method="fedavg").to_toml()
+    assert "[pull]" not in Experiment().to_toml()
+    assert "[pull]" not in experiment.replace(method="fedavg").to_toml()
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_a_comparison_gives_each_method_its_own_sections(images: Path, tmp_path:
     base = Experiment(pull={"beta": 0.5}).replace(dataset__root=images, dataset__name="folder")
     planned = Comparison.prepare(base, [PULL, "fedavg"], [0], tmp_path).planned_runs
     assert planned[0].experiment.setting("pull__beta") == 0.5
-    assert "pull" not in planned[1].experiment.to_toml()
+    assert "[pull]" not in planned[1].experiment.to_toml()

@@ -277,8 +277,8 @@ def test_a_sample_is_drawn_from_those_who_are_there(
         ({"test": "all"}, "test is 'all'; it must be of type int"),
         ({"train": [10**400, 5, 1]}, "train must be a count of images for each class"),
         ({"classes": [["cat"], "dog"]}, "classes must be the names of the classes"),
-        ({"image_shape": {"height": 6}}, "image_shape must be"),
-        ({"image_shape": 6}, "image_shape must be"),
+        ({"image_shape": {"height": 6}}, "it must be [height, width]"),
+        ({"image_shape": 6}, "it must be [height, width]"),
         ({"samples": {}}, "samples is {}; it must be images or vectors"),
     ],
 )

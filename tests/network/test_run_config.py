@@ -57,6 +57,8 @@ OTHER = {
     "statistics.keep": "pooled",
     "track": "tensorboard,own.module:Tracker",
     "track_to": "/logs",
+    "model.name": "cnn",
+    "model.norm": "group",
 }
 """A value that is not the default, where none can be made up."""
 

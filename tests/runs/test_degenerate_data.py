@@ -116,6 +116,7 @@ def make_experiment(case: Callable[[Path], dict[str, Any]], root: Path, method: 
     return Experiment(method=method, rounds=2).replace(**settings)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

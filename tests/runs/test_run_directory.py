@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpfedcl import InvalidInput, run
+from mpfedcl import InvalidInput, resume, run
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer
@@ -84,3 +84,18 @@ def test_personal_models_can_be_left_out(images: Path, tmp_path: Path) -> None:
     run(small(images, personal_models=False), tmp_path / "run")
     assert list((tmp_path / "run" / "models").iterdir()) == []
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_an_experiment_of_an_older_version_is_the_same_experiment(
+    images: Path, tmp_path: Path
+) -> None:
+    experiment = run(small(images, rounds=1), tmp_path / "run").experiment
+    file = tmp_path / "run" / "experiment.toml"
+    later = ('name = "mlp"\n', "[pace]", 'kind = "none"\n', "[public]", "size = 0\n")
+    text = file.read_text()
+    assert all(each in text for each in later)
+    for each in ('name = "mlp"\n', 'kind = "none"\n', "size = 0\n"):
+        text = text.replace(each, "")
+    file.write_text(text)
+    assert RunDirectory(tmp_path / "run").read_experiment() == experiment
+    assert resume(tmp_path / "run", rounds=2).summary is not None

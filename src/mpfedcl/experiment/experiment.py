@@ -54,6 +54,12 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
 }
 """Settings that do not change the result, at their defaults: where clients train, and what is
 recorded beside the result. A run may be resumed with others."""
+ONCE_THE_ONLY_VALUES: Mapping[str, Any] = {
+    "model__name": "mlp",
+    "pace__kind": "none",
+    "public__size": 0,
+}
+"""Settings that are filled in, and that experiments of older versions do not have: their values."""
 
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import Experiment
+from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, Experiment
 from mpfedcl.files import read_bounded, remove_leftovers, write_atomically
 from mpfedcl.json_files import load_json, validate_content
 from mpfedcl.methods import Reading
@@ -100,8 +100,10 @@ class RunDirectory:
         return self.path / "checkpoint"
 
     def read_experiment(self) -> Experiment:
-        """Return the experiment of this run."""
-        return Experiment.from_toml(self.path / "experiment.toml", complete=True)
+        """Return the experiment of this run; one of an older version is completed."""
+        found = Experiment.from_toml(self.path / "experiment.toml", complete=True)
+        missing = {n: v for n, v in ONCE_THE_ONLY_VALUES.items() if found.setting(n) is None}
+        return found.replace(**missing) if missing else found
 
     def read_finished(self) -> Experiment:
         """Return the experiment of a run that has ended, before its other files are read."""

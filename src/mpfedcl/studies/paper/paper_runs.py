@@ -14,7 +14,7 @@ from typing import Any
 
 from mpfedcl.data.reader import find_data_folder
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
@@ -51,7 +51,9 @@ class RunStore:
 
     def folder(self, experiment: Experiment) -> Path:
         """Return where the run of a resolved experiment is, or will be."""
-        plain = experiment.replace(**_NEUTRAL_FOR_SHARED_ROUNDS)
+        # What later settings were before they were there changes no name either.
+        as_before = {n: None for n, v in ONCE_THE_ONLY_VALUES.items() if experiment.setting(n) == v}
+        plain = experiment.replace(**_NEUTRAL_FOR_SHARED_ROUNDS, **as_before)
         # What is not the default: a setting added later changes no name.
         given = plain.model_dump(mode="json", exclude_defaults=True)
         changed = {name: value for name, value in given.items() if value != {}}
