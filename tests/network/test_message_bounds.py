@@ -101,7 +101,10 @@ def test_the_last_values_that_are_allowed(changes: dict[str, Any]) -> None:
 CLASSES = "^classes must be the names of the classes: printable, not too long$"
 TRAIN = "^train must be a count of images for each class$"
 SENSE = "which makes no sense$"
-SHAPE = r"it must be \[height, width\] or \[height, width, 3\] of at most 65536 each, 4194304 numbers in all, or \[\]$"
+SHAPE = (
+    r"it must be \[height, width\] or \[height, width, 3\] of at most 65536 each, "
+    r"4194304 numbers in all, or \[\]$"
+)
 
 
 @pytest.mark.parametrize(

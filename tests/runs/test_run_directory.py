@@ -40,7 +40,7 @@ def test_stopping_before_the_first_round(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_locked_until_closed(images: Path, tmp_path: Path) -> None:
-    experiment = small(images)
+    experiment = small(images).resolved()
     with RunDirectory.create(tmp_path / "run", experiment):
         for attempt in (RunDirectory.resume, lambda path: RunDirectory.create(path, experiment)):
             with pytest.raises(InvalidInput, match="another process is writing this run"):
