@@ -48,9 +48,9 @@ demo: $(READY)
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-# Also the cases of which make test takes every second or third: engines, rules and methods crossed.
+# Also slow tests, and the cases of which make test takes every third: engines, rules, methods crossed.
 test-all: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPFEDCL_CASES=all $(BIN)/pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPFEDCL_CASES=all $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not scale and not soak'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -59,7 +59,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not scale and not soak'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not scale and not soak and not thorough'
 
 # All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
 reproduce: $(READY)

@@ -45,6 +45,7 @@ def test_refuses_at_once_what_a_test_fraction_makes_impossible() -> None:
     assert "dataset.test_fraction 0.5" in sentence
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["label", "label, plain", "quantity"])
 def test_gives_up_with_a_way_out(kind: str) -> None:
     labels = make_labels(600, 10)

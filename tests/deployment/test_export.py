@@ -173,6 +173,7 @@ def export_inside(
     return predictor, brought, answers
 
 
+@pytest.mark.thorough
 def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
     predictor, brought, answers = export_inside(pictures, tmp_path / "run")
     head = export_run(predictor, OUTSIDE)

@@ -62,6 +62,7 @@ def right(found: list[str], labels: NDArray[numpy.int64]) -> float:
     return float(numpy.mean(numpy.array(found) == labels.astype(str)))
 
 
+@pytest.mark.thorough
 def test_a_real_set_is_learnt_predicted_exported_and_joined(
     digits_run: Path, digits: Digits, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_other_formats(small_run: Path, tmp_path: Path) -> None:
         export(small_run, tmp_path / "x.onnx", with_encoder=False)
 
 
+@pytest.mark.thorough
 def test_eight_bits(digits_run: Path, digits: Digits, tmp_path: Path) -> None:
     file = export(digits_run, tmp_path / "m.onnx", quantized=True)
     assert file.num_bytes < export(digits_run, tmp_path / "f.onnx").num_bytes

@@ -192,6 +192,7 @@ def test_methods_of_ones_own_get_the_loops_result(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", HARD_TO_SEE)
 def test_what_a_loss_does_later_or_with_several_samples_counts_too(

@@ -128,6 +128,7 @@ def test_only_the_command_run_goes_with_torchrun(
         run(small(images), tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_workers_find_modules_where_the_leader_does(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:

@@ -57,6 +57,7 @@ def test_every_method_gives_the_simulations_result(
     assert ours_confused == (wanted.path / "confusion.json").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("method", "changes"),
     [

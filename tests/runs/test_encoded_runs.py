@@ -61,6 +61,7 @@ def test_the_head_is_sized_by_the_encoder_and_the_classes(pictures: Path, tmp_pa
     assert list(summary["accuracy_per_client"]) == ["ink", "paint", "photo"]
 
 
+@pytest.mark.thorough
 def test_resnet18_trains_too(pictures: Path, tmp_path: Path) -> None:
     assert parameters_sent(pictures, tmp_path, "fedavg") == 11_176_512 + 512 * 256 + 256 + 1028
 

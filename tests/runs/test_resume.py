@@ -64,6 +64,7 @@ def test_a_crash_before_any_file_operation_changes_nothing(
         assert_same_run(path, tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedproto", rounds=2, model__hidden=TINY)
     run(experiment.replace(rounds=3), tmp_path / "whole")

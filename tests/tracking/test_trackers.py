@@ -218,6 +218,7 @@ def read_curve(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.thorough
 def test_the_example_runs_as_it_stands(images: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "own_tracker.py", tmp_path)
     script = Path(sys.executable).parent / "mpfedcl"
