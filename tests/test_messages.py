@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from mpfedcl.gaussian import StackedSums
-from mpfedcl.messages import Broadcast, Failure, StackMember, Total, Update
+from mpfedcl.messages import Broadcast, Failure, StackMember, Total, Update, fill_part
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
 
@@ -94,3 +94,49 @@ def test_a_total_is_nobody_s() -> None:
     assert total.client == ""
     assert total.client < min(total.clients)
     assert total.noise is None
+
+
+# Parts of a model
+
+UNITS = {"hidden.0": torch.tensor([True, False, True])}
+"""Of three units the second is left out."""
+WHOLE = {
+    "hidden.0.weight": torch.zeros(3, 2),
+    "hidden.0.bias": torch.zeros(3),
+    "classifier.weight": torch.zeros(2, 3),
+    "classifier.bias": torch.zeros(2),
+}
+
+
+def part_broadcast() -> Broadcast:
+    return Broadcast(1, WHOLE, {}, PrototypePool.empty(2, 3), units={"x": UNITS})
+
+
+def test_the_bytes_to_clients_of_whom_one_has_a_part() -> None:
+    sent = part_broadcast()
+    whole = (6 + 3 + 6 + 2) * 4
+    # A row, a bias and a column less, and a byte that says which units these are.
+    part = whole - (2 + 1 + 2) * 4 + 1
+    assert sent.num_bytes_to([]) == 0
+    assert sent.num_bytes_to(["y"]) == whole
+    assert sent.num_bytes_to(["x"]) == part
+    assert sent.num_bytes_to(["x", "y", "z"]) == part + 2 * whole
+    assert sent.to(META).units["x"]["hidden.0"].device == META
+
+
+def test_a_part_is_filled_with_what_the_server_has() -> None:
+    server = {name: torch.full_like(value, 5) for name, value in WHOLE.items()}
+    sent = Broadcast(1, server, {}, PrototypePool.empty(2, 3), units={"x": UNITS})
+    averaged = {name: torch.ones_like(value) for name, value in WHOLE.items()}
+    found = fill_part(Update("x", 9, {**averaged, "more": torch.ones(1)}, rows(0), 0.5), sent)
+    assert isinstance(found.averaged, dict)
+    assert found.averaged["hidden.0.weight"].tolist() == [[1, 1], [5, 5], [1, 1]]
+    assert found.averaged["hidden.0.bias"].tolist() == [1, 5, 1]
+    assert found.averaged["classifier.weight"].tolist() == [[1, 5, 1], [1, 5, 1]]
+    assert found.averaged["classifier.bias"].tolist() == [1, 1]
+    assert found.averaged["more"].tolist() == [1]
+    assert found.left_out == 2 + 1 + 2
+    assert found.num_parameters == 17 + 1 - 5
+    assert found.num_bytes == (17 + 1 - 5) * 4
+    withheld = Update("x", 9, None, rows(0), None)
+    assert fill_part(withheld, sent) is withheld

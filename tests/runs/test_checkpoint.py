@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from mpfedcl.experiment import FORMAT
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState, Dispatch, SentModel
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.runs.checkpoint import (
@@ -312,3 +314,19 @@ def test_what_the_server_keeps_to_itself_comes_back(tmp_path: Path) -> None:
     found, _ = load_checkpoint(tmp_path)
     assert found is not None
     assert_same_tensors(found.state.server.private, {"secret": torch.ones(2)})
+
+
+def test_who_is_under_way_comes_back(tmp_path: Path) -> None:
+    whole = make_checkpoint(2)
+    under_way = Dispatch(client="ü/x", number=4, version=7, round=2, sent=1.5, due=2.5, tier=1)
+    counts = ArrivalCounts(version=8, sendings=5, answers=3, ticks=2, under_way=[under_way])
+    sent = SentModel({"a.weight": torch.ones(3, 2)}, {"control": torch.zeros(3)})
+    state = replace(whole.state, virtual_seconds=2.25, arrivals=ArrivalState(counts, {7: sent}))
+    save_checkpoint(tmp_path, replace(whole, state=state))
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found.state.virtual_seconds == 2.25
+    assert found.state.arrivals is not None
+    assert found.state.arrivals.counts == counts
+    assert_same_tensors(found.state.arrivals.models[7].params, sent.params)
+    assert_same_tensors(found.state.arrivals.models[7].extra, sent.extra)
