@@ -323,7 +323,8 @@ def test_who_is_under_way_comes_back(tmp_path: Path) -> None:
     sent = SentModel({"a.weight": torch.ones(3, 2)}, {"control": torch.zeros(3)})
     state = replace(whole.state, virtual_seconds=2.25, arrivals=ArrivalState(counts, {7: sent}))
     save_checkpoint(tmp_path, replace(whole, state=state))
-    found = load_checkpoint(tmp_path)
+    found, problems = load_checkpoint(tmp_path)
+    assert problems == []
     assert found is not None
     assert found.state.virtual_seconds == 2.25
     assert found.state.arrivals is not None
