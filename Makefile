@@ -23,7 +23,7 @@ help:
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
-	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (a quarter of an hour)"
+	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (an hour)"
 	@echo "make soak       a hundred kills at random moments, drop-outs in every round (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make fuzz       changed messages, files and settings against all that reads them (four minutes)"
