@@ -21,7 +21,12 @@ from mpfedcl.report.reproduction import compare_command, file_command, run_comma
 PARTITIONS = ("label", "feature", "iid", "classes", "quantity")
 ODD_TEXTS = ("", "-", "--rounds", "-1", "None", "a\nb", "\0", "\x1b[1m", "\udcff")
 ONNX_ALONE = ("output", "tokens", "mean", "deviation", "image_size")
-UNUSUAL = ("prototypes__per_class", *(f"encoder__{name}" for name in ONNX_ALONE))
+UNUSUAL = (
+    "model__name",
+    "model__norm",
+    "prototypes__per_class",
+    *(f"encoder__{name}" for name in ONNX_ALONE),
+)
 """Settings whose values depend on others, or are of two kinds."""
 quick = settings(max_examples=25, deadline=None)
 
