@@ -8,6 +8,8 @@ import pytest
 
 import mpfedcl
 
+pytestmark = pytest.mark.whole
+
 NAMES = [
     "Experiment",
     "Method",

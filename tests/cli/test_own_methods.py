@@ -15,6 +15,8 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import built_in_methods
 from small_experiments import Say, flags, read_summary
 
+pytestmark = pytest.mark.whole
+
 PULL = "pull_method:Pull"
 SOURCE = Path(__file__).parents[2] / "src" / "mpfedcl"
 

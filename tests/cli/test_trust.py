@@ -11,6 +11,8 @@ from command_processes import command, environment
 from handwritten_runs import write_run
 from mpfedcl.cli import main as program
 
+pytestmark = pytest.mark.whole
+
 METHOD = """
 from pathlib import Path
 from mpfedcl import Method

@@ -11,6 +11,8 @@ from mpfedcl.data.partitions import _drawing
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from mpfedcl.prototypes import cluster_prototypes
 from mpfedcl.rng import seed_for
 from small_experiments import save_images, small
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,8 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 
+pytestmark = pytest.mark.whole
+
 IMAGENET = Preprocessing(64, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 

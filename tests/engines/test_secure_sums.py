@@ -23,6 +23,8 @@ from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
 
+pytestmark = pytest.mark.whole
+
 ABLE = [name for name, method in built_in_methods().items() if method.totals_suffice]
 FIXED_POINT = 1e-7
 """The mean of 60 samples is exact to 5 clients · 2^-25 / 60."""

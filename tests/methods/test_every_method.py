@@ -10,6 +10,8 @@ from identities import after_rounds, assert_close_tensors, differ, models_of, se
 from mpfedcl.methods import READINGS, Method, built_in_methods
 from small_experiments import ONE_EXCHANGE
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 ON_CNN = ("fedbn",)
 """Methods that need normalisation layers; test_fedbn.py holds them to the same."""

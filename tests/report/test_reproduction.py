@@ -18,6 +18,8 @@ from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods import built_in_methods, find_method
 from mpfedcl.report.reproduction import compare_command, file_command, run_command, tune_command
 
+pytestmark = pytest.mark.whole
+
 PARTITIONS = ("label", "feature", "iid", "classes", "quantity")
 ODD_TEXTS = ("", "-", "--rounds", "-1", "None", "a\nb", "\0", "\x1b[1m", "\udcff")
 ONNX_ALONE = ("output", "tokens", "mean", "deviation", "image_size")

@@ -30,6 +30,8 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def without(images: Path) -> tuple[RoundLoop, list[RoundRecord]]:
