@@ -6,7 +6,7 @@ import pytest
 
 from command_results import Refused
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
 
 BAD_SETTINGS: list[tuple[str, str]] = [
     ("--method nope", "method is 'nope'; it must be one of "),

@@ -8,7 +8,7 @@ from download_cases import BODY, Naps, bring, original, refusal
 
 from download_server import Answer, BrokenServer, free_port, send, serve, stall, trickle
 
-pytestmark = pytest.mark.usefixtures("no_proxy")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("no_proxy")]
 
 
 def test_pauses_double_up_to_a_bound(tmp_path: Path, server: BrokenServer) -> None:

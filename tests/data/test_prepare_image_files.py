@@ -26,6 +26,8 @@ from mpfedcl.data.prepare.office import CLASSES as OFFICE_CLASSES
 from mpfedcl.data.prepare.office import name_class
 from mpfedcl.errors import InvalidInput
 
+pytestmark = pytest.mark.whole
+
 CALTECH_NAMES = (
     "003.backpack",
     "224.touring-bike",

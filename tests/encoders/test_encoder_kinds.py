@@ -20,6 +20,8 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.images import Images
 from mpfedcl.models.resnet import ResNet18
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import HIDDEN
 
-pytestmark = pytest.mark.usefixtures("example_methods")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 
 
 # One client goes astray

@@ -18,7 +18,7 @@ from mpfedcl.secure_sums.roster import Session
 from mpfedcl.secure_sums.signatures import is_signed
 from small_experiments import read_records
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederation:

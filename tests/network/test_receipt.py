@@ -16,7 +16,7 @@ from mpfedcl.network.message import Message
 from mpfedcl.network.receipt import Receipt, make_receipt
 from small_experiments import Say
 
-pytestmark = pytest.mark.usefixtures("quick_network")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 KINDS = {"query": "hello", "train": "round", "evaluate": "close"}
 

@@ -22,6 +22,8 @@ from mpfedcl.rounds.aggregation.multi_krum import MultiKrum
 from mpfedcl.rounds.aggregation.trimmed_mean import TrimmedMean
 from mpfedcl.tensors import Tensors
 
+pytestmark = pytest.mark.whole
+
 RULES = {
     "mean": WeightedMean,
     "median": CoordinateMedian,

@@ -17,6 +17,8 @@ from mpfedcl.rounds.private_rounds import EVERYBODY
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import build_federation, save_images, small, tensors_of
 
+pytestmark = pytest.mark.whole
+
 BUDGET = {"privacy__epsilon": 5.0, "dtype": "float64"}
 
 
