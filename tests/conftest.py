@@ -25,6 +25,7 @@ from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 from process_federation import CLIENTS, FaultLog, ProcessFederation
+from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
 from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
 from unrendered_figures import render, rendered
 
@@ -44,26 +45,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not whole" in config.option.markexpr and collection_path.name.startswith("test_"):
         return bool(WHOLE.search(collection_path.read_text())) or None
     return None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked `sampled(n)` take every n-th case, unless all are asked for."""
-    if os.environ.get("MPFEDCL_CASES") == "all":
-        return
-    seen: dict[str, int] = {}
-    left_out = []
-    for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        seen[test] = seen.get(test, -1) + 1
-        if seen[test] % mark.args[0]:
-            left_out.append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

@@ -298,3 +298,12 @@ class HalfDone(Asynchronous):
 def test_a_method_of_ones_own_must_be_of_the_right_kind(images: Path) -> None:
     with pytest.raises(InvalidInput, match="it must be an mpfedcl"):
         build_federation(small(images, "fedasync"), method_class=HalfDone)
+
+
+class Speechless(Asynchronous):
+    name = "speechless"
+
+
+def test_a_method_of_ones_own_must_say_what_becomes_of_answers(images: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"it must have the method arrive\(server, arrivals\)"):
+        build_federation(small(images, "fedasync"), method_class=Speechless)

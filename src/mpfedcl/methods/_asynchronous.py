@@ -1,5 +1,6 @@
 """Methods without rounds: the server folds what comes when it comes, on a virtual clock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -33,7 +34,7 @@ class Arrival(NamedTuple):
     num_tiers: int = 1
 
 
-class Asynchronous(Method):
+class Asynchronous(Method, ABC):
     """A method whose server waits for nobody.
 
     arrivals: `arrive` is called for each client's answer. tiers: clients are sorted by speed, and
@@ -51,9 +52,9 @@ class Asynchronous(Method):
         """Into how many tiers clients are sorted, if there are so many clients."""
         return 1
 
+    @abstractmethod
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
         """Fold what has come; the oldest versions first, and nothing at all in an idle tick."""
-        raise NotImplementedError
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
         """Return a client's state once it knows how long its accepted answer was under way."""

@@ -59,12 +59,9 @@ def count_left_out(broadcast: Broadcast, clients: Sequence[str]) -> int:
 
 def pack_part_update(update: Update, broadcast: Broadcast) -> Update:
     """Return an update with the numbers of the client's part alone, laid out flat."""
-    units = broadcast.units.get(update.client)
-    averaged = update.averaged
-    if units is None or averaged is None:
+    masks, averaged = _open_part(update, broadcast)
+    if not masks:
         return update
-    assert not isinstance(averaged, StackMember)
-    masks = mask_params(broadcast.params, units)
     return replace(
         update, averaged={n: v[masks[n]] if n in masks else v for n, v in averaged.items()}
     )
@@ -72,12 +69,9 @@ def pack_part_update(update: Update, broadcast: Broadcast) -> Update:
 
 def unpack_part_update(update: Update, broadcast: Broadcast) -> Update:
     """Return what a client sent of its part with the rest as the server has it."""
-    units = broadcast.units.get(update.client)
-    averaged = update.averaged
-    if units is None or averaged is None:
+    masks, averaged = _open_part(update, broadcast)
+    if not masks:
         return update
-    assert not isinstance(averaged, StackMember)
-    masks = mask_params(broadcast.params, units)
     sent = {n: value.to(masks[n].device) for n, value in averaged.items() if n in masks}
     filled = {n: _lay_out(n, v, masks[n], broadcast.params[n]) for n, v in sent.items()}
     left_out = sum(int((~masks[name]).sum()) for name in filled)
@@ -93,3 +87,12 @@ def _lay_out(name: str, sent: Tensor, mask: Tensor, rest: Tensor) -> Tensor:
             f"must have {wanted} numbers of {rest.dtype}"
         )
     return rest.masked_scatter(mask, sent)
+
+
+def _open_part(update: Update, broadcast: Broadcast) -> tuple[Tensors, Tensors]:
+    """Return which numbers are the client's and its tensors; nothing where it has no part."""
+    units = broadcast.units.get(update.client)
+    if units is None or update.averaged is None:
+        return {}, {}
+    assert not isinstance(update.averaged, StackMember)
+    return mask_params(broadcast.params, units), update.averaged

@@ -53,8 +53,9 @@ def assemble(
         public: Inputs and labels of samples that the server has.
     """
     device = device or torch.device("cpu")
-    method = (method_class or find_method(experiment.method))(experiment, num_classes)
-    check_timing(type(method), experiment)
+    kind = method_class or find_method(experiment.method)
+    check_timing(kind, experiment)
+    method = kind(experiment, num_classes)
     check_budget(method)
     model = method.own_model(input_size) or model
     if public is not None:

@@ -1,5 +1,7 @@
 """What goes together with an asynchronous method; the rest is refused before anything is begun."""
 
+from inspect import isabstract
+
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, Method
@@ -19,6 +21,11 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         raise InvalidInput(
             f"method is {experiment.method!r}, whose timing is {method.timing!r}; it must be an "
             "mpfedcl.methods.Asynchronous that trains and shares no prototypes."
+        )
+    if isabstract(method):
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which does not say what the server does with an "
+            "answer; it must have the method arrive(server, arrivals)."
         )
     if method.thin is not Method.thin:
         raise InvalidInput(
