@@ -175,6 +175,9 @@ class PrototypeSettings(Settings):
     """How k-means starts."""
     pool_ttl: Annotated[int, Field(ge=1)] = 1
     """Broadcasts that a client's prototypes serve; more than 1 matters when clients are sampled."""
+    pool_size: Annotated[int | None, Field(ge=1, le=_MOST_PER_CLASS)] = None
+    """Many clients: the server sends at most this many prototypes per class, those of all clients
+    merged by k-means; their owners are then groups [default: all of them]."""
 
 
 class ContrastSettings(Settings):

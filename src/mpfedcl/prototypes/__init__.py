@@ -8,6 +8,7 @@ from mpfedcl.prototypes.clustering import (
     mean_prototypes,
 )
 from mpfedcl.prototypes.contrast import contrastive_loss, prototype_contrastive_loss
+from mpfedcl.prototypes.merging import merge_prototypes, spread_kept
 from mpfedcl.prototypes.pool import PrototypePool
 from mpfedcl.prototypes.prototypes import Prototypes
 from mpfedcl.prototypes.targets import ContrastTargets, PoolGrid, prepare_contrast
@@ -23,6 +24,8 @@ __all__ = [
     "dbscan_prototypes",
     "kmeans_prototypes",
     "mean_prototypes",
+    "merge_prototypes",
     "prepare_contrast",
     "prototype_contrastive_loss",
+    "spread_kept",
 ]

@@ -29,6 +29,8 @@ class Blocks:
     group: Tensor
     """[B] the group of each block."""
     num_groups: int
+    weights: Tensor | None = None
+    """[B, ROWS] how many points each row stands for; None: one each."""
 
     def sum_groups(self, values: Tensor) -> Tensor:
         """Add up [B, ...] over the blocks of each group to [G, ...]."""
@@ -40,27 +42,30 @@ class Blocks:
         """Return the blocks of the groups marked in [G] bool, and which blocks they are."""
         kept = groups[self.group].nonzero().squeeze(1)
         renumbered = (groups.cumsum(0) - 1)[self.group[kept]]
-        return (
-            Blocks(
-                self.points.index_select(0, kept), self.mask[kept], renumbered, int(groups.sum())
-            ),
-            kept,
-        )
+        weights = None if self.weights is None else self.weights[kept]
+        points, mask = self.points.index_select(0, kept), self.mask[kept]
+        return Blocks(points, mask, renumbered, int(groups.sum()), weights), kept
 
 
-def run_kmeans(groups: Groups, draws: Tensor, *, spread: bool) -> Tensor:
+def run_kmeans(
+    groups: Groups, draws: Tensor, *, spread: bool, weights: Tensor | None = None
+) -> Tensor:
     """Return the cluster [P] of each sample within its group, from 0 to K - 1.
 
     Minimises Σ_x |x - u_{k(x)}|² in every group by Lloyd's iterations: x joins its nearest centre
     (ties to the lowest), a centre moves to the mean of its points. `draws` [G, K] in [0, 1) start
     it: by k-means++ if `spread`, else from points drawn at random. A group with at most K distinct
     points gets one cluster for each of them. A larger one gets K, or fewer where points lie closer
-    together than the rounding of their products.
+    together than the rounding of their products. With `weights` [P] a sample counts as so many.
     """
     rows = _lay_out(groups)
     points = groups.points.index_select(0, rows.sample.flatten())
     blocks = Blocks(
-        points.view(*rows.sample.shape, points.shape[1]), rows.mask, rows.group, len(groups)
+        points.view(*rows.sample.shape, points.shape[1]),
+        rows.mask,
+        rows.group,
+        len(groups),
+        None if weights is None else weights[rows.sample] * rows.mask,
     )
     clusters, unsolved, middle = choose_centres(blocks, groups.sizes, draws, spread=spread)
     if bool(unsolved.any()):
@@ -132,7 +137,7 @@ def choose_centres(
         clusters.masked_fill_(to_centre < distance, k)
         distance = distance.minimum(to_centre)
         weight = distance.cpu().double().square() if spread else (distance > 0).cpu().double()
-        weight *= mask
+        weight *= mask if blocks.weights is None else blocks.weights.cpu()
         total = weight.new_zeros(len(sizes)).index_add_(0, group, weight.sum(1))
         if k + 1 < draws.shape[1]:
             row = draw_rows(weight, total, draws[:, k + 1], group, begin, end)
@@ -163,6 +168,8 @@ def run_lloyd(blocks: Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
         member = ((clusters.unsqueeze(2) == slots) & blocks.mask.unsqueeze(2)).to(
             blocks.points.dtype
         )
+        if blocks.weights is not None:
+            member *= blocks.weights.unsqueeze(2)
         counts = blocks.sum_groups(member.sum(1))
         sums = blocks.sum_groups(member.mT @ blocks.points)
         centres = sums / counts.clamp(min=1).unsqueeze(2)

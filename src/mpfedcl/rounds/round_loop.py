@@ -17,6 +17,7 @@ from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.private_rounds import PrivateRounds
+from mpfedcl.rounds.prototype_pooling import PrototypePooling
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.total_collector import TotalCollector
@@ -58,6 +59,7 @@ class RoundLoop:
             dtype=like.dtype,
             device=like.device,
         )
+        self._pooling = PrototypePooling(self._method, self._empty_pool)
         self._guard = Guard(assembly, engine.sizes, engine.label_counts)
         self.private: PrivateRounds | None = None
         """What may leave the server's hands, under a privacy budget."""
@@ -95,14 +97,7 @@ class RoundLoop:
     @property
     def pool(self) -> PrototypePool:
         """The prototypes that the next broadcast carries."""
-        rows = {name: prototypes for name, (_, prototypes) in self.state.prototypes.items()}
-        if not rows:
-            return self._empty_pool
-        return PrototypePool.gather(
-            rows,
-            num_classes=self._method.num_classes,
-            num_prototypes=self._method.num_prototypes,
-        )
+        return self._pooling.make(self.state.prototypes, self.state.round)
 
     def accepts(self, state: RoundState) -> bool:
         """Tell whether a state is one of this kind of loop, with these clients."""
@@ -118,6 +113,7 @@ class RoundLoop:
         with self._clock.phase("broadcast"):
             absent = set(self.engine.absent_clients())
             broadcast = self.broadcast()
+            merged = self._pooling.remarks()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
             reached = [name for name in chosen if not self._is_lost(name, broadcast.round)]
@@ -177,6 +173,7 @@ class RoundLoop:
             processed={name: sorted(who) for name, who in sorted(collector.processed.items())},
             remarks={
                 **self._method.remarks(broadcast),
+                **merged,
                 **collector.remarks(),
                 **self.engine.remarks(),
             },
