@@ -110,6 +110,9 @@ class Update:
     left_out: int = 0
     """Numbers among those that are averaged which the client was not sent, and does not send: they
     are the server's own."""
+    coding: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where tensors are compressed, by group and name (`averaged/output.weight`): what they must be
+    multiplied by, or the places of their numbers."""
 
     @property
     def num_parameters(self) -> int:
@@ -123,7 +126,7 @@ class Update:
         tensors = _num_bytes(self._shapes) + _num_bytes(self.summed_shapes)
         if self.left_out:
             tensors -= self.left_out * next(iter(self._shapes.values())).element_size()
-        return tensors + _prototype_bytes(self.prototypes)
+        return tensors + _num_bytes(self.coding) + _prototype_bytes(self.prototypes)
 
     def to(self, device: torch.device) -> Self:
         """Return an update that is written out on a device."""
@@ -136,6 +139,7 @@ class Update:
             averaged=averaged,
             prototypes=self.prototypes.to(device),
             summed={name: value.to(device) for name, value in self.summed.items()},
+            coding={name: value.to(device) for name, value in self.coding.items()},
         )
 
     def written_out(self) -> Self:

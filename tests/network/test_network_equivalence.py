@@ -68,6 +68,9 @@ def test_every_method_gives_the_simulations_result(
         ("mp-fedcl", {"prototypes__min_cluster_size": 3, "contrast__form": "pooled"}),
         ("mp-fedcl", RAGGED | {"aggregation__rule": "median", "update__clip": 0.05}),
         ("fedavg", {"update__clip": 0.05}),
+        ("mp-fedcl", {"update__compress": "topk", "rounds": 3}),
+        ("fedproto", {"update__compress": "half", "prototypes__pool_size": 2}),
+        ("mp-fedcl", {"update__compress": "half", "prototypes__pool_size": 2}),
     ],
 )
 def test_so_it_does_with_other_clients_and_settings(

@@ -66,6 +66,7 @@ class DispatchingEngine(InProcessEngine):
         if seconds is None:
             return
         self._keep_own(client, trained, 0)
+        self._processors.keep_accepted([client])
         if client in self._states and isinstance(self._method, Asynchronous):
             self._states[client] = self._method.note_delay(self._states[client], seconds)
         if self._keeps_models:

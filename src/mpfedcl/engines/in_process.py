@@ -185,6 +185,7 @@ class InProcessEngine(Engine):
         """Keep the accepted clients' new states; a rejected one has not trained at all."""
         with self._clock.phase("aggregate"):
             self._keep_states(set(accepted))
+            self._processors.keep_accepted(accepted)
         self._trained = self._requested()
         if not self._method.trains and following is not None:
             with self._clock.phase("train"):
@@ -246,16 +247,23 @@ class InProcessEngine(Engine):
             for n, v in part.items()
         }
         own = {f"own/{c}/{n}": v for c, part in self._states.items() for n, v in part.items()}
-        return {**kept, **own}
+        unsent = {
+            f"unsent/{c}/{n}": v
+            for c, part in self._processors.state().items()
+            for n, v in part.items()
+        }
+        return {**kept, **own, **unsent}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""
-        self._local_parameters, self._states = {}, {}
+        kinds: dict[str, dict[str, Tensors]] = {"kept": {}, "own": {}, "unsent": {}}
         for key, value in state.items():
             kind, client, name = key.split("/", 2)
             if client in self.sizes:
-                home = self._local_parameters if kind == "kept" else self._states
-                home.setdefault(client, {})[name] = value.to(self._data.test_inputs.device)
+                own = kinds[kind].setdefault(client, {})
+                own[name] = value.to(self._data.test_inputs.device)
+        self._local_parameters, self._states = kinds["kept"], kinds["own"]
+        self._processors.restore(kinds["unsent"])
 
     @property
     def _clients_at_once(self) -> int:

@@ -206,6 +206,7 @@ def pack_update(update: Update) -> Message:
         {
             **_to_arrays("averaged", averaged or {}),
             **_to_arrays("summed", dict(update.summed)),
+            **_to_arrays("coding", dict(update.coding)),
             "prototypes/vectors": _to_array(prototypes.vectors),
             "prototypes/labels": _to_array(prototypes.labels),
             "prototypes/counts": _to_array(prototypes.counts),
@@ -232,6 +233,7 @@ def unpack_update(client: str, message: Message) -> Update:
         loss,
         message.tensors("summed"),
         tuple(processed),
+        coding=message.tensors("coding"),
     )
 
 

@@ -199,11 +199,12 @@ class UpdateCollector:
             return update, f"it was processed by {str(odd[0])[:40]!r}, which nobody asked for"
         if len(set(update.processed)) < len(update.processed):
             return update, "it was processed twice by the same"
-        # Before anything is computed with them: a small tensor may be stretched to a huge one.
-        if problem := self._guard.judge_shapes(update):
-            return update, problem
         try:
-            return self._processors.incoming(update, self._broadcast), None
+            unpacked = self._processors.unpack(update, self._broadcast)
+            # Before more is computed with them: a small tensor may be stretched to a huge one.
+            if problem := self._guard.judge_shapes(unpacked):
+                return update, problem
+            return self._processors.incoming(unpacked, self._broadcast), None
         # What a stranger sends may fail in any way; the guard knows better words for most of them.
         except Exception as error:
             return update, f"it cannot be processed ({type(error).__name__})"

@@ -21,6 +21,7 @@ from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.sum_layout import SumLayout
 from mpfedcl.secure_sums import NothingOpened, describe_lost_round
 from mpfedcl.secure_sums.roster import Session
@@ -292,11 +293,19 @@ class NetworkEngine(Engine):
         update = unpack_update(name, message)
         # Under a privacy budget not even their hash is kept, and nobody leaves.
         if update.summed and not self._experiment.privacy.has_budget:
-            self._sent_sums[name] = digest_sums(update.summed)
+            self._sent_sums[name] = digest_sums(self._unpack_sums(update))
         if "late" in message.values:
             self._late |= self._read_late(name, message)
         assert self._broadcast is not None
         return unpack_part_update(update.to(self._device), self._broadcast)
+
+    def _unpack_sums(self, update: Update) -> Mapping[str, torch.Tensor]:
+        """Return sums as they are added up; what cannot be unpacked is rejected later."""
+        assert self._broadcast is not None
+        try:
+            return ProcessorChain(self._experiment).unpack(update, self._broadcast).summed
+        except Exception:  # what a stranger sends may fail in any way
+            return {}
 
     def _read_late(self, name: str, message: Message) -> dict[str, ClientReadings]:
         return {name: unpack_readings(message.value("late", dict), self._num_classes)}

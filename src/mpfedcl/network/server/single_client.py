@@ -18,6 +18,7 @@ from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.update_collector import UpdateCollector
 
 Json = dict[str, Any]
@@ -83,7 +84,10 @@ class SingleClient:
             raise RunCutShort(f"{self.name} could not do it: {answer.reason}")
         # Totals are of secure sums, in which no client is asked by itself.
         assert isinstance(answer, Update)
-        return answer, collector.rejected.get(self.name)
+        rejected = collector.rejected.get(self.name)
+        if rejected is not None:
+            return answer, rejected
+        return ProcessorChain(method.experiment).unpack(answer, broadcast), None
 
     def close(self, outcome: Broadcast) -> tuple[RoundReadings | None, RoundReadings | None]:
         """Send the client what has become of it; return what it read before and reads after."""

@@ -1,12 +1,14 @@
 """What is done to updates between clients and guard. A processor is a file of this folder."""
 
 import pkgutil
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.rounds.processors.base import STAGES, Processor
+from mpfedcl.tensors import Tensors
 
 __all__ = ["STAGES", "Processor", "ProcessorChain"]
 
@@ -35,10 +37,35 @@ class ProcessorChain:
         for each in self._processors:
             each.end_round()
 
-    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Process an update at the server: the last stage first."""
+    def keep_accepted(self, accepted: Collection[str]) -> None:
+        """Keep what goes with the updates that the server has accepted."""
+        for each in self._processors:
+            each.keep_accepted(accepted)
+
+    def state(self) -> dict[str, Tensors]:
+        """Return by client what processors keep for its next update."""
+        kept: dict[str, Tensors] = {}
+        for each in self._processors:
+            kept |= each.state()
+        return kept
+
+    def restore(self, state: Mapping[str, Tensors]) -> None:
+        """Continue from what `state` returned."""
+        for each in self._processors:
+            each.restore(state)
+
+    def unpack(self, update: Update, broadcast: Broadcast) -> Update:
+        """Return an update as it was before it was compressed, so that its shapes can be judged."""
         for each in reversed(self._processors):
-            update = each.incoming(update, broadcast)
+            if each.stage == "compress":
+                update = each.incoming(update, broadcast)
+        return update
+
+    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
+        """Process an unpacked update at the server: the last stage first."""
+        for each in reversed(self._processors):
+            if each.stage != "compress":
+                update = each.incoming(update, broadcast)
         return update
 
 

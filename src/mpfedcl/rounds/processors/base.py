@@ -1,10 +1,12 @@
 """What every processor of updates offers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, Self
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.tensors import Tensors
 
 Stage = Literal["clip", "noise", "compress", "mask"]
 STAGES: tuple[Stage, ...] = ("clip", "noise", "compress", "mask")
@@ -29,6 +31,16 @@ class Processor(ABC):
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
         """Return what leaves the client."""
         return update
+
+    def keep_accepted(self, accepted: Collection[str]) -> None:  # noqa: B027
+        """Keep what goes with the updates that the server has accepted."""
+
+    def state(self) -> dict[str, Tensors]:
+        """Return by client what it keeps for its next update."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensors]) -> None:  # noqa: B027
+        """Continue from what `state` returned."""
 
     def end_round(self) -> None:  # noqa: B027  -- most keep nothing
         """Forget what was kept for the clients of a round; all their updates are out."""

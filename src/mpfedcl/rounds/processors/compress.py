@@ -1,0 +1,230 @@
+"""Small messages: what clients send in fewer bytes than its numbers take."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import Settings
+from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.rng import generator
+from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.tensors import Tensors
+
+FEWEST_NUMBERS = 256
+"""A tensor of fewer is sent as it is: there is little to save."""
+_LARGEST_CODE = 127
+_KEPT = 0.05
+
+
+class CompressSettings(Settings):
+    """What is done to an update on its way to the server."""
+
+    section = "update"
+    compress: Literal["none", "half", "int8", "topk"] | None = None
+    """Smaller uploads. half: numbers in half precision; int8: in one byte, rounded at random, so
+    that they are right on average; topk: only the largest changes of the model, and what was not
+    sent is added to the next change. Prototypes are sent in half precision with topk, sums of
+    features with int8 and topk [default: none]."""
+    keep: Annotated[float | None, Field(gt=0, le=1)] = None
+    """topk: the share of a tensor's numbers that is sent [default: 0.05]."""
+
+
+class Compress(Processor):
+    """Sends changes of the model, prototypes and sums in fewer bytes.
+
+    A tensor keeps its name. What it must be multiplied by to be read, or where its numbers belong,
+    is in `Update.coding`.
+    """
+
+    name = "compress"
+    stage = "compress"
+
+    def __init__(self, kind: Literal["half", "int8", "topk"], keep: float, seed: int) -> None:
+        self._kind = kind
+        self._keep = keep
+        self._seed = seed
+        self._unsent: dict[str, Tensors] = {}
+        """topk, by client: what its accepted updates have not sent yet."""
+        self._pending: dict[str, Tensors] = {}
+        """The same after updates that the server may still reject."""
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self | None:
+        """Return what `update.compress` names."""
+        kind = experiment.setting("update__compress") or "none"
+        if kind == "none":
+            return None
+        if experiment.secure_sums:
+            raise InvalidInput(
+                f"update.compress is {kind!r}; with secure_sums it must be none: masked numbers "
+                "have no size that could be left out."
+            )
+        return cls(kind, experiment.setting("update__keep") or _KEPT, experiment.seed)
+
+    @torch.no_grad()
+    def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
+        """Return the update with its large tensors in fewer bytes."""
+        if update.left_out:
+            # A part of a model is small already, and only the server knows where its numbers go.
+            return update
+        encoder = _Encoder(self._kind, self._seed, broadcast, update.client)
+        averaged = update.written_out().averaged
+        if averaged is not None:
+            assert not isinstance(averaged, StackMember)
+            if self._kind == "topk":
+                averaged = self._send_largest(update.client, averaged, broadcast, encoder.coding)
+            averaged = encoder.encode_all("averaged", averaged, broadcast.params)
+        summed = encoder.with_at_most("half").encode_all("summed", dict(update.summed), {})
+        prototypes = update.prototypes
+        vectors = encoder.encode("prototypes", prototypes.vectors)
+        # Not through the class: what travels need not be what it asks of prototypes.
+        prototypes = replace(prototypes, vectors=vectors)
+        return replace(
+            update,
+            averaged=averaged,
+            summed=summed,
+            prototypes=prototypes,
+            coding=encoder.coding,
+        )
+
+    @torch.no_grad()
+    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
+        """Return the update with its numbers in full, whatever a stranger has sent."""
+        if not update.coding:
+            return update
+        groups = {"averaged": update.averaged or {}, "summed": dict(update.summed)}
+        vectors = update.prototypes.vectors
+        for key, code in update.coding.items():
+            group, _, name = key.partition("/")
+            if key == "prototypes":
+                vectors = _decode(vectors, code, None)
+            elif group in groups and name in (found := groups[group]):
+                assert not isinstance(found, StackMember)
+                start = broadcast.params.get(name) if group == "averaged" else None
+                groups[group] = {**found, name: _decode(found[name], code, start)}
+            else:
+                raise ValueError(f"nothing is called {key[:80]!r}")
+        averaged = None if update.averaged is None else groups["averaged"]
+        return replace(
+            update,
+            averaged=averaged,
+            summed=groups["summed"],
+            prototypes=replace(update.prototypes, vectors=vectors),
+            coding={},
+        )
+
+    def keep_accepted(self, accepted: Collection[str]) -> None:
+        """Remember what accepted updates have left out; a rejected one was never sent."""
+        for client in accepted:
+            if client in self._pending:
+                self._unsent[client] = self._pending.pop(client)
+
+    def state(self) -> dict[str, Tensors]:
+        """Return by client what is still to be sent."""
+        return self._unsent
+
+    def restore(self, state: Mapping[str, Tensors]) -> None:
+        """Continue from what `state` returned."""
+        self._unsent, self._pending = dict(state), {}
+
+    def _send_largest(
+        self, client: str, averaged: Tensors, broadcast: Broadcast, coding: Tensors
+    ) -> Tensors:
+        """Return the largest changes of each large tensor, with what earlier rounds have left."""
+        before, sent, left = self._unsent.get(client, {}), {}, {}
+        for name, value in averaged.items():
+            start = broadcast.params.get(name)
+            if start is None or not _is_worth_it(value):
+                continue
+            change = (value - start).flatten()
+            if name in before:
+                change += before[name].to(change)
+            count = max(1, math.ceil(self._keep * len(change)))
+            # Ordered by place: equal updates are equal bytes.
+            places = change.abs().topk(count).indices.sort().values
+            sent[name] = change[places]
+            coding[f"averaged/{name}"] = places.int()
+            left[name] = change.index_fill(0, places, 0)
+        self._pending[client] = left
+        return {**averaged, **sent}
+
+
+class _Encoder:
+    """Writes one client's tensors in one byte or two per number, and notes down their scales."""
+
+    def __init__(
+        self,
+        kind: Literal["half", "int8", "topk"],
+        seed: int,
+        broadcast: Broadcast,
+        client: str,
+        coding: Tensors | None = None,
+    ) -> None:
+        self._kind = kind
+        self._key = (seed, broadcast.round, broadcast.dispatch or 0, client, "rounding")
+        self._broadcast, self._seed, self._client = broadcast, seed, client
+        self.coding: Tensors = {} if coding is None else coding
+
+    def with_at_most(self, kind: Literal["half"]) -> "_Encoder":
+        """Return one that goes no further than half precision; its notes are the same."""
+        return _Encoder(kind, self._seed, self._broadcast, self._client, self.coding)
+
+    def encode_all(self, group: str, tensors: Tensors, starts: Tensors) -> Tensors:
+        """Return the tensors of a group; of those with a start, their changes are sent."""
+        return {
+            name: self.encode(f"{group}/{name}", value, starts.get(name))
+            for name, value in tensors.items()
+        }
+
+    def encode(self, key: str, value: Tensor, start: Tensor | None = None) -> Tensor:
+        """Return a tensor in fewer bytes, where that is worth it and can be undone."""
+        is_sent = key in self.coding or (self._kind == "topk" and key.startswith("averaged/"))
+        if is_sent or not _is_worth_it(value):
+            return value
+        change = value if start is None else value - start
+        largest = change.abs().max()
+        if not bool(largest.isfinite()):
+            # The guard's to reject, so that nothing may be rounded to a sound number.
+            return value
+        if not bool(largest > 0):
+            largest = torch.ones_like(largest)
+        if self._kind == "int8":
+            self.coding[key] = largest / _LARGEST_CODE
+            draws = torch.rand(value.shape, generator=generator(*self._key, key))
+            exact = change / self.coding[key]
+            return (exact + draws.to(exact)).floor().clamp(-_LARGEST_CODE, _LARGEST_CODE).char()
+        self.coding[key] = largest
+        return (change / largest).half()
+
+
+def _is_worth_it(value: Tensor) -> bool:
+    """Tell whether a tensor is large, and not of whole numbers, which stay exact."""
+    if value.numel() < FEWEST_NUMBERS or value.dtype not in (torch.float32, torch.float64):
+        return False
+    return not bool((value == value.round()).all())
+
+
+def _decode(sent: Tensor, code: Tensor, start: Tensor | None) -> Tensor:
+    """Return a tensor in full: scaled, or with its numbers in their places; plus its start."""
+    if code.dtype == torch.int32:
+        if start is None or code.ndim != 1 or code.shape != sent.shape:
+            raise ValueError("places must be as many as numbers, of a tensor that was sent")
+        change = torch.zeros_like(start).flatten()
+        # Raises where a place is out of range.
+        change = change.index_copy(0, code.long(), sent.to(start.dtype)).view_as(start)
+        return start + change
+    if code.ndim != 0 or code.dtype not in (torch.float32, torch.float64):
+        raise ValueError("a scale must be one number")
+    change = sent.to(code.dtype) * code
+    if start is None:
+        return change
+    if change.shape != start.shape:
+        raise ValueError("a change must have the shape of what it changes")
+    return start + change
