@@ -99,14 +99,17 @@ class Compress(Processor):
         """Return the update with its numbers in full, whatever a stranger has sent."""
         if not update.coding:
             return update
-        groups = {"averaged": update.averaged or {}, "summed": dict(update.summed)}
+        assert not isinstance(update.averaged, StackMember)
+        groups: dict[str, Tensors] = {
+            "averaged": update.averaged or {},
+            "summed": dict(update.summed),
+        }
         vectors = update.prototypes.vectors
         for key, code in update.coding.items():
             group, _, name = key.partition("/")
             if key == "prototypes":
                 vectors = _decode(vectors, code, None)
             elif group in groups and name in (found := groups[group]):
-                assert not isinstance(found, StackMember)
                 start = broadcast.params.get(name) if group == "averaged" else None
                 groups[group] = {**found, name: _decode(found[name], code, start)}
             else:
