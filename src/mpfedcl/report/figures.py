@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy
-
-matplotlib.use("Agg")  # Files only: no screen is asked for.
-
-from matplotlib import pyplot
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -30,23 +28,50 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "figure.constrained_layout.use": True,
+    # Journals refuse Type 3 fonts, which are matplotlib's own choice.
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
 }
 
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
 
 
+class DrawnFigure(Figure):
+    """A figure that a notebook shows, and whose PDF has TrueType fonts.
+
+    It is made without pyplot, so that it neither changes a user's screen nor stays in memory.
+    """
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write the figure, as matplotlib does, in the style it was drawn in."""
+        with rc_context(STYLE):
+            super().savefig(*arguments, **options)
+
+    def _repr_png_(self) -> bytes:
+        content = BytesIO()
+        self.savefig(content, format="png")
+        return content.getvalue()
+
+
 @contextmanager
-def figure_file(path: Path, *shape: int, lines: bool = True, **layout: Any) -> Iterator[Any]:
-    """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
-    with pyplot.rc_context({**STYLE, "axes.grid": lines}):
-        figure, axes = pyplot.subplots(*shape, **layout)
-        yield figure, axes
+def figure_file(
+    path: Path | None, *shape: int, figsize: tuple[float, float], lines: bool = True, **layout: Any
+) -> Iterator[tuple[DrawnFigure, Any]]:
+    """Give a figure and its axes to draw into; then write it, where there is a path.
+
+    Without `lines` axes have no grid.
+    """
+    with rc_context({**STYLE, "axes.grid": lines}):
+        figure = DrawnFigure(figsize=figsize)
+        yield figure, figure.subplots(*shape, **layout)
+    if path is not None:
         figure.savefig(path)
-        pyplot.close(figure)
 
 
-def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+def draw_run_curves(
+    records: Sequence[Mapping[str, Any]], title: str, path: Path | None = None
+) -> Figure:
     """Draw all readings of one run per round, on the clients' own tests."""
     curves = {
         label: [[(r["round"], r["accuracy"]["own"].get(reading)) for r in records if r["accuracy"]]]
@@ -58,23 +83,25 @@ def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path
         if several[0] and all(value is not None for _, value in several[0])
     }
     if any(len(curve) > 1 for several in known.values() for curve in several):
-        draw_curves(known, title, path)
-    else:
-        _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
+        return draw_curves(known, title, path)
+    return _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
 
 
-def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> None:
+def _draw_bars(values: Mapping[str, float | None], title: str, path: Path | None) -> Figure:
     """Draw accuracies of one round: there is nothing to connect."""
     labels = list(values)[::-1]
     numbers = [values[label] or 0.0 for label in labels]
-    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (_, axes):
+    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (figure, axes):
         bars = axes.barh(labels, numbers, color=COLOURS[0], height=0.6)
         axes.bar_label(bars, fmt="%.1f", padding=4)
         axes.set(xlabel="accuracy (%)", title=title, xlim=(0, 108))
         axes.grid(visible=False, axis="y")
+    return figure
 
 
-def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
+def draw_curves(
+    curves: Mapping[str, Sequence[Curve]], title: str, path: Path | None = None
+) -> Figure:
     """Draw accuracy per round; several curves of one label become their mean with a band.
 
     A curve of one point beside longer ones is of one exchange: a dashed line across.
@@ -109,11 +136,14 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
             fitting = 6.9 / (0.16 + 0.0144 * max(map(len, curves)))
             size = min(10.0, max(5.0, fitting))
             figure.legend(loc="outside lower center", ncols=2, fontsize=size)
+    return figure
 
 
 def draw_over_time(
-    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str, path: Path
-) -> None:
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
+    title: str,
+    path: Path | None = None,
+) -> Figure:
     """Draw accuracy over virtual seconds: a line for each run, as their clocks differ."""
     with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
         for index, (label, several) in enumerate(curves.items()):
@@ -130,14 +160,16 @@ def draw_over_time(
         axes.set(xlabel="virtual seconds", ylabel="accuracy (%)", title=title, ylim=(0, 100))
         axes.set_xlim(left=0)
         figure.legend(loc="outside lower center", ncols=2)
+    return figure
 
 
-def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
+def draw_partition(partition: Mapping[str, Any], title: str, path: Path | None = None) -> Figure:
     """Draw who holds how many training images of each class, as bubbles."""
     height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
     width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
-    with figure_file(path, figsize=(width, height)) as (_, axes):
+    with figure_file(path, figsize=(width, height)) as (figure, axes):
         draw_partition_into(axes, partition, title)
+    return figure
 
 
 def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
