@@ -1,7 +1,8 @@
 """Figures for people who would rather look than read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -54,24 +55,40 @@ class DrawnFigure(Figure):
         return content.getvalue()
 
 
+_kept: ContextVar[list[DrawnFigure] | None] = ContextVar("kept", default=None)
+"""Where figures go while `draw_for_python` asks for one."""
+
+
 @contextmanager
 def figure_file(
-    path: Path | None, *shape: int, figsize: tuple[float, float], lines: bool = True, **layout: Any
-) -> Iterator[tuple[DrawnFigure, Any]]:
-    """Give a figure and its axes to draw into; then write it, where there is a path.
-
-    Without `lines` axes have no grid.
-    """
+    path: Path, *shape: int, figsize: tuple[float, float], lines: bool = True, **layout: Any
+) -> Iterator[Any]:
+    """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
     with rc_context({**STYLE, "axes.grid": lines}):
         figure = DrawnFigure(figsize=figsize)
         yield figure, figure.subplots(*shape, **layout)
-    if path is not None:
+    kept = _kept.get()
+    if kept is None:
         figure.savefig(path)
+    else:
+        kept.append(figure)
 
 
-def draw_run_curves(
-    records: Sequence[Mapping[str, Any]], title: str, path: Path | None = None
-) -> Figure:
+def draw_for_python(draw: Callable[[Path], object]) -> DrawnFigure | None:
+    """Return the figure that a function would write to a path; None where it draws none.
+
+    So every function that draws into a file also serves notebooks.
+    """
+    kept: list[DrawnFigure] = []
+    before = _kept.set(kept)
+    try:
+        draw(Path("unwritten"))
+    finally:
+        _kept.reset(before)
+    return kept[0] if kept else None
+
+
+def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw all readings of one run per round, on the clients' own tests."""
     curves = {
         label: [[(r["round"], r["accuracy"]["own"].get(reading)) for r in records if r["accuracy"]]]
@@ -83,25 +100,23 @@ def draw_run_curves(
         if several[0] and all(value is not None for _, value in several[0])
     }
     if any(len(curve) > 1 for several in known.values() for curve in several):
-        return draw_curves(known, title, path)
-    return _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
+        draw_curves(known, title, path)
+    else:
+        _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
 
 
-def _draw_bars(values: Mapping[str, float | None], title: str, path: Path | None) -> Figure:
+def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> None:
     """Draw accuracies of one round: there is nothing to connect."""
     labels = list(values)[::-1]
     numbers = [values[label] or 0.0 for label in labels]
-    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (figure, axes):
+    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (_, axes):
         bars = axes.barh(labels, numbers, color=COLOURS[0], height=0.6)
         axes.bar_label(bars, fmt="%.1f", padding=4)
         axes.set(xlabel="accuracy (%)", title=title, xlim=(0, 108))
         axes.grid(visible=False, axis="y")
-    return figure
 
 
-def draw_curves(
-    curves: Mapping[str, Sequence[Curve]], title: str, path: Path | None = None
-) -> Figure:
+def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band.
 
     A curve of one point beside longer ones is of one exchange: a dashed line across.
@@ -136,14 +151,11 @@ def draw_curves(
             fitting = 6.9 / (0.16 + 0.0144 * max(map(len, curves)))
             size = min(10.0, max(5.0, fitting))
             figure.legend(loc="outside lower center", ncols=2, fontsize=size)
-    return figure
 
 
 def draw_over_time(
-    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
-    title: str,
-    path: Path | None = None,
-) -> Figure:
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str, path: Path
+) -> None:
     """Draw accuracy over virtual seconds: a line for each run, as their clocks differ."""
     with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
         for index, (label, several) in enumerate(curves.items()):
@@ -160,16 +172,14 @@ def draw_over_time(
         axes.set(xlabel="virtual seconds", ylabel="accuracy (%)", title=title, ylim=(0, 100))
         axes.set_xlim(left=0)
         figure.legend(loc="outside lower center", ncols=2)
-    return figure
 
 
-def draw_partition(partition: Mapping[str, Any], title: str, path: Path | None = None) -> Figure:
+def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
     """Draw who holds how many training images of each class, as bubbles."""
     height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
     width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
-    with figure_file(path, figsize=(width, height)) as (figure, axes):
+    with figure_file(path, figsize=(width, height)) as (_, axes):
         draw_partition_into(axes, partition, title)
-    return figure
 
 
 def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
