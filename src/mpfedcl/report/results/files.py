@@ -54,7 +54,9 @@ def _tables(section: Json) -> Iterator[tuple[str, Json]]:
 
     What the section says first, of data and seeds, ends each caption; the rest is a note.
     """
-    first, *others = [each for each in section.get("about", ()) if each] or [""]
+    # Of all folders together it says only how the page is ordered.
+    about = [] if section["kind"] == "together" else section["about"]
+    first, *others = [each for each in about if each] or [""]
 
     def complete(table: Json, title: str = "") -> Json:
         sentences = [each.rstrip(".") for each in (title, table["caption"], first) if each]

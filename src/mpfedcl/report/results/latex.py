@@ -15,6 +15,9 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    # After the end of a row these two are read as part of that command.
+    "[": "{[}",
+    "*": "{*}",
     # Babel takes it for a command in some languages.
     '"': r"\symbol{34}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -68,7 +71,9 @@ def escape_latex(text: str) -> str:
     plain = " ".join(text.split())
     # Marks of direction and other controls are nothing to print.
     seen = "".join(sign for sign in plain if unicodedata.category(sign)[0] != "C")
-    return "".join(_SPECIAL.get(sign, sign) for sign in seen)
+    # Two of these in a row are printed as another sign.
+    apart = re.sub(r"([-'`,])(?=\1)", "\\1\0", seen)
+    return "".join(_SPECIAL.get(sign, sign) for sign in apart).replace("\0", "{}")
 
 
 def name_for_file(title: str) -> str:
