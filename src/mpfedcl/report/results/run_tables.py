@@ -10,14 +10,15 @@ from mpfedcl.rounds.clock import training_seconds
 
 _RUN = {"method": str, "seed": int, "run": str}
 """With what every row begins: whose it is, and the folder of the run."""
+_ROUND = {"round": int, "last": bool}
 
 
 def accuracy_table(runs: Sequence[RunRecords]) -> LongTable:
-    """Return accuracy in % by round, test and reading; `judged` is the method's own reading.
+    """Return accuracy in % by round, test and reading; readings that a run never has are left out.
 
-    Readings that a run never has are left out.
+    `last` is the last round evaluated, and `judged` the reading that the method is judged by.
     """
-    columns = {"round": int, "test": str, "reading": str, "judged": bool, "accuracy": float}
+    columns = {**_ROUND, "test": str, "reading": str, "judged": bool, "accuracy": float}
 
     def rows(run: RunRecords) -> Iterator[tuple[Value, ...]]:
         read = [(line.round, line.accuracy) for line in run.rounds if line.accuracy]
@@ -30,16 +31,17 @@ def accuracy_table(runs: Sequence[RunRecords]) -> LongTable:
         for number, table in read:
             for test, reading in had:
                 judged = run.readings[test] == reading
-                yield number, test, reading, judged, table.get(test, {}).get(reading)
+                is_last = number == read[-1][0]
+                yield number, is_last, test, reading, judged, table.get(test, {}).get(reading)
 
     return LongTable(_RUN | columns, [(*_name(run), *row) for run in runs for row in rows(run)])
 
 
 def clients_table(runs: Sequence[RunRecords]) -> LongTable:
     """Return each client's accuracy in % on its own test by round, by the method's reading."""
-    columns = {"round": int, "client": str, "accuracy": float}
+    columns = {**_ROUND, "client": str, "accuracy": float}
     rows = [
-        (*_name(run), line.round, client, accuracy)
+        (*_name(run), line.round, line is run.last_evaluated, client, accuracy)
         for run in runs
         for line in run.rounds
         for client, accuracy in (line.accuracy_per_client or {}).items()

@@ -19,7 +19,16 @@ def as_text(heading: str, table: Json) -> str:
     rows = [[_cell_text(cell) for cell in row] for row in table["rows"]]
     shown = TextTable(table["caption"], table["columns"], rows, "\n".join(_notes(table)))
     text = StringIO()
-    shown.show(Console(file=text, width=_WIDTH, markup=False, highlight=False))
+    # In a notebook a console would otherwise print, whatever its file is.
+    plain = Console(
+        file=text,
+        width=_WIDTH,
+        markup=False,
+        highlight=False,
+        color_system=None,
+        force_jupyter=False,
+    )
+    shown.show(plain)
     return f"{heading}\n{text.getvalue().rstrip()}"
 
 
