@@ -174,6 +174,7 @@ class LoadedComparison(Loaded):
     @property
     def figures(self) -> Mapping[str, Callable[[Path], object]]:
         """accuracy, partition (of the first run); accuracy-over-time, where clocks are virtual."""
+        figures: dict[str, Callable[[Path], object]]
         figures = {"accuracy": partial(draw_accuracy, self._groups), **_split_of(self._records[0])}
         if has_virtual_time(self._groups):
             figures["accuracy-over-time"] = partial(draw_accuracy_over_time, self._groups)

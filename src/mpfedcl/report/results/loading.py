@@ -25,6 +25,7 @@ def load(
         An object with `.frame()`, measurements in long form, and `.plot()`, a figure.
 
     Example:
+        >>> from mpfedcl import Experiment, run
         >>> made = run(Experiment(method="fedavg", rounds=1, clients=2), out=folder / "run")
         >>> load(made.path).accuracy == made.accuracy
         True
