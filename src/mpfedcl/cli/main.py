@@ -52,7 +52,7 @@ Each takes --help. A first look, on the data inside the package: mpfedcl run --r
 
 _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "run": (experiments.Run, "run"),
-    "compare": (experiments.Compare, "compare"),
+    "compare": (experiments.Compare, "comparison"),
     "report": (experiments.Report, "report"),
     "watch": (experiments.Watch, "watch"),
     "join": (deployment.Join, "join"),

@@ -6,8 +6,6 @@ from typing import Any
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import TESTS, Test, find_method
-from mpfedcl.report.results.loaded import LoadedComparison
-from mpfedcl.report.run_description import RunRecords
 from mpfedcl.report.tables import (
     MARKS,
     READING_GROUPS,
@@ -20,6 +18,7 @@ from mpfedcl.report.tables import (
     name_encoders,
     name_readings,
 )
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
 
 _MOST_CLIENTS = 6
@@ -30,12 +29,10 @@ _ORDER = " (own test; union test)"
 def write_comparison(
     comparison: Comparison, *, all_readings: bool = False
 ) -> tuple[dict[str, Any], list[TextTable]]:
-    """Write table.md, comparison.json and the figures; return the numbers and the tables."""
+    """Write comparison.json, the figures and table.md; return the numbers and the tables."""
     content = comparison.collect()
     comparison.write(content)
-    records = [RunRecords.read(each.path) for each in comparison.planned_runs]
-    for name, draw in LoadedComparison(comparison.path, records).figures.items():
-        draw(comparison.path / f"{name}.png")
+    _draw(comparison, content)
     tables = _build_tables(comparison, content, all_readings=all_readings)
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(comparison.path / "table.md", text.encode())
@@ -142,3 +139,35 @@ def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[
         for test, title in tests.items()
         for group, readings in READING_GROUPS.items()
     ]
+
+
+def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
+    """Draw each method's headline reading per round, and the partition of the first seed."""
+    from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
+
+    curves: dict[str, list[Curve]] = {}
+    clocked: dict[str, list[list[tuple[float, float]]]] = {}
+    for each in comparison.planned_runs:
+        reading = content["methods"][each.experiment.method]["reading"]
+        records = [r for r in RunDirectory(each.path).read_records() if r["accuracy"]]
+        curve = [(record["round"], record["accuracy"]["own"].get(reading)) for record in records]
+        times = [record["virtual_seconds"] for record in records if "virtual_seconds" in record]
+        method = each.experiment.method
+        once = "" if find_method(method).trains else "; no rounds"
+        curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
+        if times:
+            accuracies = [accuracy for _, accuracy in curve]
+            clocked.setdefault(method, []).append(list(zip(times, accuracies, strict=True)))
+    first = comparison.planned_runs[0]
+    setting = describe_partition(first.experiment, with_seed=False)
+    title = f"{first.experiment.dataset.name}, {setting}: clients' own tests"
+    draw_curves(curves, title, comparison.path / "accuracy.png")
+    if clocked:
+        draw_over_time(clocked, title, comparison.path / "accuracy-over-time.png")
+    partition = RunDirectory(first.path).read_json("partition.json")
+    assert partition is not None
+    draw_partition(
+        partition,
+        f"training images, {describe_partition(first.experiment)}",
+        comparison.path / "partition.png",
+    )
