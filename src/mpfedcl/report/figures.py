@@ -61,7 +61,7 @@ _kept: ContextVar[list[DrawnFigure] | None] = ContextVar("kept", default=None)
 
 @contextmanager
 def figure_file(
-    path: Path, *shape: int, figsize: tuple[float, float], lines: bool = True, **layout: Any
+    path: Path, *shape: int, figsize: Any = None, lines: bool = True, **layout: Any
 ) -> Iterator[Any]:
     """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
     with rc_context({**STYLE, "axes.grid": lines}):

@@ -42,11 +42,13 @@ def write_pdf(result: ResultFolder) -> list[Path]:
     """Write the figures of a result as PDF; those of the paper's tables are drawn by its runs."""
     if result.kind == "paper":
         return []
-    written = []
-    for name, draw in read_result(result).figures.items():
-        written.append(result.path / f"{name}.pdf")
-        draw(written[-1])
-    return written
+    files = {
+        result.path / f"{name}.pdf": draw for name, draw in read_result(result).figures.items()
+    }
+    for path, draw in files.items():
+        draw(path)
+    # Where there is nothing to draw, there is no file.
+    return [path for path in files if path.is_file()]
 
 
 def _tables(section: Json) -> Iterator[tuple[str, Json]]:
