@@ -42,9 +42,9 @@ def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_p
         assert run.accuracy == read_summary(run.path)["accuracy"]
         assert run.accuracy_union == read_summary(run.path)["accuracy_union"]
     # Once more, nothing is run.
-    before = {name: time for name, time in modified(found.path).items() if "seed" in name}
+    before = {name: time for name, time in modified(found.path).items() if "-seed" in name}
     again = compare(base, METHODS, found.path, seeds=SEEDS, on_progress=_refuse)
-    assert {name: time for name, time in modified(found.path).items() if "seed" in name} == before
+    assert {name: time for name, time in modified(found.path).items() if "-seed" in name} == before
     assert repr(again) == repr(found)
 
 
