@@ -1,4 +1,8 @@
-"""The notebooks among the examples: every cell is run, and what GitHub shows is of a real run."""
+"""The notebooks among the examples: every cell is run, and what GitHub shows is of a real run.
+
+To make the outputs anew: `pip install nbclient ipykernel`, then in a copy of examples/
+`jupyter execute --inplace results.ipynb`.
+"""
 
 import ast
 import base64
