@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Compare
@@ -47,6 +48,7 @@ def compare_command(arguments: Compare) -> int:
     for table in tables:
         table.show(stdout_console())
     stdout_console().print(f"comparison: {path}")
-    figures = ", ".join(sorted(each.name for each in comparison.path.glob("*.png")))
-    stdout_console().print(f"in it: table.md, comparison.json, {figures}")
+    figures = sorted(each.name for each in comparison.path.glob("*.png"))
+    told = f"in it: {', '.join(['table.md', 'comparison.json', *figures])}"
+    stdout_console().print(fill(told, 100, break_on_hyphens=False))
     return 0
