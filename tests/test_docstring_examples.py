@@ -17,6 +17,8 @@ NAMES = [
     "PrototypePool",
     "Tracker",
     "cluster_prototypes",
+    "compare",
+    "load",
     "prototype_contrastive_loss",
     pytest.param("resume", marks=pytest.mark.whole),
     pytest.param("run", marks=pytest.mark.whole),

@@ -3,13 +3,16 @@
 from mpfedcl import Experiment, run
 result = run(Experiment(method="mp-fedcl", rounds=60))
 print(result.accuracy, result.path)
+
+comparison = mpfedcl.load("demo")     # or mpfedcl.compare(...)
+comparison.frame(), comparison.plot()
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpfedcl.api import resume, run, tune
+    from mpfedcl.api import compare, resume, run, tune
     from mpfedcl.deployment.predictor import Prediction, Predictor
     from mpfedcl.errors import InvalidInput
     from mpfedcl.experiment import Experiment
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
         cluster_prototypes,
         prototype_contrastive_loss,
     )
+    from mpfedcl.report.results import LoadedComparison, LoadedRun, LoadedSearch, load
     from mpfedcl.runs.observer import RunResult
     from mpfedcl.tracking import Tracker
 
@@ -28,6 +32,9 @@ _HOMES = {
     "Context": "methods",
     "Experiment": "experiment",
     "InvalidInput": "errors",
+    "LoadedComparison": "report.results",
+    "LoadedRun": "report.results",
+    "LoadedSearch": "report.results",
     "Method": "methods",
     "Prediction": "deployment.predictor",
     "Predictor": "deployment.predictor",
@@ -36,6 +43,8 @@ _HOMES = {
     "RunResult": "runs.observer",
     "Tracker": "tracking",
     "cluster_prototypes": "prototypes",
+    "compare": "api",
+    "load": "report.results",
     "prototype_contrastive_loss": "prototypes",
     "resume": "api",
     "run": "api",
@@ -46,6 +55,9 @@ __all__ = [
     "Context",
     "Experiment",
     "InvalidInput",
+    "LoadedComparison",
+    "LoadedRun",
+    "LoadedSearch",
     "Method",
     "Prediction",
     "Predictor",
@@ -53,7 +65,10 @@ __all__ = [
     "Prototypes",
     "RunResult",
     "Tracker",
+    "__version__",
     "cluster_prototypes",
+    "compare",
+    "load",
     "prototype_contrastive_loss",
     "resume",
     "run",
@@ -61,8 +76,19 @@ __all__ = [
 ]
 
 
+if TYPE_CHECKING:
+    __version__: str
+
+
 def __getattr__(name: str) -> Any:
     # Names are fetched when first used: `mpfedcl --help` must not wait for torch.
+    if name == "__version__":
+        return import_module("importlib.metadata").version("mpfedcl")
     if name not in _HOMES:
         raise AttributeError(f"module 'mpfedcl' has no attribute {name!r}")
     return getattr(import_module(f"mpfedcl.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    # Notebooks complete from this; names that are not fetched yet are in no other list.
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "import_module"})

@@ -1,9 +1,10 @@
-"""`run` and `resume`: a simulation with all that accompanies it.
+"""`run`, `resume`, `compare` and `tune`: simulations with all that accompanies them.
 
 Runs know nothing of what is made of them. Here they are put together with it: trackers are told of
 each round, and a finished run gets its calibration, its model card and its convergence summary.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,21 @@ from mpfedcl.deployment.calibration import calibrate
 from mpfedcl.deployment.exchange_changes import refuse_changed
 from mpfedcl.deployment.exchange_over_network import change_exchange
 from mpfedcl.deployment.join import warn_of_joined_clients
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
+from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.model_card import write_card
+from mpfedcl.report.results import LoadedComparison, load
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
+from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions, Runner
+from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
-from mpfedcl.tracking import add_trackers, make_trackers
+from mpfedcl.tracking import add_trackers, make_trackers, read_failures
 
 
 def run(
@@ -128,6 +135,59 @@ COMPANIONS = Companions(attach, inspect_where_asked, change_exchange)
 
 RUNNER = Runner(run, resume)
 """What comparisons, searches and the paper's tables make their runs with."""
+
+
+def compare(
+    base: Experiment,
+    methods: Sequence[str],
+    out: Path | str | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    jobs: int = 1,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> LoadedComparison:
+    """Run several methods over several seeds, as `mpfedcl compare` does.
+
+    What the folder holds already is not run again: after an interruption the same call continues.
+
+    Args:
+        base: The settings that all runs have in common; its method and seed are replaced.
+        methods: The methods by name; "all" is every method that fits, and a warning names others.
+        out: Folder for runs, tables and figures; by default a new one below `runs/`.
+        seeds: Each fixes data split, initial weights, batches and clustering.
+        jobs: Runs at the same time. A script that asks for several must do so below
+            `if __name__ == "__main__":`, because each is a process that imports the script.
+        on_progress: Told after each round how many rounds are done, and of how many.
+
+    Returns:
+        The comparison, as `load` reads it: `.frame()`, `.plot()`, and a notebook shows a table.
+
+    Example:
+        >>> base = Experiment(rounds=1, clients=2)
+        >>> found = compare(base, ["fedavg", "local"], folder / "both", seeds=[0])
+        >>> found.methods
+        ['fedavg', 'local']
+    """
+    if isinstance(methods, str):
+        methods = [methods]
+    if jobs < 1:
+        raise InvalidInput(f"jobs is {jobs}; it must be 1 or more.")
+    make_trackers(base.track)
+    path = unused_folder(Path("runs") / "comparison") if out is None else Path(out)
+    chosen, left_out = choose_methods(base, methods)
+    comparison = Comparison.prepare(base, chosen, seeds, path)
+    for name, reason in left_out.items():
+        warnings.warn(f"{name} is left out: {reason}", stacklevel=2)
+    total = sum(each.experiment.rounds for each in comparison.planned_runs)
+    told = JobOptions(RUNNER, jobs, on_wait=lambda: on_progress(comparison.rounds_done(), total))
+    comparison.run(told)
+    for each in comparison.planned_runs:
+        for sentence in read_failures(each.path):
+            warnings.warn(f"{each.path.name}: {sentence}", stacklevel=2)
+    write_comparison(comparison)
+    loaded = load(path)
+    assert isinstance(loaded, LoadedComparison)
+    return loaded
 
 
 def tune(

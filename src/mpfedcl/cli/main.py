@@ -25,7 +25,7 @@ mpfedcl: federated learning for clients whose data differ
 
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
-  mpfedcl report   DIR [DIR ...] [--out FILE.html]             one HTML page of what was run
+  mpfedcl report   DIR [DIR ...] [--latex] [--csv] [--pdf]     one HTML page of what was run
   mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
   mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
   mpfedcl leave    RUN --name NAME                             a client taken out of it again
@@ -52,7 +52,7 @@ Each takes --help. A first look, on the data inside the package: mpfedcl run --r
 
 _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "run": (experiments.Run, "run"),
-    "compare": (experiments.Compare, "compare"),
+    "compare": (experiments.Compare, "comparison"),
     "report": (experiments.Report, "report"),
     "watch": (experiments.Watch, "watch"),
     "join": (deployment.Join, "join"),

@@ -1,17 +1,16 @@
 """Figures for people who would rather look than read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy
-
-matplotlib.use("Agg")  # Files only: no screen is asked for.
-
-from matplotlib import pyplot
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -30,20 +29,63 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "figure.constrained_layout.use": True,
+    # Journals refuse Type 3 fonts, which are matplotlib's own choice.
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
 }
 
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
 
 
+class DrawnFigure(Figure):
+    """A figure that a notebook shows, and whose PDF has TrueType fonts.
+
+    It is made without pyplot, so that it neither changes a user's screen nor stays in memory.
+    """
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write the figure, as matplotlib does, in the style it was drawn in."""
+        with rc_context(STYLE):
+            super().savefig(*arguments, **options)
+
+    def _repr_png_(self) -> bytes:
+        content = BytesIO()
+        self.savefig(content, format="png")
+        return content.getvalue()
+
+
+_kept: ContextVar[list[DrawnFigure] | None] = ContextVar("kept", default=None)
+"""Where figures go while `draw_for_python` asks for one."""
+
+
 @contextmanager
-def figure_file(path: Path, *shape: int, lines: bool = True, **layout: Any) -> Iterator[Any]:
+def figure_file(
+    path: Path, *shape: int, figsize: Any = None, lines: bool = True, **layout: Any
+) -> Iterator[Any]:
     """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
-    with pyplot.rc_context({**STYLE, "axes.grid": lines}):
-        figure, axes = pyplot.subplots(*shape, **layout)
-        yield figure, axes
+    with rc_context({**STYLE, "axes.grid": lines}):
+        figure = DrawnFigure(figsize=figsize)
+        yield figure, figure.subplots(*shape, **layout)
+    kept = _kept.get()
+    if kept is None:
         figure.savefig(path)
-        pyplot.close(figure)
+    else:
+        kept.append(figure)
+
+
+def draw_for_python(draw: Callable[[Path], object]) -> DrawnFigure | None:
+    """Return the figure that a function would write to a path; None where it draws none.
+
+    So every function that draws into a file also serves notebooks.
+    """
+    kept: list[DrawnFigure] = []
+    before = _kept.set(kept)
+    try:
+        draw(Path("unwritten"))
+    finally:
+        _kept.reset(before)
+    return kept[0] if kept else None
 
 
 def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:

@@ -22,9 +22,12 @@ class ResultFolder:
     """Runs that have no round yet."""
 
 
-def find_result_folders(folders: Sequence[Path]) -> list[ResultFolder]:
-    """Return what the folders hold, each thing once; a folder of tables holds several."""
-    found = [result for folder in folders for result in _inspect_folder(folder)]
+def find_result_folders(folders: Sequence[Path], named: str = "DIR") -> list[ResultFolder]:
+    """Return what the folders hold, each thing once; a folder of tables holds several.
+
+    `named` is what the user gave them as.
+    """
+    found = [result for folder in folders for result in _inspect_folder(folder, named)]
     return list({(result.path.resolve(), result.kind): result for result in found}.values())
 
 
@@ -35,13 +38,13 @@ def find_tuning_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/tuning.json"))
 
 
-def _inspect_folder(folder: Path) -> list[ResultFolder]:
+def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
     if (folder / "result.json").is_file():
         return [ResultFolder(folder, "paper")]
     if (folder / "tuning.json").is_file():
         return [ResultFolder(folder, "tuning")]
-    if (folder / "comparison.json").is_file() and (named := _read_compared_runs(folder)):
-        return [_select_started_runs(folder, named)]
+    if (folder / "comparison.json").is_file() and (compared := _read_compared_runs(folder)):
+        return [_select_started_runs(folder, compared, named)]
     if (folder / "experiment.toml").is_file():
         return [ResultFolder(folder, "run", (folder,))]
     # The folder of `mpfedcl paper`, what is below it, or whatever else somebody keeps together.
@@ -53,17 +56,17 @@ def _inspect_folder(folder: Path) -> list[ResultFolder]:
         found.append(ResultFolder(searched, "tuning"))
     inside = sorted(each.parent for each in folder.glob("*/experiment.toml"))
     if inside:
-        found.append(_select_started_runs(folder, inside))
+        found.append(_select_started_runs(folder, inside, named))
     if found:
         return found
     if any(folder.glob("*/search.json")):
         raise InvalidInput(
-            f"DIR is {str(folder)!r}; the search in it has not ended: the same command of tune "
+            f"{named} is {str(folder)!r}; the search in it has not ended: the same command of tune "
             "resumes it."
         )
     raise InvalidInput(
-        f"DIR is {str(folder)!r}; it must be a folder that holds a run, a comparison, a search or "
-        "a table of the paper."
+        f"{named} is {str(folder)!r}; it must be a folder that holds a run, a comparison, a search "
+        "or a table of the paper."
     )
 
 
@@ -81,11 +84,11 @@ def _read_compared_runs(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _select_started_runs(folder: Path, paths: Sequence[Path]) -> ResultFolder:
+def _select_started_runs(folder: Path, paths: Sequence[Path], named: str) -> ResultFolder:
     begun = [path for path in paths if RunDirectory(path).count_records()]
     if not begun:
         raise InvalidInput(
-            f"DIR is {str(folder)!r}; no run in it has a round yet, and a report needs one."
+            f"{named} is {str(folder)!r}; no run in it has a round yet, and a report needs one."
         )
     waiting = tuple(path.name for path in paths if path not in begun)
     return ResultFolder(folder, "comparison", tuple(begun), waiting)

@@ -188,7 +188,7 @@ class Watch:
 class Report:
     """Make one HTML file of what was run; it opens without a network.
 
-    Examples: `mpfedcl report runs/mine`, `mpfedcl report demo`,
+    Examples: `mpfedcl report runs/mine`, `mpfedcl report demo --latex --csv --pdf`,
     `mpfedcl report runs/a runs/b --out both.html`.
     """
 
@@ -198,6 +198,12 @@ class Report:
     """Folders of runs, comparisons, searches or tables of the paper; one section each."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = None
     """Where the page is written [default: report.html in the first folder]."""
+    latex: Flag = False
+    """Also write each table as DIR/*.tex, for LaTeX with booktabs."""
+    csv: Flag = False
+    """Also write the measurements in long form as DIR/*.csv, a row per round, test and reading."""
+    pdf: Flag = False
+    """Also write the figures as DIR/*.pdf, with TrueType fonts as journals ask for."""
 
 
 @dataclass(frozen=True)

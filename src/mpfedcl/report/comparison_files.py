@@ -1,16 +1,10 @@
-"""`mpfedcl compare`."""
+"""The files of a finished comparison: its tables, its figures, and comparison.json."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from mpfedcl.api import RUNNER
-from mpfedcl.cli.arguments.experiments import Compare
-from mpfedcl.cli.commands.parallel_jobs import find_job_count
-from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.files import unused_folder, write_atomically
+from mpfedcl.files import write_atomically
 from mpfedcl.methods import TESTS, Test, find_method
 from mpfedcl.report.tables import (
     MARKS,
@@ -26,55 +20,23 @@ from mpfedcl.report.tables import (
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
-from mpfedcl.studies.jobs import JobOptions
-from mpfedcl.studies.method_choice import choose_methods
-from mpfedcl.tracking import make_trackers, read_failures
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
 _ORDER = " (own test; union test)"
 
 
-def compare_command(arguments: Compare) -> int:
-    """Run what is missing, then print the table and draw the figures."""
-    jobs = find_job_count("compare", arguments.file, arguments.settings, arguments.jobs)
-    # What is missing is said before any run is begun.
-    make_trackers(arguments.settings.track)
-    path = arguments.out or unused_folder(Path("runs") / "comparison")
-    methods, left_out = choose_methods(arguments.settings, arguments.methods)
-    comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
-    total = sum(each.experiment.rounds for each in comparison.planned_runs)
-    console = stderr_console()
-    for name, reason in left_out.items():
-        console.print(f"{name} is left out: {reason}")
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
-        task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
-
-        def advance() -> None:
-            bar.update(task, completed=comparison.rounds_done())
-
-        complete = comparison.run(JobOptions(RUNNER, jobs, stop, advance))
-    if not complete:
-        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
-        return 130
-    for each in comparison.planned_runs:
-        for sentence in read_failures(each.path):
-            console.print(f"{each.path.name}: {sentence}")
+def write_comparison(
+    comparison: Comparison, *, all_readings: bool = False
+) -> tuple[dict[str, Any], list[TextTable]]:
+    """Write comparison.json, the figures and table.md; return the numbers and the tables."""
     content = comparison.collect()
     comparison.write(content)
     _draw(comparison, content)
-    tables = _build_tables(comparison, content, all_readings=arguments.readings == "all")
+    tables = _build_tables(comparison, content, all_readings=all_readings)
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
-    write_atomically(path / "table.md", text.encode())
-    if arguments.json:
-        print(json.dumps({"path": str(path), **content}, indent=2))
-        return 0
-    for table in tables:
-        table.show(stdout_console())
-    stdout_console().print(f"comparison: {path}")
-    figures = ", ".join(sorted(each.name for each in comparison.path.glob("*.png")))
-    stdout_console().print(f"in it: table.md, comparison.json, {figures}")
-    return 0
+    write_atomically(comparison.path / "table.md", text.encode())
+    return content, tables
 
 
 def _build_tables(

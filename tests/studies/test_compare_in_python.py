@@ -1,0 +1,104 @@
+"""`mpfedcl.compare`: the comparison of the command, from Python."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from comparison_command import MATCHED, METHODS, SEEDS, modified
+from mpfedcl import Experiment, InvalidInput, compare
+from mpfedcl.methods import find_method
+from small_experiments import Json, Say, assert_same_run, read_summary, small
+
+pytestmark = pytest.mark.whole
+
+
+def without_seconds(path: Path) -> Json:
+    content: Json = json.loads((path / "comparison.json").read_text())
+    for entry in content["methods"].values():
+        assert len(entry.pop("seconds")) == len(SEEDS)
+    return content
+
+
+def _refuse(*_: int) -> None:
+    pytest.fail("a finished run was run again")
+
+
+def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    base = small(images, **MATCHED)
+    found = compare(
+        base, METHODS, tmp_path / "mine", seeds=SEEDS, on_progress=lambda *both: told.append(both)
+    )
+    runs = len(METHODS) * len(SEEDS)
+    assert told == [(done, 2 * runs) for done in range(1, 2 * runs + 1)]
+    assert without_seconds(found.path) == without_seconds(compared)
+    names = {path: {each.name for each in path.iterdir()} for path in (found.path, compared)}
+    assert names[found.path] == names[compared]
+    for run in found.runs:
+        assert_same_run(run.path, compared / run.path.name)
+        assert run.accuracy == read_summary(run.path)["accuracy"]
+        assert run.accuracy_union == read_summary(run.path)["accuracy_union"]
+    # Once more, nothing is run.
+    before = {name: time for name, time in modified(found.path).items() if "-seed" in name}
+    again = compare(base, METHODS, found.path, seeds=SEEDS, on_progress=_refuse)
+    assert {name: time for name, time in modified(found.path).items() if "-seed" in name} == before
+    assert repr(again) == repr(found)
+
+
+def test_differences_by_hand(images: Path, compared: Path, said: Say) -> None:
+    said("report", compared, "--csv")
+    lines = (compared / "differences.csv").read_text().splitlines()
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    assert [(row["test"], row["method"], row["than"]) for row in rows] == [
+        (test, *pair) for test in ("own", "union") for pair in combinations(METHODS, 2)
+    ]
+    for row in rows:
+        name = "accuracy" if row["test"] == "own" else "accuracy_union"
+        one, other = (
+            [read_summary(compared / f"{row[key]}-seed{seed}")[name] for seed in SEEDS]
+            for key in ("method", "than")
+        )
+        gaps = [a - b for a, b in zip(one, other, strict=True)]
+        assert float(row["difference"]) == pytest.approx(fmean(gaps), abs=1e-4)
+        # Student's t of one degree of freedom, over the root of two seeds.
+        reach = 12.7062 * stdev(gaps) / 2**0.5
+        assert float(row["high"]) - float(row["low"]) == pytest.approx(2 * reach, abs=1e-2)
+
+
+def test_methods_that_do_not_fit_are_named(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of all methods two: all would be forty runs.
+    few = {name: find_method(name) for name in ("local", "ditto")}
+    monkeypatch.setattr("mpfedcl.studies.method_choice.built_in_methods", lambda: few)
+    base = small(images, rounds=1, share_model=False)
+    with pytest.warns(UserWarning, match="^ditto is left out: share_model is False"):
+        found = compare(base, "all", tmp_path / "all", seeds=[0])
+    assert found.methods == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes", "sentence"),
+    [
+        ("fedavgg", {}, "fedavgg"),
+        ([], {}, "methods is"),
+        ("local", {"seeds": []}, "seeds is"),
+        ("local", {"jobs": 0}, "jobs is 0; it must be 1 or more"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, methods: list[str], changes: Json, sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        compare(Experiment(), methods, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_found_if_none_is_given(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = compare(small(images, rounds=1), "local", seeds=[0])
+    assert str(found.path) == "runs/comparison"
+    assert "Of one seed alone" in repr(found)
