@@ -187,7 +187,7 @@ def _read_result(folder: Path, item: PaperItem) -> dict[str, Any] | None:
     if (directory.path / "result.json").exists() and not is_sound:
         raise InvalidInput(
             f"{directory.path / 'result.json'} is no result of format 1; it must be removed, or "
-            "made anew."
+            "made again."
         )
     return result
 
