@@ -196,7 +196,7 @@ class Method(SumHooks):
         return train.learning_rate(round_number), train.momentum
 
     def prepare(self, broadcast: Broadcast) -> Any:
-        """Turn the broadcast into what the loss needs, once a round."""
+        """Turn the broadcast into what the loss needs, once per round."""
         return None
 
     def at_step(self, received: Any, step: int) -> Any:
