@@ -183,7 +183,7 @@ def test_without_the_secret_there_is_no_task_and_no_run(lab: RunningServer) -> N
         assert refused.value.response.status_code == 401
     kept = lab.folder.secret.read_text()
     reasons = {
-        "x" * 43: "does not take the secret in",
+        "x" * 43: "does not accept the secret in",
         "": "holds 0 characters; a secret must have 32 or more",
         "ä" * 43: "cannot be read",
     }

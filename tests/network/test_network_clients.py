@@ -302,5 +302,5 @@ def test_what_a_client_may_not_say_of_itself(
 def test_only_one_class(tmp_path: Path) -> None:
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
-    with pytest.raises(InvalidInput, match="the clients know the class cat alone"):
+    with pytest.raises(InvalidInput, match="the clients have only the class cat"):
         federation.serve()
