@@ -165,10 +165,10 @@ def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "said", "unsaid"),
     [
-        ("mp-fedcl", ["Prototypes are averages", "Weights travelled", "one averaged model"], []),
-        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights travelled"]),
-        ("fedavg", ["Weights travelled", "0 numbers of prototypes"], ["Prototypes are averages"]),
-        ("local", ["Nothing: each client trained alone."], ["Weights travelled", "MB up"]),
+        ("mp-fedcl", ["Prototypes are averages", "Weights were sent", "one averaged model"], []),
+        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights were sent"]),
+        ("fedavg", ["Weights were sent", "0 numbers of prototypes"], ["Prototypes are averages"]),
+        ("local", ["Nothing: each client trained alone."], ["Weights were sent", "MB up"]),
     ],
 )
 def test_it_says_what_a_method_shares(
