@@ -204,7 +204,7 @@ def test_who_joins_is_told_in_its_own_words(small_run: Path, tmp_path: Path, sai
     save_vectors(tmp_path / "mine.npz")
     code, out, _ = said("join", small_run, "--data", tmp_path / "mine.npz", "--name", "late")
     assert code == 0
-    assert "learnt from 60 vectors of 3 classes" in out
+    assert "made from 60 vectors of 3 classes" in out
     assert "image" not in out
 
 

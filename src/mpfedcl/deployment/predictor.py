@@ -100,11 +100,11 @@ class Predictor:
         self._is_as_measured = not has_changed(trained.path)
         if self.threshold is not None and not self._is_as_measured:
             remark = (
-                "Clients have joined or left since held-out samples were measured: what is unknown "
-                "is judged by the federation as it was, and drift is not."
+                "Clients have joined or left since held-out samples were measured: the threshold "
+                "for unknown is still that of the federation as it was, and drift is not judged."
             )
         if self._space is None:
-            remark = "This run has no prototypes: labels are the classifier's, none is unknown."
+            remark = "This run has no prototypes: the classifier predicts, none is called unknown."
         self.sharpness = held_out.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
