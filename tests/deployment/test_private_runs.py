@@ -31,10 +31,8 @@ def rounds(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_card_says_what_is_promised_and_spent(exchange: Path) -> None:
     card = (exchange / "CARD.md").read_text()
-    assert (
-        "Differential privacy: epsilon 4 of 4 spent at delta 1e-05, for adding or removing one image"
-        in card
-    )
+    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in card
+    assert "for adding or removing one image" in card
     assert "There is no privacy guarantee" not in card
     # A card is made to be published: who holds how much is not in it.
     assert "how much each holds is not shown" in card
@@ -44,10 +42,8 @@ def test_the_card_says_what_is_promised_and_spent(exchange: Path) -> None:
 def test_the_report_says_it_too(exchange: Path, rounds: Path, tmp_path: Path, said: Say) -> None:
     assert said("report", exchange, rounds, "--out", tmp_path / "report.html")[0] == 0
     page = (tmp_path / "report.html").read_text()
-    assert (
-        "Differential privacy: epsilon 4 of 4 spent at delta 1e-05, for adding or removing one image"
-        in page
-    )
+    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in page
+    assert "for adding or removing one image" in page
     assert "for adding or removing all images of one client" in page
     assert "Under a privacy budget it is not shown who holds how much." in page
 

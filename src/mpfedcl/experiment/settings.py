@@ -258,7 +258,7 @@ class ModelSettings(Settings):
 
     section: ClassVar[str] = "model"
     name: Literal["mlp", "cnn"] | None = None
-    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, on images alone
+    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, only for images
     [default: the data set's, mostly mlp]."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
@@ -285,7 +285,8 @@ class GuardSettings(Settings):
     """Bounds: a change is clipped to this many times the median length of the round before."""
     strictness: Annotated[float, Field(ge=1)] = 2.0
     """Bounds: a client whose changes lie this many deviations farther from the others' direction
-    than usual, round after round, counts less; one more deviation, and it does not count at all."""
+    than usual, round after round, counts less; half a deviation more, and it does not count at
+    all."""
     odd_factor: Annotated[float, Field(gt=1)] = 4.0
     """Bounds, where clients send sums: a client whose class means differ from the others' by this
     many times what chance explains is rejected; so are prototypes this many times as long."""
@@ -328,7 +329,7 @@ class SecureSettings(Settings):
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
     """More than this share of a round's clients must be left at its end, or nothing is opened. With
     more than two thirds, a server that cheats together with a third of the clients learns no more
-    than one that does not."""
+    than an honest one."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

@@ -58,9 +58,9 @@ class PrivacyReceipt:
     """Show a client what would leave its machine: a dry run on its own data; nothing is sent.
 
     Lists every field of every message to the server, with its size and the smallest number of
-    images behind any of its numbers, as the client's program packs it, and the privacy budget. With
-    --threshold, numbers of classes with fewer images are not sent, and the command fails if one
-    would be sent anyway. Examples:
+    images behind any of its numbers, as the client's program packs it, and the privacy budget.
+    With --threshold, numbers of classes with fewer images are not sent, and the command fails if
+    one would be sent anyway. Examples:
     `mpfedcl privacy receipt experiment.toml --data pictures`,
     `mpfedcl privacy receipt runs/lab --data pictures --threshold 5`.
     """

@@ -20,7 +20,7 @@ _ADVICE = {
     "nothing": "too noisy",
     "means": "means",
     "moments": "moments too",
-    "model": "of use",
+    "model": "usable",
 }
 
 
