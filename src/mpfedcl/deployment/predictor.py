@@ -57,8 +57,8 @@ class Predictor:
         client: Whose personal model to use; None is the averaged model.
         false_alarms: The share of known images that may be flagged as unknown by mistake: 0.001,
             0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
-        coverage: With a classifier: give each image the set of classes that holds the truth with
-            this probability, as 0.9.
+        coverage: With a classifier: give each image a set of classes that contains the true one
+            with this probability, such as 0.9.
         probabilities: With a classifier: give each image the probabilities of all classes.
 
     `threshold` is the distance beyond which an image is unknown, or None; `remark` then says why.
@@ -129,7 +129,7 @@ class Predictor:
         Args:
             path: The run directory.
             client, false_alarms, coverage, probabilities: As for the class.
-            weights: The encoder's file, where it has moved since.
+            weights: The encoder's file, if it has moved since.
         """
         return cls(
             load_trained_run(path, weights=weights),
@@ -194,7 +194,7 @@ class Predictor:
             )
 
     def judge_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
-        """Say whether more samples are far from the pool than chance would have; None: unknown."""
+        """Say whether more samples are far from the pool than chance explains; None: unknown."""
         if self.threshold is None or not self._is_as_measured:
             return None
         return judge_drift(predictions, self.threshold)
