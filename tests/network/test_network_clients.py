@@ -71,7 +71,7 @@ def test_a_class_that_is_not_among_those_named_is_refused(
     run = gathered(tmp_path, places, dataset__classes=("cat", "dog", "fox")).serve()
     assert answered(run.path)[0] == ["north", "south", "west"]
     (reason,) = refused(read_records(run.path)[0]).values()
-    assert reason == "it has the class 'owl', which is none of the experiment's."
+    assert reason == "it has the class 'owl', which the experiment does not have."
 
 
 def test_so_is_one_that_comes_when_classes_have_been_agreed_on(

@@ -325,7 +325,7 @@ def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
     try:
         array = numpy.asarray(sample)
     except ValueError:
-        raise InvalidInput(f"a sample is no array; this run takes {wanted}.") from None
+        raise InvalidInput(f"a sample is not an array; this run takes {wanted}.") from None
     converted: Samples = wanted.convert(array[None])[0]
     return converted
 

@@ -205,7 +205,7 @@ class _Training:
             self.history = [Epoch(**each) for each in note["history"]]
         except (KeyError, TypeError, ValueError, RuntimeError):
             raise InvalidInput(
-                f"{path} is no checkpoint of this mpfedcl; it must be removed to start over."
+                f"{path} is not a checkpoint of this mpfedcl; it must be removed to start over."
             ) from None
 
     def _checkpoint_file(self) -> bytes:

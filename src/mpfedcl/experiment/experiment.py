@@ -176,7 +176,9 @@ class Experiment(Settings):
             section, _, field = name.rpartition("__")
             table = values.setdefault(section, {}) if section else values
             if not isinstance(table, dict):
-                raise InvalidInput(f"{section}.{field} is not a setting; {section} is no section.")
+                raise InvalidInput(
+                    f"{section}.{field} is not a setting; {section} is not a section."
+                )
             table[field] = value
         return type(self)(**values)
 

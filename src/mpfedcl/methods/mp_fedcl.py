@@ -53,7 +53,7 @@ class MpFedCL(Method):
         if experiment.contrast.sample is not None and experiment.contrast.form == "pooled":
             raise InvalidInput(
                 f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
-                "must be left out: that loss is no mean over clients, so a sample would bias it."
+                "must be left out: that loss is not a mean over clients, so a sample would bias it."
             )
 
     def reading_on(self, test: Test) -> Reading:

@@ -301,7 +301,7 @@ class NetworkClient:
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
         if known and odd and sample_index.names_classes:
-            raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
+            raise ClientRefusal(f"it has the class {odd[0]!r}, which the experiment does not have.")
 
     def _introduce(self, data: FederatedData, *, tells_counts: bool) -> Message:
         return Introduction(
