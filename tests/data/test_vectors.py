@@ -137,7 +137,7 @@ def test_type_and_rank_decide_what_an_array_holds(
         (numpy.zeros((6, 0)), "x_train has shape (6, 0); vectors must have at least 1 number"),
         (numpy.zeros((5, 2)), "x_train has 5 vectors and y_train 6 labels; they must be equally"),
         (numpy.zeros((6, 3)), "x_test has vectors of 2 numbers, and "),
-        (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have images alone, or"),
+        (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have only images, or"),
     ],
 )
 def test_refuses_other_arrays(tmp_path: Path, x: NDArray[Any], complaint: str) -> None:

@@ -159,7 +159,7 @@ def test_the_app_that_came_with_a_run_is_not_looked_at(lab: RunningServer) -> No
     with run_of(lab):
         pass
     with pytest.raises(
-        InvalidInput, match="the run's app is 'evil/app'; this server runs mpfedcl's"
+        InvalidInput, match="the run's app is 'evil/app'; this server runs only mpfedcl's"
     ):
         _open(_task("evil/app"))
     assert _open(_task("mpfedcl/mpfedcl")).fab_id == "mpfedcl/mpfedcl"

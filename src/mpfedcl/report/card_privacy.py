@@ -16,12 +16,12 @@ def privacy_section(subject: CardSubject) -> str:
     if pool is not None and len(pool):
         alone = int((pool.counts == 1).sum())
         notes.append(
-            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one of the "
-            f"fewest {subject.noun}s averages {int(pool.counts.min()):,}."
+            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the smallest "
+            f"is the average of {int(pool.counts.min()):,} {subject.noun}s."
         )
         if alone:
             notes.append(
-                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
+                f"A prototype of one {noun} is that {noun}'s embedding; {alone:,} are like this. "
                 "`--prototypes.min-cluster-size` forbids them."
             )
     if summary["parameters_sent"] and subject.trains:
