@@ -120,7 +120,7 @@ def test_the_card_of_a_run_on_the_embedded_digits(
     assert f"{summary['bytes']['up'] / 1e6:.1f} MB up" in card.text
     counts = load_file(path / "pool.safetensors")["counts"]
     assert f"The pool has {len(counts)};" in card.text
-    assert f"stands for {int(counts.min())}." in card.text
+    assert f"is the average of {int(counts.min())} images." in card.text
     assert "no privacy guarantee" in card.text
     assert "CC BY-SA 3.0" in card.text
     assert all(f"{name} {each}" in card.text for name, each in summary["versions"].items())
