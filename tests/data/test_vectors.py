@@ -182,7 +182,7 @@ def test_refuses_domains_that_do_not_go_together(tmp_path: Path) -> None:
     save_vectors(tmp_path / "b.npz", width=4)
     sentence = refusal(tmp_path)
     assert "b.npz: x_train has vectors of 4 numbers, and " in sentence
-    assert "a.npz: x_train has vectors of 5 numbers; a set must have images alone" in sentence
+    assert "a.npz: x_train has vectors of 5 numbers; a set must have only images" in sentence
     assert load_folder(tmp_path, dataset__domains=("b",)).input_size == 4
     save_images(tmp_path / "b.npz")
     assert "b.npz: x_train has images, and " in refusal(tmp_path)
