@@ -71,7 +71,7 @@ def grow_pool(counts: list[int]) -> dict[str, Callable[[], Seconds]]:
 
 
 def grow_prototypes(counts: list[int]) -> dict[str, Callable[[], Seconds]]:
-    """Return 20 clients of 100 images with more and more prototypes a class."""
+    """Return 20 clients of 100 images with more and more prototypes per class."""
     return {
         f"{workload.name}, K = {count}": rounds_of(workload, prototypes__per_class=count)
         for workload in (mnist_clients(20, 100), head_clients(20, 100))

@@ -128,7 +128,11 @@ def tabulate_few(study: Study, rate: float) -> str:
         "own, untrained model": ("alone", "own"),
     }
     rows = [
-        [TITLES[s], name, *(study.cell(rate, s, "mean", pick(name, *c)) for c in columns.values())]
+        [
+            TITLES[s],
+            name.replace(" a class", " per class"),
+            *(study.cell(rate, s, "mean", pick(name, *c)) for c in columns.values()),
+        ]
         for s in study.sets
         for name in names
     ]

@@ -29,7 +29,7 @@ NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("mp-fedcl", {"prototypes__per_class": "auto"}),
 }
 SEEDS = (0, 1, 2)
-COLUMNS = ["data", "K", "own", "union", "averaged model, own", "prototypes a class"]
+COLUMNS = ["data", "K", "own", "union", "averaged model, own", "prototypes per class"]
 
 
 def main(out: Path) -> None:

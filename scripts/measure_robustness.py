@@ -293,7 +293,7 @@ class Report:
                 self._print_table(
                     chosen, attacks, lambda s, a, m=method, p=share: self.lost(m, s, a, p)
                 )
-        print("\nbackdoor: % of triggered images taken for the target\n")
+        print("\nbackdoor: % of triggered images predicted as the target\n")
         for method in ("mp-fedcl", "fedgauss"):
             for key, found in sorted(self._cells.items(), key=str):
                 if key[1] == method and key[3] in ("backdoor", "none"):

@@ -1,4 +1,4 @@
-"""Write the methods into docs/methods.md, below its head, from what they say of themselves.
+"""Write the methods into docs/methods.md, below its head, from what they say about themselves.
 
     python scripts/write_methods.py
 
@@ -33,7 +33,7 @@ def describe(method: type[Method], ranks: dict[str, Any]) -> str:
     lines += [f"{method.paper}. A client sends {method.sends}, and keeps {method.keeps}.", ""]
     lines += [inspect.cleandoc(method.__doc__ or ""), ""]
     if method.our_reading:
-        lines += [f"*Our reading.* {method.our_reading}", ""]
+        lines += [f"*Our interpretation.* {method.our_reading}", ""]
     lines += [f"Judged by: {_name_readings(method)}.{_name_settings(method)}", ""]
     if found := _tell_ranks(method.name, ranks):
         lines += [f"Measured ([all](benchmark.md)): {found}.", ""]

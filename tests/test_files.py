@@ -61,11 +61,11 @@ def test_pipes_devices_and_large_files_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"large has 5 bytes; at most 4 are read\.$"):
         read_bounded(tmp_path / "large", 4)
     for name in ("pipe", "zeros"):
-        with pytest.raises(InvalidInput, match=f"{name} cannot be read: it is no regular file"):
+        with pytest.raises(InvalidInput, match=f"{name} cannot be read: it is not a regular file"):
             read_bounded(tmp_path / name)
     with pytest.raises(InvalidInput, match="cannot be read: Not a directory"):
         read_bounded(tmp_path / "large" / "x")
-    with pytest.raises(InvalidInput, match="it is no regular file"):
+    with pytest.raises(InvalidInput, match="it is not a regular file"):
         read_bounded(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "nothing")
@@ -74,9 +74,9 @@ def test_pipes_devices_and_large_files_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[NaN]", "holds NaN, which is no number"),
+        ("[NaN]", "holds NaN, which is not a number"),
         ('{"a": -Infinity}', "holds -Infinity, which"),
-        ("1e999", "holds 1e999, which is no number of at most 64 bits"),
+        ("1e999", "holds 1e999, which is not a number of at most 64 bits"),
         ("1" + "0" * 400, "holds 1000"),
         ("[" * 10**5, "nested too deeply"),
         ("{", "Expecting"),

@@ -85,5 +85,5 @@ def test_devices_and_pipes_are_no_tensors(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "b.safetensors")
     for name in ("a", "b"):
-        with pytest.raises(InvalidInput, match="cannot be read as safetensors: it is no regular"):
+        with pytest.raises(InvalidInput, match="as safetensors: it is not a regular"):
             load_tensors(tmp_path / f"{name}.safetensors")

@@ -1,4 +1,4 @@
-"""mpfedcl: federated learning for clients whose data differ.
+"""mpfedcl: federated learning on non-IID client data.
 
 from mpfedcl import Experiment, run
 result = run(Experiment(method="mp-fedcl", rounds=60))

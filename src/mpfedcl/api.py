@@ -40,7 +40,7 @@ def run(
     Args:
         experiment: The settings; what is left open is filled in by the method and the data set.
         out: The run directory, new or empty; by default a new folder below `runs/`.
-        observer: Told of each round; it can also stop the run.
+        observer: Notified of each round; it can also stop the run.
 
     Returns:
         The accuracy of the last round, the records of all rounds, and the folder with the rest.
@@ -66,12 +66,12 @@ def resume(
     track_to: Path | None = None,
     trail: bool | None = None,
 ) -> RunResult:
-    """Resume a run from its newest sound checkpoint; it ends with the bits of one never stopped.
+    """Resume a run from its newest intact checkpoint; the result is as if it had never stopped.
 
     Args:
         path: The run directory.
         rounds: More rounds than the run was begun with, or None for as many.
-        observer: Told of each round; it can also stop the run.
+        observer: Notified of each round; it can also stop the run.
         engine, workers, track, track_to, trail: As in `Experiment`. They do not change the result,
             so they may differ from those the run was begun with; None keeps them.
 
@@ -206,13 +206,13 @@ def tune(
     """Choose a method's settings on validation images; no test image is opened.
 
     Args:
-        base: The experiment; what it says of the method's knobs are the defaults, always tried.
+        base: The experiment; its values of the method's knobs are the defaults, always tried.
         method: The method by name.
         out: Folder for the search; one that was stopped is resumed.
         budget: Settings tried.
         seeds: The seeds that each of them is tried with.
         validation: Share of each client's training images that is held out to judge settings.
-        tolerance: Settings within so many standard errors of the best count as equal.
+        tolerance: Settings within this many standard errors of the best count as equal.
         jobs: Runs at the same time.
         should_stop, on_wait: Asked, and called, while runs are under way.
 

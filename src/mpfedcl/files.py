@@ -71,7 +71,7 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidInput(f"{path} cannot be read: it is no regular file.")
+            raise InvalidInput(f"{path} cannot be read: it is not a regular file.")
         if status.st_size > most:
             raise InvalidInput(f"{path} has {status.st_size:,} bytes; at most {most:,} are read.")
         with os.fdopen(handle, "rb", closefd=False) as file:

@@ -46,7 +46,7 @@ def load_json(content: bytes) -> Any:
 
 
 def _refuse_number(text: str) -> Any:
-    raise ValueError(f"it holds {text[:20]}, which is no number of at most 64 bits")
+    raise ValueError(f"it holds {text[:20]}, which is not a number of at most 64 bits")
 
 
 def _read_float(text: str) -> float:

@@ -35,7 +35,7 @@ def load_tensors(path: Path) -> Tensors:
     """Read a safetensors file."""
     if path.exists() and not path.is_file():
         # A link to a device that never ends, or a pipe that nobody writes to.
-        raise InvalidInput(f"{path} cannot be read as safetensors: it is no regular file.")
+        raise InvalidInput(f"{path} cannot be read as safetensors: it is not a regular file.")
     try:
         return load(path.read_bytes())
     except (OSError, SafetensorError) as error:

@@ -179,7 +179,7 @@ def test_another_run_can_be_chosen(opened: Any) -> None:
 
 def test_confusions_follow_their_controls(opened: Any) -> None:
     page = opened("run")
-    found = block(page, "What is taken for what")
+    found = block(page, "Confusion matrix")
     title = found.locator("figcaption strong")
     assert title.inner_text().startswith("All clients")
     found.get_by_label("Client", exact=True).select_option(label="client-1")
@@ -239,7 +239,7 @@ def test_matrices_and_bubbles_answer_to_keys_and_pointer(opened: Any) -> None:
     page.keyboard.press("ArrowDown")
     assert held.locator(".tip").inner_text().startswith("client-1")
     assert "training images" in held.locator(".tip").inner_text()
-    found = block(page, "What is taken for what")
+    found = block(page, "Confusion matrix")
     found.locator(".heat").first.hover()
     assert "%" in found.locator(".tip").inner_text()
 
@@ -304,9 +304,7 @@ def test_hostile_names_do_nothing(opened: Any) -> None:
     assert page.locator("img").count() == 0
     assert page.locator("main script").count() == 0
     # As text they are all there.
-    options = (
-        block(page, "What is taken for what").get_by_label("Client", exact=True).locator("option")
-    )
+    options = block(page, "Confusion matrix").get_by_label("Client", exact=True).locator("option")
     # Signs that turn the direction of text are replaced: they would turn the words around too.
     assert options.all_text_contents()[1:] == [n.replace("\u202e", "\ufffd") for n in HOSTILE]
     for drawing in page.locator(".canvas svg").all():

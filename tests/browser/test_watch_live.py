@@ -122,7 +122,7 @@ def test_runs_vanish_and_come_without_a_reload(live: Open, live_server: Server) 
     row(page, "late").wait_for()
     open_run(page, "late")
     shutil.rmtree(path)
-    page.get_by_text("This run is not there any more.").wait_for()
+    page.get_by_text("This run no longer exists.").wait_for()
     page.get_by_role("link", name="All runs").click()
     page.wait_for_selector(".runs tbody tr")
     assert row(page, "late").count() == 0

@@ -33,7 +33,7 @@ def test_runs_can_be_found(live: Open) -> None:
     page.get_by_label("State").select_option("damaged")
     assert rows.locator("a").all_inner_texts() == ["broken"]
     page.get_by_label("Find").fill("nothing like it")
-    assert "No run fits." in page.locator(".runs").inner_text()
+    assert "No run matches." in page.locator(".runs").inner_text()
 
 
 @pytest.mark.parametrize(

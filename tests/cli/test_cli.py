@@ -139,7 +139,7 @@ def test_a_run_of_one_exchange(tmp_path: Path, cli: Cli) -> None:
     card = (tmp_path / "run" / "CARD.md").read_text()
     assert "Each client sent sums over its vectors once, at most 34 numbers." in card
     assert "One exchange, 2 clients" in card
-    assert "Sums travelled" in card
+    assert "Sums were sent" in card
 
 
 def test_a_run_as_json(images: Path, tmp_path: Path, cli: Cli) -> None:

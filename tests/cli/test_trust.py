@@ -72,7 +72,7 @@ def test_too_little_memory_is_told_in_a_sentence(
         program.main([])
     said = capsys.readouterr().err
     assert end.value.code == 2
-    assert said.startswith("mpfedcl: the memory does not suffice; clients, model and samples must")
+    assert said.startswith("mpfedcl: there is not enough memory; clients, model and samples must")
     assert said.count("\n") == 1
 
 

@@ -238,7 +238,7 @@ def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
         [numpy.arange(2)],
     )
     found = open_own_tables(new, tiny)
-    with pytest.raises(InvalidInput, match="too far from the training rows"):
+    with pytest.raises(InvalidInput, match="too far from those of the training rows"):
         found.store.load(numpy.arange(1), *found.store.inspect())
     save_table(new, "code,a\n1,1\n")
     with pytest.raises(InvalidInput, match=r"lacks the column 'y'; it has code, a\."):

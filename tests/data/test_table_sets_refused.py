@@ -35,7 +35,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"client": "who"},
         "dataset.client is 'who'; it must be a column of {path} (a, y).",
     ),
-    "both": ("a,y\n1,2\n", {"client": "y"}, "dataset.client is 'y', which dataset.label is too"),
+    "both": ("a,y\n1,2\n", {"client": "y"}, "dataset.client is 'y', and so is dataset.label"),
     "nobody's": ("a,y,who\n1,2,x\n1,2,\n", {"client": "who"}, "column 'who' is empty in row 2"),
     "path": ("a,y,who\n1,2,../x\n", {"client": "who"}, "has the domain '../x'"),
     "domain": ("a,y\n1,2\n", {"domains": ("x",)}, "dataset.domains has 'x'"),

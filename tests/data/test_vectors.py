@@ -137,7 +137,7 @@ def test_type_and_rank_decide_what_an_array_holds(
         (numpy.zeros((6, 0)), "x_train has shape (6, 0); vectors must have at least 1 number"),
         (numpy.zeros((5, 2)), "x_train has 5 vectors and y_train 6 labels; they must be equally"),
         (numpy.zeros((6, 3)), "x_test has vectors of 2 numbers, and "),
-        (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have images alone, or"),
+        (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have only images, or"),
     ],
 )
 def test_refuses_other_arrays(tmp_path: Path, x: NDArray[Any], complaint: str) -> None:
@@ -182,7 +182,7 @@ def test_refuses_domains_that_do_not_go_together(tmp_path: Path) -> None:
     save_vectors(tmp_path / "b.npz", width=4)
     sentence = refusal(tmp_path)
     assert "b.npz: x_train has vectors of 4 numbers, and " in sentence
-    assert "a.npz: x_train has vectors of 5 numbers; a set must have images alone" in sentence
+    assert "a.npz: x_train has vectors of 5 numbers; a set must have only images" in sentence
     assert load_folder(tmp_path, dataset__domains=("b",)).input_size == 4
     save_images(tmp_path / "b.npz")
     assert "b.npz: x_train has images, and " in refusal(tmp_path)

@@ -312,7 +312,7 @@ def test_the_command(said: Say, fedgauss: Path, overlapping: Path, tmp_path: Pat
         (("--estimate-prior", "--client", "north"), "client is 'north', whose label shares"),
         (("--estimate-prior", "--coverage", "0.9"), "coverage is 0.9; it must be left out"),
         (("--coverage", "2"), "coverage is 2; it must be one of"),
-        (("--probabilities",), "probabilities is True; it must go with --json"),
+        (("--probabilities",), "probabilities is True; it must be given together with --json"),
         (("--log", "--false-alarms", "0.001"), "log is True; it must be left out"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_client_joins_brings_more_and_leaves(path: Path, clients: Path, cli: C
     tried = cli(*words)
     assert tried.code == 0, tried.err
     assert "the federation's with d" in tried.out
-    assert "The federation is as it was; --add adds the sums" in tried.out
+    assert "The federation is unchanged; --add adds these sums" in tried.out
     assert_fits(tried.out)
     assert "joined; take it out with: mpfedcl leave" in cli(*words, "--add").out
     assert "extended; take it out" in cli(*words, "--add", "--more").out
@@ -96,7 +96,7 @@ def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
     gone = experiment.replace(str(path.parent), str(path.parent / "gone"))
     data = str(open_exchange(path).experiment.dataset.root)
     (path / "experiment.toml").write_text(gone.replace(data, data + "-gone"))
-    assert "what clients are worth is measured on them" in refused("worth", path)
+    assert "worth is measured on them" in refused("worth", path)
 
 
 def test_worth_is_the_accuracy_of_runs_without_the_client(
@@ -131,7 +131,7 @@ def test_advice(path: Path, clients: Path, cli: Cli) -> None:
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     shown = cli("advise", path, "--data", clients / "d.npz")
     assert shown.code == 0, shown.err
-    assert "each vector was tested once, in 5 parts" in shown.out
+    assert "each vector was tested once, in 5 folds" in shown.out
     assert "Nothing was sent or written." in shown.out
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     told = json.loads(cli("advise", path, "--data", clients / "d.npz", "--json").out)

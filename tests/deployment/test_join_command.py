@@ -35,8 +35,8 @@ def test_a_look_then_a_stay_then_a_farewell(path: Path, late: Path, said: Say) -
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--epochs", 2)
     assert code == 0
     assert "after 2 epochs, lr 0.01" in out
-    assert "learnt from 21 images of 3 classes: 6 prototypes" in out
-    assert "The run is as it was" in out
+    assert "made from 21 images of 3 classes: 6 prototypes" in out
+    assert "The run is unchanged" in out
     assert max(len(line) for line in out.splitlines()[2:]) <= 100
     assert said("join", path)[1] == f"Nobody has joined {path} since it was trained.\n"
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--add")
@@ -74,7 +74,7 @@ def test_the_guard_has_the_last_word(path: Path, late: Path, said: Say) -> None:
     code, out, errors = said("join", path, "--data", late, "--name", "late", "--add")
     assert code == 2
     assert "after 1 epoch" in out
-    assert errors.startswith("mpfedcl: late was not added, for the guard rejects it: the model ch")
+    assert errors.startswith("mpfedcl: late was not added: the guard rejects it (the model ch")
     assert (path / "pool.safetensors").read_bytes() == before
 
 

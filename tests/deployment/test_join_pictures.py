@@ -77,7 +77,7 @@ def test_behind_another_encoder_nobody_joins(pictures: Path, tmp_path: Path) -> 
     experiment = Experiment.from_toml(path / "experiment.toml")
     other = experiment.replace(encoder__name="random-resnet18:7")
     (path / "experiment.toml").write_text(other.to_toml())
-    with pytest.raises(InvalidInput, match="trained behind another one"):
+    with pytest.raises(InvalidInput, match="trained with another one"):
         join(path, pictures / "pen", "pen")
 
 

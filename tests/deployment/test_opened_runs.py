@@ -94,7 +94,7 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
     first.rename(moved)
     with pytest.raises(InvalidInput, match=r"resnet18\.safetensors', which does not exist"):
         load_trained_run(path)
-    with pytest.raises(InvalidInput, match="trained behind another one"):
+    with pytest.raises(InvalidInput, match="trained with another one"):
         load_trained_run(path, weights=second)
     assert load_trained_run(path, weights=moved).encoder is not None
 

@@ -71,7 +71,7 @@ def test_the_table_fits_and_sums_up(said: Say, trained_run: Path, files: Path) -
     assert "client-1's own model" in output
     assert "-name-/0.png" in output
     assert "5 images: " in output
-    assert "as 5.0% of 30 held-out images are" in output
+    assert "like 5.0% of 30 held-out images" in output
 
 
 def test_broken_images_are_named_and_the_others_predicted(

@@ -130,7 +130,7 @@ def test_what_calibration_may_lack(images: Path, trained_run: Path, tmp_path: Pa
     # As in runs from before there was such a file.
     file.unlink()
     predictor = Predictor.load(path)
-    assert "left no distances" in str(predictor.remark)
+    assert "recorded no distances" in str(predictor.remark)
     (said,) = predictor.predict(read_test_images(images)[:1])
     assert said.unknown is None
     assert said.distance is not None

@@ -31,19 +31,21 @@ def rounds(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_card_says_what_is_promised_and_spent(exchange: Path) -> None:
     card = (exchange / "CARD.md").read_text()
-    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05, for one image" in card
+    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in card
+    assert "for adding or removing one image" in card
     assert "There is no privacy guarantee" not in card
     # A card is made to be published: who holds how much is not in it.
-    assert "how much each holds is not told" in card
+    assert "how much each holds is not shown" in card
     assert "per client" not in card
 
 
 def test_the_report_says_it_too(exchange: Path, rounds: Path, tmp_path: Path, said: Say) -> None:
     assert said("report", exchange, rounds, "--out", tmp_path / "report.html")[0] == 0
     page = (tmp_path / "report.html").read_text()
-    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05, for one image" in page
-    assert "for all that one client has" in page
-    assert "Under a privacy budget it is not told who holds how much." in page
+    assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in page
+    assert "for adding or removing one image" in page
+    assert "for adding or removing all images of one client" in page
+    assert "Under a privacy budget it is not shown who holds how much." in page
 
 
 def test_it_predicts_in_the_projected_space(exchange: Path, said: Say) -> None:

@@ -64,7 +64,7 @@ def test_colour_is_taken_out_for_a_run_on_grey_images(digits_run: Path, tmp_path
 def test_a_run_is_not_gone_on_with_behind_other_filters(digits_run: Path, tmp_path: Path) -> None:
     partition = digits_run / "partition.json"
     content = partition.read_text()
-    for shape, sentence in (([30, 28], "trained behind another one"), (None, "image_shape")):
+    for shape, sentence in (([30, 28], "trained with another one"), (None, "image_shape")):
         partition.write_text(json.dumps({**json.loads(content), "image_shape": shape}))
         with pytest.raises(InvalidInput, match=sentence):
             load_trained_run(digits_run)

@@ -102,7 +102,7 @@ def test_says_what_cannot_be_predicted(cancer_run: Path, tmp_path: Path, said: S
     code, _, error = said("predict", cancer_run, tmp_path / "bad.csv", tmp_path / "bad.txt")
     assert code == 2
     assert "bad.csv lacks the column 'mean texture'; it has mean radius, b." in error
-    assert "bad.txt is no table; this run takes rows of a CSV or Parquet file." in error
+    assert "bad.txt is not a table; this run takes rows of a CSV or Parquet file." in error
 
 
 def test_a_late_clinic_joins_with_its_table(cancer_run: Path, tmp_path: Path, said: Say) -> None:

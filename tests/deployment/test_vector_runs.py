@@ -185,7 +185,7 @@ def test_the_command_names_files_that_it_cannot_use(
     code, _, error = said("predict", small_run, *words)
     assert code == 3
     assert error.count(f"bad.npz: {complaint}") == 1
-    assert "a.png is no npz file; this run takes vectors of 5 numbers" in error
+    assert "a.png is not an npz file; this run takes vectors of 5 numbers" in error
 
 
 def test_refuses_who_joins_with_something_else(small_run: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_who_joins_is_told_in_its_own_words(small_run: Path, tmp_path: Path, sai
     save_vectors(tmp_path / "mine.npz")
     code, out, _ = said("join", small_run, "--data", tmp_path / "mine.npz", "--name", "late")
     assert code == 0
-    assert "learnt from 60 vectors of 3 classes" in out
+    assert "made from 60 vectors of 3 classes" in out
     assert "image" not in out
 
 

@@ -51,7 +51,7 @@ def test_a_killed_process_of_a_client_is_started_again(
     # It says so as soon as it is back, which on a busy machine may be after the round.
     between = [each for each in run.records() if number <= each["round"] < record["round"]]
     reasons = [each["clients"]["rejected"].get("client-1", "") for each in between]
-    assert {*reasons} <= {"", "its process was killed at this work"}
+    assert {*reasons} <= {"", "its process was killed during this work"}
     assert all(each["seconds"]["train"] < ROUND_TIMEOUT + 5 for each in between)
     fault_log.write("a client's process killed", "started again", seconds, "its answer of a round")
 

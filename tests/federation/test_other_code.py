@@ -129,7 +129,7 @@ def test_code_that_comes_with_a_run_runs_nowhere(
     )
     if publisher == "evil":
         assert state.sub_status == "failed"
-        assert "this server runs mpfedcl's alone" in state.details
+        assert "this server runs only mpfedcl's" in state.details
         assert not out.exists()
     else:
         # The client was asked, and has trained: by the code that is installed.

@@ -104,7 +104,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "a loss that overflows the mean": (values(loss=1.7e308), r"loss is 1.7e\+308; at most 1e\+12"),
     "an archive of arrays": (
         weight(claim("float64", (3,), _archived())),
-        "(is no array|cannot be read)",
+        "(is not an array|cannot be read)",
     ),
     "loss as a list": (values(loss=[1.0]), r"loss is \[1.0\]; it must be of type float"),
     "another shape": (weight(lambda w: w[:1]), r"has shape \[1, 24\]; expected \[12, 24\]"),
@@ -129,10 +129,10 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     ),
     "values as a number": (
         records({"values": ConfigRecord({"json": 5}), "arrays": ArrayRecord({})}),
-        UNREADABLE + "its values are no text",
+        UNREADABLE + "its values are not text",
     ),
     "no JSON": (text("{'num_samples': 3}"), UNREADABLE + "its values cannot be read"),
-    "a list": (text("[1, 2]"), UNREADABLE + "its values are no table"),
+    "a list": (text("[1, 2]"), UNREADABLE + "its values are not a table"),
     "depth without end": (text("[" * 200_000), UNREADABLE + "its values cannot be read"),
     "objects": (weight(claim("object", (1,), _pickled())), r"cannot be read \(ValueError\)"),
     "pickled bytes": (weight(claim("float64", (1,), b"\x80\x04K\x01.")), "cannot be read"),

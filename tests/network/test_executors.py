@@ -159,7 +159,7 @@ def test_the_app_that_came_with_a_run_is_not_looked_at(lab: RunningServer) -> No
     with run_of(lab):
         pass
     with pytest.raises(
-        InvalidInput, match="the run's app is 'evil/app'; this server runs mpfedcl's"
+        InvalidInput, match="the run's app is 'evil/app'; this server runs only mpfedcl's"
     ):
         _open(_task("evil/app"))
     assert _open(_task("mpfedcl/mpfedcl")).fab_id == "mpfedcl/mpfedcl"
@@ -183,7 +183,7 @@ def test_without_the_secret_there_is_no_task_and_no_run(lab: RunningServer) -> N
         assert refused.value.response.status_code == 401
     kept = lab.folder.secret.read_text()
     reasons = {
-        "x" * 43: "does not take the secret in",
+        "x" * 43: "does not accept the secret in",
         "": "holds 0 characters; a secret must have 32 or more",
         "ä" * 43: "cannot be read",
     }

@@ -69,7 +69,7 @@ def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
         told = said("federation", *words, tmp_path)
         assert_sentence(told, "federation.toml does not exist; the folder must be a federation")
     assert_sentence(
-        said("federation", "client", tmp_path, "--share", 0), "is no client's folder; it must be"
+        said("federation", "client", tmp_path, "--share", 0), "is not a client's folder; it must be"
     )
 
 

@@ -156,5 +156,5 @@ def test_folders_that_are_none(lab: Path, tmp_path: Path) -> None:
         ClientFolder.open(lab, None)
     with pytest.raises(InvalidInput, match="name is 'b'; this is the folder of 'a'"):
         ClientFolder.open(lab / "clients/a", "b")
-    with pytest.raises(InvalidInput, match="is no client's folder"):
+    with pytest.raises(InvalidInput, match="is not a client's folder"):
         ClientFolder.open(tmp_path / "missing", None)

@@ -185,7 +185,7 @@ def test_values_as_text() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json({"a": float("nan")})
     for text, reason in (
-        ("[]", "^its values are no table$"),
+        ("[]", "^its values are not a table$"),
         ("{", r"^its values cannot be read \("),
         ("[" * 10**5, r"^its values cannot be read \("),
         ("1" * 5000, r"^its values cannot be read \("),
@@ -217,7 +217,7 @@ def test_arrays_of_a_group_are_tensors_of_their_own() -> None:
     [
         (numpy.array(["a"]), r"^'x' is of type <U1, which no tensor has$"),
         (numpy.zeros(2, ">f8"), "^'x' is of type >f8, which no tensor has$"),
-        ({"not": "an array"}, "^'x' is no array$"),
+        ({"not": "an array"}, "^'x' is not an array$"),
     ],
 )
 def test_what_no_tensor_can_be(array: Any, reason: str) -> None:

@@ -40,13 +40,13 @@ def test_code_of_ones_own_is_imported_only_where_allowed(
     if allowed:
         assert federation.serve().summary is not None
     else:
-        with pytest.raises(RunCutShort, match="this client imports none but those it was started"):
+        with pytest.raises(RunCutShort, match="this client only imports those it was started"):
             federation.serve()
 
 
 @pytest.mark.parametrize("name", ["os:system", "mpfedcl.methods.fedavg:FedAvg", ":", "a.b:c"])
 def test_no_other_way_of_naming_code(client: NetworkClient, name: str) -> None:
-    with pytest.raises(ClientRefusal, match="this client imports none"):
+    with pytest.raises(ClientRefusal, match="this client only imports those"):
         client.answer("hello", hello(folder_experiment().replace(method=name)))
 
 
@@ -57,7 +57,7 @@ def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
     # This process has not seen the class: the section is a table of whatever was sent.
     monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
     asked = folder_experiment().replace(method=method, pull={"beta": -1})
-    with pytest.raises(ClientRefusal, match="this client imports none"):
+    with pytest.raises(ClientRefusal, match="this client only imports those"):
         client.answer("hello", hello(asked))
     settings = ClientSettings("north", tmp_path / "memory", tmp_path / "own", methods=(method,))
     allowing = NetworkClient(settings)
@@ -80,7 +80,7 @@ def test_folders_and_files_that_a_server_names_are_never_used(
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])
 def test_nor_is_an_encoder_that_is_a_file(client: NetworkClient, name: str) -> None:
-    with pytest.raises(ClientRefusal, match="a client must be told where that file is"):
+    with pytest.raises(ClientRefusal, match="the client must say where that file is"):
         client.answer("hello", hello(folder_experiment().replace(encoder__name=name)))
 
 

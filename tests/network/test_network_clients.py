@@ -71,7 +71,7 @@ def test_a_class_that_is_not_among_those_named_is_refused(
     run = gathered(tmp_path, places, dataset__classes=("cat", "dog", "fox")).serve()
     assert answered(run.path)[0] == ["north", "south", "west"]
     (reason,) = refused(read_records(run.path)[0]).values()
-    assert reason == "it has the class 'owl', which is none of the experiment's."
+    assert reason == "it has the class 'owl', which the experiment does not have."
 
 
 def test_so_is_one_that_comes_when_classes_have_been_agreed_on(
@@ -302,5 +302,5 @@ def test_what_a_client_may_not_say_of_itself(
 def test_only_one_class(tmp_path: Path) -> None:
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
-    with pytest.raises(InvalidInput, match="the clients know the class cat alone"):
+    with pytest.raises(InvalidInput, match="the clients have only the class cat"):
         federation.serve()

@@ -160,7 +160,7 @@ def test_totals_alone_give_back_only_what_was_sent(start: Start, tmp_path: Path)
     # A run of which nobody has noted what each has sent.
     known = RunDirectory(sites.path).read_json("federation.json") or {}
     RunDirectory(sites.path).write_json("federation.json", {**known, "sums": {}})
-    with pytest.raises(InvalidInput, match="nothing tells which were those of b"):
+    with pytest.raises(InvalidInput, match="it is not known which of them came from b"):
         sites.update("b", leave=True)
 
 

@@ -102,7 +102,7 @@ def test_a_run_that_nobody_has_read_is_closed_later(images: Path, tmp_path: Path
 
     experiment = float64_experiment(images, "fedgauss", network__round_timeout=20.0)
     federation = LoopbackFederation(experiment, tmp_path / "late", be_silent)
-    with pytest.raises(RunCutShort, match="no client has read the last round, 1"):
+    with pytest.raises(RunCutShort, match="no client has evaluated the last round, 1"):
         federation.serve()
     federation.grid._tamper = lambda _client, _request, reply: reply
     resumed = federation.resume(rounds=5)

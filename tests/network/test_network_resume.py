@@ -171,7 +171,7 @@ def test_nobody_reads_the_last_round_until_later(
 
     federation = LoopbackFederation(float64_experiment(images), tmp_path, be_silent)
     with pytest.raises(
-        RunCutShort, match=r"no client has read the last round, 3\. Resume it with --res"
+        RunCutShort, match=r"no client has evaluated the last round, 3\. Resume it with --res"
     ):
         federation.serve()
     assert not (federation.path / "summary.json").exists()

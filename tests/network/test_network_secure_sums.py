@@ -129,7 +129,7 @@ def test_client_takes_part_with_secure_sums_alone(images: Path, tmp_path: Path) 
     plan = secure_experiment(images, secure_sums=False, network__patience=1.0)
     config: dict[str, Any] = {"secure-sums": True}
     federation = LoopbackFederation(plan, tmp_path, **config)
-    with pytest.raises(RunCutShort, match="secure_sums is False; this client takes part with"):
+    with pytest.raises(RunCutShort, match="secure_sums is False; this client takes part only with"):
         federation.serve()
 
 

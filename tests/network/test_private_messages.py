@@ -156,7 +156,7 @@ def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
     (record,) = first.serve().history
     assert record["clients"]["answered"] == []
     reasons = set(record["clients"]["rejected"].values())
-    assert reasons == {"what it lets out in its life is spent (--max-epsilon)."}
+    assert reasons == {"its privacy budget is spent (--max-epsilon)."}
     ledger = read_ledger(first.state_folder(0))
     assert ledger is not None
     assert ledger.spent == pytest.approx(3.0, abs=1e-3)

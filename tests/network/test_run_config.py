@@ -201,5 +201,5 @@ def test_bad_values_get_a_sentence(config: dict[str, Any], reason: str) -> None:
 
 
 def test_a_name_below_a_plain_setting_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"rounds\.x is not a setting; rounds is no section"):
+    with pytest.raises(InvalidInput, match=r"rounds\.x is not a setting; rounds is not a section"):
         read("rounds.x=3")

@@ -165,7 +165,7 @@ def test_what_is_told_is_a_number_within_the_budget() -> None:
 def test_a_ledger_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "ledger.json").write_text(content)
-    with pytest.raises(InvalidInput, match="nobody knows what is spent"):
+    with pytest.raises(InvalidInput, match="it is unknown what is spent"):
         read_ledger(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_a_confusion_of_an_earlier_end_is_not_shown(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     content = json.loads((path / "confusion.json").read_text())
     write_json(path / "confusion.json", {**content, "round": 2})
-    assert "in round 2" in document_of(path)["runs"][0]["confusion"]["missing"]
+    assert "of round 2" in document_of(path)["runs"][0]["confusion"]["missing"]
 
 
 # A comparison

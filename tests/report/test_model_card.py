@@ -120,7 +120,7 @@ def test_the_card_of_a_run_on_the_embedded_digits(
     assert f"{summary['bytes']['up'] / 1e6:.1f} MB up" in card.text
     counts = load_file(path / "pool.safetensors")["counts"]
     assert f"The pool has {len(counts)};" in card.text
-    assert f"stands for {int(counts.min())}." in card.text
+    assert f"is the average of {int(counts.min())} images." in card.text
     assert "no privacy guarantee" in card.text
     assert "CC BY-SA 3.0" in card.text
     assert all(f"{name} {each}" in card.text for name, each in summary["versions"].items())
@@ -165,10 +165,10 @@ def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "said", "unsaid"),
     [
-        ("mp-fedcl", ["Prototypes are averages", "Weights travelled", "one averaged model"], []),
-        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights travelled"]),
-        ("fedavg", ["Weights travelled", "0 numbers of prototypes"], ["Prototypes are averages"]),
-        ("local", ["Nothing: each client trained alone."], ["Weights travelled", "MB up"]),
+        ("mp-fedcl", ["Prototypes are averages", "Weights were sent", "one averaged model"], []),
+        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights were sent"]),
+        ("fedavg", ["Weights were sent", "0 numbers of prototypes"], ["Prototypes are averages"]),
+        ("local", ["Nothing: each client trained alone."], ["Weights were sent", "MB up"]),
     ],
 )
 def test_it_says_what_a_method_shares(

@@ -89,7 +89,7 @@ def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
     assert paper_cells(tmp_path, by_classifier, notes=[])["notes"] == []
     by_prototype = {"values": [1.0], "reading": "personal_prototype"}
     (note,) = paper_cells(tmp_path, by_prototype, notes=[])["notes"]
-    assert note.startswith("Read as in the paper, on every test")
+    assert note.startswith("Predicted as in the paper, on every test")
 
 
 def test_a_quick_table_says_that_it_means_nothing(tmp_path: Path) -> None:

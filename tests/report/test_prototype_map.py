@@ -103,7 +103,7 @@ def test_the_pool_of_an_earlier_end_is_not_shown(images: Path, tmp_path: Path) -
     resume(path, 5, Observer(on_round=rounds.append, should_stop=lambda: bool(rounds)))
     assert (path / "pool.safetensors").is_file()
     said = map_of(path)["missing"]
-    assert "has not ended; the pool in its folder may be of an earlier end" in str(said)
+    assert "has not ended; the pool in its folder may be from before it was resumed" in str(said)
     resume(path)
     assert "prototypes" in map_of(path)
 

@@ -107,13 +107,13 @@ def test_plain_values(usual: Usual, changes: dict[str, Any], reason: str | None)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"client": 5}, "the client's name is no text"),
+        ({"client": 5}, "the client's name is not text"),
         ({"prototypes": None}, "tensors or prototypes are missing"),
         ({"averaged": []}, "tensors or prototypes are missing"),
-        ({"averaged": {"a": 5}}, "a is no dense tensor"),
-        ({"averaged": {"a": torch.eye(3).to_sparse()}}, "a is no dense tensor"),
+        ({"averaged": {"a": 5}}, "a is not a dense tensor"),
+        ({"averaged": {"a": torch.eye(3).to_sparse()}}, "a is not a dense tensor"),
         ({"averaged": {"a": torch.zeros(3, device="meta")}}, "a holds no values"),
-        ({"summed": {"s": "x"}}, "s is no dense tensor"),
+        ({"summed": {"s": "x"}}, "s is not a dense tensor"),
         ({"summed": {"s": torch.zeros(3, device="meta")}}, "s holds no values"),
         ({"prototypes": Prototypes.empty(5, device="meta")}, "vectors holds no values"),
         ({"averaged": None}, None),

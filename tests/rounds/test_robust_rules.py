@@ -182,7 +182,7 @@ def test_buckets_are_drawn_by_the_round_and_averaged(rule: str) -> None:
 def test_where_too_few_came_the_record_says_so() -> None:
     made = make("krum", draw(2))
     numpy.testing.assert_allclose(made.result()["a"].numpy(), draw(2).mean(0)[:1])
-    assert made.remarks() == ["Of 2 updates the rule krum withstands 0 hostile ones."]
+    assert made.remarks() == ["Among 2 updates the rule krum withstands 0 hostile ones."]
     made = make("median", draw(10), attackers=0.4)
     made.result()
     assert made.remarks() == []
@@ -192,7 +192,7 @@ def test_where_too_few_came_the_record_says_so() -> None:
     ("rule", "clients", "settings", "most"),
     [
         ("krum", 5, {"attackers": 0.4}, "2 of a round's 5 clients; it must be at most 0.2"),
-        ("multi-krum", 10, {"bucket": 2}, "of 5 buckets aggregation.rule multi-krum withstands 1"),
+        ("multi-krum", 10, {"bucket": 2}, "5 buckets aggregation.rule multi-krum withstands 1"),
         ("median", 10, {"attackers": 0.49, "bucket": 2}, "withstands 2"),
     ],
 )

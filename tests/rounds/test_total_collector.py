@@ -43,8 +43,8 @@ def test_sound_total(images: Path) -> None:
     ("changes", "words"),
     [
         ({"is_possible": False}, "a number is out of range"),
-        ({"weight": -1.0}, "fewer samples than none"),
-        ({"num_samples": -1}, "fewer samples than none"),
+        ({"weight": -1.0}, "its number of samples is negative"),
+        ({"num_samples": -1}, "its number of samples is negative"),
         ({"weight": 0.0}, "models have come without any weight"),
         ({"weight": 1e-9}, "the model changed by"),
     ],
@@ -54,7 +54,7 @@ def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str)
     assert collector.accepted == []
     assert set(collector.rejected) == set(NAMES)
     assert words in collector.rejected["client-0"]
-    assert "the total of all clients cannot be true" in collector.rejected["client-0"]
+    assert "the total of all clients is impossible" in collector.rejected["client-0"]
     assert collector.means() == {}
     assert collector.pooled_statistics() == {}
 

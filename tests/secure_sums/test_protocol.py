@@ -260,7 +260,7 @@ def test_servers_refusals_name_the_reason() -> None:
     running = Sum(draw(NAMES, 4))
     sealed = running.clients["ana"].share(running.server.roster)
     for name, given_shares, words in [
-        ("zoe", sealed, "no part in this sum"),
+        ("zoe", sealed, "does not take part in this sum"),
         ("ana", {"bo": sealed["bo"]}, "each of the others"),
         ("ana", {**sealed, "bo": b"short"}, "80 bytes"),
     ]:

@@ -58,14 +58,14 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "tables"], "'tables' is no table of the paper; it must be all, or one or more of"),
+        (["run", "tables"], "'tables' is not a table of the paper; it must be all, or one or"),
         (["run", "k", "--seeds", "1", "1"], "seeds is [1, 1]; it must name each once."),
         (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
         (
             ["run", "k", "--seeds", "100"],
             "it must be without 100, 101, 102, the seeds that settings are chosen",
         ),
-        (["show", "tables"], "'tables' is no table of the paper"),
+        (["show", "tables"], "'tables' is not a table of the paper"),
         (["show", "all"], "id is 'all'; it must be one of sent, label"),
         (["draw"], "'paper draw' is not a command"),
         (["run"], "no table is named; it must be all, or one or more of sent, label"),

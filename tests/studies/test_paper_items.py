@@ -101,7 +101,7 @@ def test_experiments_are_listed_once(everything: PaperDatasets) -> None:
 def test_all_and_unknown_names(everything: PaperDatasets) -> None:
     assert [each.id for each in find_items(["all"], everything)] == list(ITEM_IDS)
     assert [each.id for each in find_items(["k", "k", "sent"], everything)] == ["k", "sent"]
-    with pytest.raises(InvalidInput, match="'tables' is no table of the paper"):
+    with pytest.raises(InvalidInput, match="'tables' is not a table of the paper"):
         find_items(["tables"], everything)
 
 

@@ -21,7 +21,7 @@ from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.settings import Settings
 
 _HELP = """\
-mpfedcl: federated learning for clients whose data differ
+mpfedcl: federated learning on non-IID client data
 
   mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
   mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
@@ -33,7 +33,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl worth    RUN                                         what each client is worth to others
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
-  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      a trained run asked about images
+  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      predict images with a trained run
   mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
   mpfedcl methods                                              the methods, one line each
   mpfedcl data     list | show NAME                            data sets, and who holds what
@@ -43,7 +43,7 @@ mpfedcl: federated learning for clients whose data differ
   mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
   mpfedcl federation update DIR --run RUN --client NAME        one client joins or leaves it later
-  mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what leaves
+  mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what is sent
   mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
@@ -119,7 +119,7 @@ _PLAIN_ERRORS = {
 """What Python and tyro say of bad values, in the words of the other errors."""
 
 _OUT_OF_MEMORY = (
-    "the memory does not suffice; clients, model and samples must be fewer or smaller "
+    "there is not enough memory; clients, model and samples must be fewer or smaller "
     "(fewer --workers or --engine loop need less). What was done is kept."
 )
 

@@ -58,7 +58,7 @@ def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
                 lost.start()
             raise KeyboardInterrupt
         is_asked = True
-        console.print("Stopping after the round under way; Ctrl-C again stops at once.")
+        console.print("Stopping after the current round; Ctrl-C again stops at once.")
 
     before: Any = signal.signal(signal.SIGINT, ask)
     try:

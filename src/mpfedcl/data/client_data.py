@@ -132,8 +132,8 @@ def load_own_samples(
     train, test = split_own_samples(sample_index, name, experiment)
     if not len(train.labels):
         raise InvalidInput(
-            f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to learn "
-            "from; there must be more of a class, or the test fraction must be smaller."
+            f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to "
+            "train on; there must be more of a class, or the test fraction must be smaller."
         )
     everything = Subset.join([train, test])
     inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)

@@ -131,10 +131,10 @@ def _name_faults(faults: list[str]) -> str:
     named = ", ".join(faults[:_MOST_FAULTS_NAMED])
     allowed = f"images must be whole {' or '.join(_FORMATS)} files"
     if len(faults) == 1:
-        return f"{named} cannot be read as an image; {allowed}, so mend or remove it."
+        return f"{named} cannot be read as an image; {allowed}, so repair or remove it."
     more = ", ..." if len(faults) > _MOST_FAULTS_NAMED else ""
     return (
-        f"{len(faults)} files cannot be read as images: {named}{more}; {allowed}, so mend or "
+        f"{len(faults)} files cannot be read as images: {named}{more}; {allowed}, so repair or "
         "remove them."
     )
 

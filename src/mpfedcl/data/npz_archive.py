@@ -155,7 +155,7 @@ def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
     if store.vector_width != other.vector_width:
         raise InvalidInput(
             f"{store.shown}: {store.key} has {store}, and {other.shown}: {other.key} has {other}; "
-            "a set must have images alone, or vectors of one width."
+            "a set must have only images, or only vectors of one width."
         )
 
 

@@ -259,7 +259,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
         # Images that would silently be left out; whoever names the domains may have others lie.
         elif not dataset.domains and any(is_image_file(inner) for inner in within):
             raise InvalidInput(
-                f"{entry} holds images but no class folders; images must lie at "
+                f"{entry} holds images but no class folders; images must be at "
                 f"{root}/<domain>/<class>/*.png|jpg."
             )
     for name in (*archives, *folders):

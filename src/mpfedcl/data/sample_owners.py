@@ -64,7 +64,7 @@ def read_owners(
         strange = found["clients_test"][names[test] != found["clients_test"]]
         if len(strange):
             raise InvalidInput(
-                f"{shown}: clients_test has {str(strange[0])!r}, of whom x_train has nothing; each "
+                f"{shown}: clients_test has {str(strange[0])!r}, who has nothing in x_train; each "
                 "client must have a sample to train on."
             )
     return SampleOwners(tuple(str(name) for name in names), train.reshape(-1), test)

@@ -69,8 +69,8 @@ class TableStore:
         vectors = self._fitted.transform(self.raw, rows)
         if found := find_not_finite(vectors):
             raise InvalidInput(
-                f"{self.shown}: a row becomes {found} once its columns are standardized; it is too "
-                "far from the training rows."
+                f"{self.shown}: a row becomes {found} once its columns are standardized; its "
+                "values are too far from those of the training rows."
             )
         return vectors.astype(wanted.dtype)
 
@@ -93,12 +93,12 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
     client = _find_column(frames, dataset.client, "client")
     if label == client:
         raise InvalidInput(
-            f"dataset.client is {client!r}, which dataset.label is too; they must be two columns."
+            f"dataset.client is {client!r}, and so is dataset.label; they must be two columns."
         )
     first = next(iter(frames.values()))
     features = [name for name in first.columns if name not in (label, client)]
     if not features:
-        raise InvalidInput(f"{root} has no column but {label!r}; there must be some to learn from.")
+        raise InvalidInput(f"{root} has no column but {label!r}; there must be more.")
     found = _index(frames, infer_kinds(frames, features), str(label), client, root)
     chosen = choose_domains([each.name for each in found.domains], dataset, str(root))
     return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
@@ -287,7 +287,7 @@ def _number_sites(
         file = int(numpy.searchsorted(numpy.cumsum(heights), row, side="right"))
         raise InvalidInput(
             f"{paths[file]}: column {client!r} is empty in row {row - sum(heights[:file]) + 1}; "
-            "each row must say whose it is (dataset.client)."
+            "each row must name its owner (dataset.client)."
         )
     return found.words, found.codes
 

@@ -33,7 +33,7 @@ _LEAST_SLOPE = 0.05
 _MOST_TIMES = 20
 """Beyond so many times what there is, nobody should believe a curve through three points."""
 WAYS = {
-    "own": "your own closed form",
+    "own": "your own images alone, in closed form",
     "pooled": "the federation's with you in it, with your label shares",
     "personal": "the federation's with you in it, made your own",
 }
@@ -77,17 +77,15 @@ class Advice:
         reach = f"95 % interval {found.low:+.1f} to {found.high:+.1f}"
         on = f"your {self.tested:,} held-out {self.noun}s"
         if found.low > 0:
-            return (
-                f"Join: the federation is right in {found.mean:.1f} points more of {on} ({reach})."
-            )
+            return f"Join: the federation is {found.mean:.1f} points better on {on} ({reach})."
         if found.high < 0:
             return (
-                f"Do not join for your own sake: the federation is right in {-found.mean:.1f} "
-                f"points fewer of {on} ({reach})."
+                f"Do not join for your own sake: the federation is {-found.mean:.1f} points worse "
+                f"on {on} ({reach})."
             )
         return (
             f"It makes no clear difference to you: {found.mean:+.1f} points on {on} ({reach}, "
-            "which has 0 in it)."
+            "which contains 0)."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -204,8 +204,8 @@ def open_exchange(path: Path) -> Exchange:
         )
     if experiment.secure_sums:
         raise InvalidInput(
-            f"RUN is {str(path)!r}; it must be a run without secure_sums: in this one nobody knows "
-            "single clients, so that none can be added, taken out or compared."
+            f"RUN is {str(path)!r}; it must be a run without secure_sums: in this one only totals "
+            "are known, so that no client can be added, taken out or compared."
         )
     for name in (statistics_files.POOLED, "pool.safetensors"):
         if not (path / name).is_file():
@@ -238,7 +238,7 @@ def refuse_budget(experiment: Experiment, path: Path) -> None:
     if experiment.privacy.has_budget:
         raise InvalidInput(
             f"RUN is {str(path)!r}, which has a privacy budget, and that is spent; clients can "
-            "join and leave runs without one only: another release costs as much again, in a new "
+            "only join and leave runs without one: another release costs as much again, in a new "
             "run."
         )
 

@@ -253,8 +253,8 @@ def _choose_event(exchange: Exchange, name: str, *, replace: bool, more: bool) -
         )
     if is_in and not (replace or more):
         raise InvalidInput(
-            f"name is {name!r}, a client of the federation; give another one, or --more where "
-            "these samples come on top of what it has, or --replace where they stand for all."
+            f"name is {name!r}, a client of the federation; give another one, or --more to add "
+            "these samples to what it has, or --replace to replace them."
         )
     return "joined" if not is_in else "extended" if more else "replaced"
 

@@ -95,13 +95,13 @@ def check_change(run: Path, client: str, *, leave: bool) -> tuple[Exchange, dict
     pooled = f"RUN is {str(run)!r}: only pooled sums were kept (statistics.keep)"
     if not leave:
         raise InvalidInput(
-            f"{pooled}, so {client} cannot send others in their place; it must leave with the "
-            "samples that it had, and join again with those of now."
+            f"{pooled}, so {client} cannot replace its own; it must leave with the samples that "
+            "it had, and join again with its new ones."
         )
     if client not in known.get("sums", {}):
         raise InvalidInput(
-            f"{pooled}, and nothing tells which were those of {client}, so it cannot be taken out "
-            "of them."
+            f"{pooled}, and it is not known which of them came from {client}, so it cannot be "
+            "taken out."
         )
     return exchange, known
 

@@ -53,8 +53,8 @@ class HeldOutMeasurements:
             raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
         if "thresholds" not in self._found:
             return None, (
-                "No image is flagged as unknown: the run has left no distances of held-out images "
-                "for this model (calibration.json)."
+                "No image is flagged as unknown: the run has recorded no distances of held-out "
+                "images for this model (calibration.json)."
             )
         if (distance := self._number("thresholds", rate)) is None:
             return None, (
@@ -70,7 +70,7 @@ class HeldOutMeasurements:
             raise InvalidInput(f"coverage is {coverage:g}; it must be one of {allowed}.")
         if "sets" not in self._found:
             return None, (
-                "There are no sets of classes: the run has left no probabilities of held-out "
+                "There are no sets of classes: the run has recorded no probabilities of held-out "
                 "images for this model (calibration.json)."
             )
         if (limit := self._number("sets", coverage)) is None:

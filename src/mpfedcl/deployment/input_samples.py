@@ -93,9 +93,11 @@ def _list_one(path: Path, wanted: SampleFormat, columns: TableColumns | None) ->
     if isinstance(wanted, VectorFormat):
         if is_table_file(path) and columns is not None:
             return _from_table(path, wanted, columns)
-        fault = f"{path} is no npz file; this run takes {wanted}, as x [vectors, numbers] in one."
+        fault = (
+            f"{path} is not an npz file; this run takes {wanted}, as x [vectors, numbers] in one."
+        )
         if columns is not None:
-            fault = f"{path} is no table; this run takes rows of a CSV or Parquet file."
+            fault = f"{path} is not a table; this run takes rows of a CSV or Parquet file."
         return [_unreadable(str(path), fault)]
     if path.is_dir():
         pictures = sorted(each for each in path.rglob("*") if is_image_file(each))

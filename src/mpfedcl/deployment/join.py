@@ -164,7 +164,7 @@ def warn_of_joined_clients(run: Path, warn: Callable[[str], None]) -> None:
         return
     if names := ", ".join(each["client"] for each in list_joined(run)):
         warn(
-            f"The pool will be written anew without the clients that have joined since ({names}); "
+            f"The pool will be written again without the clients that have joined since ({names}); "
             "they can join again when the run has ended."
         )
 

@@ -93,7 +93,7 @@ class JoinedClients:
         if name in self.joined and not replace:
             raise InvalidInput(
                 f"name is {name!r}, which has joined already; give another one, or --replace to "
-                f"have its prototypes made anew, or --leave {name}."
+                f"have its prototypes made again, or --leave {name}."
             )
 
     def add(self, name: str, prototypes: Prototypes, model: Tensors | None, record: Json) -> None:

@@ -57,8 +57,8 @@ class Predictor:
         client: Whose personal model to use; None is the averaged model.
         false_alarms: The share of known images that may be flagged as unknown by mistake: 0.001,
             0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
-        coverage: With a classifier: give each image the set of classes that holds the truth with
-            this probability, as 0.9.
+        coverage: With a classifier: give each image a set of classes that contains the true one
+            with this probability, such as 0.9.
         probabilities: With a classifier: give each image the probabilities of all classes.
 
     `threshold` is the distance beyond which an image is unknown, or None; `remark` then says why.
@@ -100,11 +100,11 @@ class Predictor:
         self._is_as_measured = not has_changed(trained.path)
         if self.threshold is not None and not self._is_as_measured:
             remark = (
-                "Clients have joined or left since held-out samples were measured: what is unknown "
-                "is judged by the federation as it was, and drift is not."
+                "Clients have joined or left since held-out samples were measured: the threshold "
+                "for unknown is still that of the federation as it was, and drift is not judged."
             )
         if self._space is None:
-            remark = "This run has no prototypes: labels are the classifier's, none is unknown."
+            remark = "This run has no prototypes: the classifier predicts, none is called unknown."
         self.sharpness = held_out.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
@@ -129,7 +129,7 @@ class Predictor:
         Args:
             path: The run directory.
             client, false_alarms, coverage, probabilities: As for the class.
-            weights: The encoder's file, where it has moved since.
+            weights: The encoder's file, if it has moved since.
         """
         return cls(
             load_trained_run(path, weights=weights),
@@ -194,7 +194,7 @@ class Predictor:
             )
 
     def judge_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
-        """Say whether more samples are far from the pool than chance would have; None: unknown."""
+        """Say whether more samples are far from the pool than chance explains; None: unknown."""
         if self.threshold is None or not self._is_as_measured:
             return None
         return judge_drift(predictions, self.threshold)
@@ -325,7 +325,7 @@ def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
     try:
         array = numpy.asarray(sample)
     except ValueError:
-        raise InvalidInput(f"a sample is no array; this run takes {wanted}.") from None
+        raise InvalidInput(f"a sample is not an array; this run takes {wanted}.") from None
     converted: Samples = wanted.convert(array[None])[0]
     return converted
 

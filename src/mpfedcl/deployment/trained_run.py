@@ -221,7 +221,7 @@ def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any])
         found = ImageFormat.from_shape(partition.get("image_shape"))
         if found is None:
             raise InvalidInput(
-                f"{path / 'partition.json'} does not tell the size of the images (image_shape); it "
+                f"{path / 'partition.json'} does not give the size of the images (image_shape); it "
                 "must say [height, width] or [height, width, 3]."
             )
         return found.shape
@@ -229,8 +229,8 @@ def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any])
     encoder = find_experiment_encoder(experiment, _CPU, find_image_shape)
     if partition.get("encoder") != encoder.fingerprint:
         raise InvalidInput(
-            f"the encoder found is {encoder.name}, but the run was trained behind another one; "
-            "weights must name the file of then (SHA-256 over weights and preprocessing "
+            f"the encoder found is {encoder.name}, but the run was trained with another one; "
+            "weights must name the file used then (SHA-256 over weights and preprocessing "
             f"{str(partition.get('encoder'))[:12]})."
         )
     return encoder
@@ -252,6 +252,6 @@ def _plain_input_format(
                 return image_format
             break
     raise InvalidInput(
-        f"{path / 'partition.json'} does not tell the size of the images (input_shape), and it "
+        f"{path / 'partition.json'} does not give the size of the images (input_shape), and it "
         "cannot be guessed; it must say [height, width] or [height, width, 3]."
     )

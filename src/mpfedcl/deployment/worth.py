@@ -196,8 +196,8 @@ def _load_tests(exchange: Exchange) -> FederatedData:
         data, _ = load_data_and_model(exchange.experiment, _CPU)
     except InvalidInput as error:
         raise InvalidInput(
-            f"the data of {exchange.path} cannot be read, and what clients are worth is measured "
-            f"on them: {error}"
+            f"the data of {exchange.path} cannot be read, and clients' worth is measured on "
+            f"them: {error}"
         ) from None
     known: Sequence[str] = exchange.class_names
     same = list(data.class_names) == list(known[: data.num_classes])

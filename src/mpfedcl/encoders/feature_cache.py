@@ -191,14 +191,14 @@ class FeatureCache:
             return
         self._warn(
             f"The feature cache {self.path} was damaged; it is now {aside.name}, and features are "
-            "computed anew."
+            "computed again."
         )
 
     def _disable(self, reason: str) -> None:
         self._usable = False
         self.close()
         self._warn(
-            f"The feature cache {self.path} cannot be used ({reason}); features are computed and "
+            f"The feature cache {self.path} cannot be used ({reason}); features are computed but "
             f"not kept. ${FOLDER_VARIABLE} names another folder for it."
         )
 

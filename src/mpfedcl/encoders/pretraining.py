@@ -185,7 +185,7 @@ class _Training:
         """Restore what the checkpoint holds."""
         if not path.exists():
             raise InvalidInput(
-                f"there is no {path} to resume; --resume must be left out to begin anew."
+                f"there is no {path} to resume; --resume must be left out to start over."
             )
         tensors, metadata = read_safetensors_file(path)
         try:
@@ -205,7 +205,7 @@ class _Training:
             self.history = [Epoch(**each) for each in note["history"]]
         except (KeyError, TypeError, ValueError, RuntimeError):
             raise InvalidInput(
-                f"{path} is no checkpoint of this mpfedcl; it must be removed to begin anew."
+                f"{path} is not a checkpoint of this mpfedcl; it must be removed to start over."
             ) from None
 
     def _checkpoint_file(self) -> bytes:
@@ -320,7 +320,8 @@ def _check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise InvalidInput(
-            f"device is {name!r}; it must be a device that this torch can use, such as cpu."
+            f"device is {name!r}; it must be a device that the installed torch supports, such as "
+            "cpu."
         ) from None
 
 

@@ -40,7 +40,7 @@ _ANSWERS_AT_ONCE = 2**24
 
 
 class RandomFilters:
-    """Filters for images of one size and colour: 32 numbers a filter, whatever the size."""
+    """Filters for images of one size and colour: 32 numbers per filter, whatever the size."""
 
     def __init__(
         self,
@@ -123,6 +123,6 @@ def _refuse_size(name: str, scaling: PixelScaling) -> None:
         return
     raise InvalidInput(
         f"encoder.name is {name!r}, and the images have {height} x {width} pixels; it must be "
-        f"resnet18 or onnx:FILE, or the images {_KERNEL} to {_LARGEST_SIDE} pixels a side, which "
-        "--dataset.image-size 64 makes them."
+        f"resnet18 or onnx:FILE, or the images {_KERNEL} to {_LARGEST_SIDE} pixels per side: "
+        "--dataset.image-size 64 resizes them."
     )

@@ -33,7 +33,7 @@ def find_device(name: str) -> torch.device:
         torch.zeros(1, device=device, dtype=torch.float64).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError):
         raise InvalidInput(
-            f"device is {name!r}; it must be one that this torch can use, in double precision "
-            "too, such as cpu."
+            f"device is {name!r}; it must be a device that the installed torch supports, also for "
+            "float64, such as cpu."
         ) from None
     return device

@@ -94,30 +94,30 @@ class Experiment(Settings):
     clients: Annotated[int | None, Field(ge=1)] = None
     """Clients [default: the data set's; mnist 5; under feature skew one per domain]."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the clients that train in a round, drawn anew each round."""
+    """Share of the clients that train per round, drawn at random each round."""
     min_clients: Annotated[int, Field(ge=1)] = 1
-    """At least this many clients train in a round."""
+    """At least this many clients train per round."""
     share_model: bool = True
-    """FedCL family: average the models (else only prototypes travel)."""
+    """FedCL family: average the models (else only prototypes are sent)."""
     secure_sums: bool = False
-    """Let the server see sums over clients alone, and no single client's update."""
+    """Let the server see only sums over clients, never a single client's update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes data split, initial weights, batches and clustering."""
     device: str = "cpu"
-    """Where tensors live: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the arithmetic."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
     """How clients are trained: one after the other, or many at once; auto takes the faster."""
     workers: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Processes that share the clients, on this machine; with torchrun it says how many."""
+    """Processes that share the clients, on this machine; torchrun sets their number itself."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
-    """Evaluate the personal models of this many clients, drawn in each evaluated round [default: of
-    all]; with thousands of clients that takes longer than the training."""
+    """Evaluate the personal models of only this many clients, drawn in each evaluated round
+    [default: all]; evaluating thousands of clients takes longer than training them."""
     personal_models: bool = True
-    """Write each client's own model at the end; those of a thousand clients take gigabytes."""
+    """Write each client's personal model at the end; a thousand of them take gigabytes."""
     trail: bool = True
     """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()
@@ -176,7 +176,9 @@ class Experiment(Settings):
             section, _, field = name.rpartition("__")
             table = values.setdefault(section, {}) if section else values
             if not isinstance(table, dict):
-                raise InvalidInput(f"{section}.{field} is not a setting; {section} is no section.")
+                raise InvalidInput(
+                    f"{section}.{field} is not a setting; {section} is not a section."
+                )
             table[field] = value
         return type(self)(**values)
 

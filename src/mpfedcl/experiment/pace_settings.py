@@ -8,7 +8,7 @@ from mpfedcl.experiment.settings import Settings
 
 
 class PaceSettings(Settings):
-    """How fast clients are, on a virtual clock: the same on every machine. Simulations alone."""
+    """How fast clients are, on a virtual clock: the same on every machine. Only in simulations."""
 
     section: ClassVar[str] = "pace"
     kind: Literal["none", "lognormal", "tiers"] | None = None
@@ -21,22 +21,22 @@ class PaceSettings(Settings):
     """Who is slow: anybody; clients with many samples; or those that hold the last classes, which
     is where asynchronous methods are biased."""
     seconds_a_sample: Annotated[float, Field(gt=0, le=1e6)] = 0.001
-    """Seconds that a client of median speed trains on one sample, in one epoch."""
+    """Seconds that a client of median speed needs per sample and epoch."""
     jitter: Annotated[float, Field(ge=0, le=5)] = 0.1
-    """Deviation of the logarithm of the training time, from one time to the next."""
+    """How much a client's training time varies: deviation of its logarithm."""
     down: Annotated[float, Field(gt=0)] = 1e6
-    """Bytes a second from the server to a client of median speed."""
+    """Bytes per second from the server to a client of median speed."""
     up: Annotated[float, Field(gt=0)] = 1e6
-    """Bytes a second from there to the server."""
+    """Bytes per second from a client of median speed to the server."""
     latency: Annotated[float, Field(ge=0, le=1e6)] = 0.1
-    """Seconds that a message takes beside, each way."""
+    """Additional seconds per message, in each direction."""
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the answers that are lost on the way."""
     patience: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    """An answer is given up after so many times the seconds that its client needs mostly."""
+    """An answer is given up after this many times the seconds that its client usually needs."""
     tick: Annotated[float | None, Field(gt=0, le=1e9)] = None
-    """Methods that look every so many seconds at what has come: how many [default: what half of the
-    clients need mostly]."""
+    """Methods that collect answers at fixed intervals: seconds between them [default: the median of
+    what clients usually need]."""
     concurrency: Annotated[int | None, Field(ge=1)] = None
     """Asynchronous methods: clients that train at the same time [default: as many as in a round,
     see fraction]."""
@@ -48,9 +48,9 @@ class PaceSettings(Settings):
 
 
 class PublicSettings(Settings):
-    """Training images that no client gets: the server judges models on them. Simulations alone."""
+    """Training images that no client gets: the server judges models on them. Simulations only."""
 
     section: ClassVar[str] = "public"
     size: Annotated[int | None, Field(ge=0)] = None
-    """How many are held out before the others are dealt; at most a tenth of them all [default: 1000
-    with sageflow, else 0]."""
+    """How many are held out before the rest is split among clients; at most a tenth of all
+    [default: 1000 with sageflow, else 0]."""

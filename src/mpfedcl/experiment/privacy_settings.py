@@ -13,13 +13,13 @@ class PrivacySettings(Settings):
     section: ClassVar[str] = "privacy"
     epsilon: Annotated[float | None, Field(gt=0, le=100)] = None
     """The budget: smaller protects more, and costs more accuracy; `mpfedcl privacy plan` says how
-    much [default: no budget, no noise and no promise]."""
+    much [default: no budget, no noise and no guarantee]."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
-    """The chance with which the promise may fail; well below one over the number of images, or of
-    clients."""
+    """The probability with which the guarantee may fail; well below one over the number of images,
+    or of clients."""
     unit: Literal["record", "client"] | None = None
-    """What the promise is about: one training image (methods of one exchange), or all that a client
-    has [default: record with one exchange, client with rounds]."""
+    """What the guarantee is about: one training image (methods of one exchange), or all images of a
+    client [default: record with one exchange, client with rounds]."""
     trust: Literal["server", "nobody"] = "server"
     """Who adds the noise: the server, which then sees the bare numbers, or each client before
     anything leaves it (methods of one exchange), which costs more accuracy."""
@@ -27,8 +27,8 @@ class PrivacySettings(Settings):
     """Unit client: the greatest length of what one client adds [default: 1 for the change of a
     model, 10 for sums]."""
     dimensions: Annotated[int, Field(ge=1)] = 64
-    """One exchange: project features to so many dimensions, by a matrix that everybody knows; fewer
-    need less noise. As many as there are, or more: no projection."""
+    """One exchange: project features to this many dimensions, by a matrix that everybody knows;
+    fewer dimensions need less noise. As many as features have, or more: no projection."""
     moments: bool = False
     """One exchange (fedgauss, fedlda): send second moments too; worth it from thousands of images.
     fedridge always does."""
@@ -36,8 +36,9 @@ class PrivacySettings(Settings):
     """Methods with prototypes: rounds between two releases of them; fewer releases leave more of
     the budget to the model."""
     noise: Annotated[float | None, Field(gt=0)] = None
-    """Rounds: deviation of the noise over the clip [default: as much as the budget asks for over
-    all rounds]. Given, the run ends before a round that the budget does not cover."""
+    """Rounds: noise multiplier, the noise's deviation divided by the clip [default: as much as the
+    budget needs over all rounds]. If given, the run ends before a round that the budget does not
+    cover."""
 
     @property
     def has_budget(self) -> bool:

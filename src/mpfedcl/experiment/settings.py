@@ -63,12 +63,12 @@ class DatasetSettings(Settings):
     label: str | None = None
     """Tables: the column that holds the class."""
     client: str | None = None
-    """Tables: the column that says whose a row is; its values are the domains [default: each file
-    is one]."""
+    """Tables: the column that names the owner of each row; its values are the domains [default:
+    each file is one]."""
     train_size: Annotated[int | None, Field(ge=1)] = None
     """Training images drawn in all [default: the data set's; mnist 2000]."""
     test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """Share of the images kept for testing where a test set is not given [default: the data
+    """Share of the images kept for testing if there is no test set [default: the data
     set's, mostly 0.5]."""
     classes: tuple[str, ...] = ()
     """The classes, in order; a set that has others is refused [default: the set's own, and over a
@@ -83,7 +83,7 @@ class DatasetSettings(Settings):
     """Feature skew: at most this many test images per class in each domain [default: the data
     set's]."""
     standardize: bool = True
-    """Scale pixels to about mean 0 and deviation 1 by constants of the set; else 0 to 1."""
+    """Scale pixels to about mean 0 and deviation 1 with constants of the set; else to 0 to 1."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Resize images to this many pixels per side [default: as they are; 28 where sizes differ]."""
 
@@ -96,7 +96,8 @@ class PartitionSettings(Settings):
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True
-    """Label skew: a client that holds its fair share gets none of the next class."""
+    """Label skew: a client that already has its fair share of images gets none of the next
+    class."""
     min_size: Annotated[int | None, Field(ge=1)] = None
     """Redraw until each client has this many training images [default: the data set's]."""
     test: Literal["shared", "matched"] | None = None
@@ -122,11 +123,11 @@ class TrainSettings(Settings):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The learning rate is multiplied by this after each round."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Momentum of sgd, fresh each round."""
+    """Momentum of sgd, reset each round."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """sgd: gradient descent with momentum; adam: Adam, its averages fresh each round."""
+    """sgd: gradient descent with momentum; adam: Adam, its averages reset each round."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Times a weight itself is added to its gradient."""
+    """Weight decay: this many times a weight is added to its gradient."""
 
     def learning_rate(self, round_number: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
@@ -170,11 +171,12 @@ class PrototypeSettings(Settings):
     """Where a client has fewer than K prototypes of a class: `all` K slots hold the class mean, or
     only the missing ones are filled [default: all; fill for dp-fedcl and where K is auto]."""
     min_cluster_size: Annotated[int, Field(ge=1)] = 1
-    """Prototypes that stand for fewer images are never sent."""
+    """Prototypes of fewer images than this are never sent."""
     init: Literal["k-means++", "random"] = "k-means++"
     """How k-means starts."""
     pool_ttl: Annotated[int, Field(ge=1)] = 1
-    """Broadcasts that a client's prototypes serve; more than 1 matters when clients are sampled."""
+    """Broadcasts in which a client's prototypes are used; more than 1 matters when clients are
+    sampled."""
     pool_size: Annotated[int | None, Field(ge=1, le=_MOST_PER_CLASS)] = None
     """Many clients: the server sends at most this many prototypes per class, those of all clients
     merged by k-means; their owners are then groups [default: all of them]."""
@@ -185,15 +187,15 @@ class ContrastSettings(Settings):
 
     section: ClassVar[str] = "contrast"
     form: Literal["slots", "pooled", "literal"] = "slots"
-    """slots: the paper's text; pooled: free of slot order; literal: the paper's printed formula,
-    here only to show that it hurts."""
+    """slots: as the paper's text says; pooled: independent of the order of slots; literal: the
+    paper's printed formula, only to show that it hurts."""
     temperature: Annotated[float, Field(gt=0)] = 0.07
-    """Smaller weighs the nearest wrong class more."""
+    """Smaller values weigh the nearest wrong class more."""
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight beside the cross-entropy."""
+    """Weight of this loss beside the cross-entropy."""
     sample: Annotated[int | None, Field(ge=1)] = None
     """Large pools: contrast each step with the prototypes of this many clients, drawn anew; the
-    loss is right on average [default: with all of them]."""
+    loss stays unbiased [default: with all of them]."""
 
 
 class EncoderSettings(Settings):
@@ -209,7 +211,7 @@ class EncoderSettings(Settings):
     train: bool = False
     """Train the encoder too (resnet18): each client runs the full network."""
     output: Annotated[str | None, Field(min_length=1)] = None
-    """onnx: the output that stands for an image, by name [default: the only one]."""
+    """onnx: name of the output to use as features [default: the only one]."""
     tokens: Literal["mean", "class", "patches"] | None = None
     """onnx, where the output is [batch, tokens, features]: the mean of all tokens, the class token
     (the first one), or the mean of the patches (all but the first) [default: mean]."""
@@ -247,11 +249,11 @@ class AggregationSettings(Settings):
     section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
-    """Share of a round's clients that a rule other than the mean is to withstand: so many are
+    """Share of a round's clients that may be hostile, for rules other than the mean: this many are
     trimmed at each end, or left out by Krum."""
     bucket: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Clients whose mean is one update to such a rule, drawn anew in each round; 2 helps where
-    clients differ much, and halves what can be withstood."""
+    """Clients per bucket, drawn anew in each round; such a rule sees only the mean of each bucket.
+    2 helps where clients differ much, and halves how many hostile clients are withstood."""
 
 
 class ModelSettings(Settings):
@@ -259,13 +261,13 @@ class ModelSettings(Settings):
 
     section: ClassVar[str] = "model"
     name: Literal["mlp", "cnn"] | None = None
-    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, on images alone
+    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, only for images
     [default: the data set's, mostly mlp]."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
     256 behind an encoder, 512 in a cnn]."""
     norm: Literal["none", "group"] = "none"
-    """cnn: what normalises each convolution's answers."""
+    """cnn: what normalises each convolution's output."""
 
 
 class GuardSettings(Settings):
@@ -278,18 +280,19 @@ class GuardSettings(Settings):
     """Bound what a client sends by what the others send; auto: over a network, where clients are
     strangers, and not in a simulation."""
     share_cap: Annotated[float, Field(ge=1)] = 3.0
-    """Bounds: a client weighs at most as much as so many of median size."""
+    """Bounds: a client weighs at most as much as this many clients of median size."""
     sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
     """Bounds: clients whose number of samples you know, as hospital:5000; each weighs up to that,
     whatever the median."""
     clip_factor: Annotated[float, Field(gt=0)] = 1.5
-    """Bounds: a change is clipped to so many times the median length of the round before."""
+    """Bounds: a change is clipped to this many times the median length of the round before."""
     strictness: Annotated[float, Field(ge=1)] = 2.0
-    """Bounds: a client whose changes lie so many deviations farther from the others' direction than
-    usual, round after round, counts less, and from one more deviation on for nothing."""
+    """Bounds: a client whose changes lie this many deviations farther from the others' direction
+    than usual, round after round, counts less; half a deviation more, and it does not count at
+    all."""
     odd_factor: Annotated[float, Field(gt=1)] = 4.0
-    """Bounds, where clients send sums: a client whose class means differ from the others' by so
-    many times what chance explains is rejected; and prototypes that are so many times as long."""
+    """Bounds, where clients send sums: a client whose class means differ from the others' by this
+    many times what chance explains is rejected; so are prototypes this many times as long."""
 
     @property
     def stated_sizes(self) -> dict[str, int]:
@@ -299,12 +302,12 @@ class GuardSettings(Settings):
 
 
 class StatisticsSettings(Settings):
-    """What methods of one exchange keep of the clients' sums."""
+    """Which of the clients' sums methods of one exchange keep."""
 
     section: ClassVar[str] = "statistics"
     keep: Literal["auto", "clients", "pooled"] = "auto"
-    """clients: the sums of each, so that every one may leave again; pooled: those of all together,
-    from which nobody can be taken out; auto: clients, while they take up to 1 GB in all."""
+    """clients: each client's sums, so that any client can leave later; pooled: only their total,
+    from which nobody can be taken out; auto: clients, as long as they take up to 1 GB in all."""
 
 
 class NetworkSettings(Settings):
@@ -312,14 +315,14 @@ class NetworkSettings(Settings):
 
     section: ClassVar[str] = "network"
     round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
-    """Seconds that a round waits for answers; who has not answered by then is missing."""
+    """Seconds that a round waits for answers; a client that has not answered by then is missing."""
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the clients asked whose answers close a round before its time is up."""
+    """A round ends early once this share of the clients asked have answered."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
     """Seconds to wait for clients to connect, at the start and whenever too few are left."""
     max_images: Annotated[int, Field(ge=1)] = 10_000_000
-    """Training images that a client may claim: its weight in the average, which nobody can
-    check. One that claims more may not take part."""
+    """Most training images that a client may claim: they are its weight in the average, and nobody
+    can check them. A client that claims more may not take part."""
 
 
 class SecureSettings(Settings):
@@ -329,7 +332,7 @@ class SecureSettings(Settings):
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
     """More than this share of a round's clients must be left at its end, or nothing is opened. With
     more than two thirds, a server that cheats together with a third of the clients learns no more
-    than one that does not."""
+    than an honest one."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

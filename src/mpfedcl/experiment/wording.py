@@ -15,10 +15,10 @@ def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple
 
 def describe_budget(told: Mapping[str, Any]) -> str:
     """Return a privacy budget and what is spent of it, as a run's summary tells it."""
-    unit = {"record": "one image", "client": "all that one client has"}[told["unit"]]
+    unit = {"record": "one image", "client": "all images of one client"}[told["unit"]]
     return (
         f"epsilon {told['spent']:.3g} of {told['epsilon']:g} spent at delta {told['delta']:g}, "
-        f"for {unit} that comes or goes"
+        f"for adding or removing {unit}"
     )
 
 

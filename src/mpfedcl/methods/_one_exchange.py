@@ -241,7 +241,7 @@ class OneExchange(ClosedForm, ABC):
         if not self._nothing_sent:
             return {}
         if self.private_sums is not None:
-            told = "No class stands out of the noise, so the classifier knows none"
+            told = "No class stands out from the noise, so the classifier knows none"
             return {"warnings": [f"{told}: mpfedcl privacy plan says what a budget costs."]}
         least = self.experiment.prototypes.min_cluster_size
         return {

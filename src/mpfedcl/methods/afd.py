@@ -31,9 +31,9 @@ class Afd(PartsOfModel):
     After a round with the units A and the loss l', where the last one was l > l': the scores of A
     grow by (l - l') / l, and A is kept. Else A is forgotten, and the next part drawn by scores.
 
-    Units without a score are not drawn beside as many that have one: the first part that lowered a
-    client's loss is the one it gets from then on. Where labels are skewed the whole model is then
-    much worse than Federated Dropout's, and about as bad as with a part that each client keeps.
+    Units without a score are not drawn while enough others have one: the first part that lowered a
+    client's loss is the one it gets from then on. With skewed labels the whole model is then much
+    worse than Federated Dropout's, and about as bad as with a part that each client keeps.
     """
 
     name = "afd"

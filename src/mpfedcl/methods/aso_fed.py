@@ -19,9 +19,9 @@ class AsoFedSettings(Settings):
 
     section = "asofed"
     pull: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the pull to the model that the client was sent."""
+    """Weight of the proximal term: pull towards the model that the client was sent."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.001
-    """What is left in a step of the gradients before; 0: plain gradient descent."""
+    """How much of earlier gradients is left in a step; 0: plain gradient descent."""
     features: bool = False
     """At each arrival let large weights of the first layer grow and small ones shrink."""
 
@@ -35,7 +35,7 @@ class AsoFed(Asynchronous):
     """
 
     name = "aso-fed"
-    summary = "adds each change as it comes; slow clients step farther"
+    summary = "adds each update as it arrives; slow clients take larger steps"
     paper = "Chen et al., IEEE Big Data 2020"
     our_reading = (
         "All samples are there from the start, steps have no momentum, and the weights of the "

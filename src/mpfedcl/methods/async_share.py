@@ -22,26 +22,26 @@ class AsyncShareSettings(Settings):
 
     section = "async_share"
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """What is left in a tick of how often clients have come before."""
+    """Share of the earlier counts of a client's answers that is kept at each tick."""
     staleness: Annotated[float, Field(ge=0)] = 0.5
     """How much less stale models count: by (staleness + 1)^-power."""
 
 
 class AsyncShare(Asynchronous):
-    """Who comes rarely weighs more when it comes, so that all count by their samples in the end.
+    """Clients that answer rarely weigh more when they do, so that all count by samples in the end.
 
-    At every tick w <- (1 - sum u) w + sum_k u_k w_k, where u_k = n_k / n * s_k / f_k, cut at 1 in
-    all: f_k is the running mean of k's arrivals in a tick, s_k = (staleness + 1)^-a.
+    At every tick w <- (1 - sum u) w + sum_k u_k w_k, where u_k = n_k / n * s_k / f_k, limited to 1
+    in total: f_k is the running mean of k's arrivals per tick, s_k = (staleness + 1)^-a.
     """
 
     name = "async-share"
-    summary = "clients that come rarely weigh more when they come"
+    summary = "clients that answer rarely count more when they do"
     paper = "Wang, Zhang et al., IEEE TWC 2022"
     our_reading = (
         "The paper's own weights could not be read: here a client weighs by its share of the "
-        "samples over how often it comes, all together at most 1."
+        "samples divided by how often it answers, all together at most 1."
     )
-    keeps = "nothing; the server keeps how often each client comes"
+    keeps = "nothing; the server keeps how often each client answers"
     timing = "ticks"
     settings: AsyncShareSettings
     knobs = MappingProxyType({**Asynchronous.knobs, "async_share__staleness": (0.0, 0.5, 1.0)})

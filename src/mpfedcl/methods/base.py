@@ -44,11 +44,11 @@ Family = Literal[
 
 
 class Method(SumHooks):
-    """A federated method. The defaults are FedAvg's; a subclass says what it does otherwise.
+    """A federated method. The defaults are FedAvg's; a subclass says what it does differently.
 
     A subclass has a `name`, a one-line `summary` and the `reading` it is judged by, and overrides
-    the hooks below in which it differs. Methods in this folder are found by being there; one of
-    your own is named by `--method package.module:Class`.
+    the hooks below in which it differs. Methods in this folder are found automatically; one of your
+    own is named by `--method package.module:Class`.
 
     Args:
         experiment: All settings, resolved: nothing is left open.
@@ -167,7 +167,7 @@ class Method(SumHooks):
     # What travels, what is kept
 
     def shared(self, parameter: str) -> bool:
-        """Tell whether a parameter travels; the others stay with each client."""
+        """Tell whether a parameter is sent; the others stay with each client."""
         return self.shares_model
 
     def init_server(self, params: Tensors) -> Server:
@@ -196,7 +196,7 @@ class Method(SumHooks):
         return train.learning_rate(round_number), train.momentum
 
     def prepare(self, broadcast: Broadcast) -> Any:
-        """Turn the broadcast into what the loss needs, once a round."""
+        """Turn the broadcast into what the loss needs, once per round."""
         return None
 
     def at_step(self, received: Any, step: int) -> Any:
@@ -235,7 +235,7 @@ class Method(SumHooks):
     ) -> tuple[Tensors | None, Tensors]:
         """Return what is averaged at the server, and the client's new state.
 
-        None in place of the first withholds the update: the client has answered all the same.
+        None in place of the first withholds the update: the client has still answered.
         `num_steps` counts all steps, `context.memory` is what the last one has left.
         """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
@@ -245,7 +245,7 @@ class Method(SumHooks):
     ) -> list[Prototypes]:
         """Return the prototypes of several clients from their projected embeddings.
 
-        Where `shares_prototypes` is false they never travel: they only serve the reading by
+        Where `shares_prototypes` is false they are never sent: they only serve the reading by
         nearest prototype, beside the classifier's.
         """
         settings = self.experiment.prototypes
@@ -272,7 +272,7 @@ class Method(SumHooks):
         return {}
 
     def weigh(self, update: Update, server: Server) -> float:
-        """Return an update's weight in the mean, by itself alone; 0 leaves it out."""
+        """Return an update's weight in the mean, from this update alone; 0 leaves it out."""
         return update.num_samples
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:

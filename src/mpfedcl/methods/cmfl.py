@@ -34,8 +34,8 @@ class LastUpdate(NamedTuple):
 class Cmfl(FedAvg):
     """A client uploads only if enough signs of its update agree with the last global update.
 
-    e(u) = share of all numbers j with sgn(u_j) = sgn(last_j); two zeros agree. Who does not upload
-    has worked and downloaded for nothing, and begins the next round at the global model again.
+    e(u) = share of all numbers j with sgn(u_j) = sgn(last_j); two zeros agree. The work of a client
+    that does not upload is lost; it begins the next round at the global model again.
     """
 
     name = "cmfl"

@@ -16,14 +16,14 @@ class DittoSettings(Settings):
 
     section = "ditto"
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """λ, the pull of a personal model to the global one."""
+    """λ, the pull of a personal model towards the global one."""
 
 
 class Ditto(TwoModels):
     """FedAvg, and beside it each client's own model v, which descends f(v) + λ/2 |v - w|^2."""
 
     name = "ditto"
-    summary = "FedAvg, and own models with a pull to the global one"
+    summary = "FedAvg, and personal models pulled towards the global one"
     paper = "Li et al., ICML 2021"
     our_reading = "Both models see the same batches, one after the other."
     keeps = "its own model"

@@ -32,20 +32,20 @@ class FedAsyncSettings(Settings):
     a: Annotated[float, Field(ge=0)] = 0.5
     """How fast."""
     b: Annotated[float, Field(ge=0)] = 4.0
-    """hinge: from where on."""
+    """hinge: b, from where on answers count less."""
     pull: Annotated[float, Field(ge=0)] = 0.005
-    """Weight of the pull to the model that the client was sent."""
+    """Weight of the proximal term: pull towards the model that the client was sent."""
 
 
 class FedAsync(Asynchronous):
-    """Each answer is mixed into the server's model as it comes, the staler the less.
+    """Each answer is mixed into the server's model as it arrives; stale ones count less.
 
     w <- (1 - m s) w + m s w_i, with m the mixing and s = (staleness + 1)^-a. Clients minimize
-    f_i(w) + pull/2 |w - w_sent|^2. Nobody weighs by samples: who is fast counts more.
+    f_i(w) + pull/2 |w - w_sent|^2. Samples do not count; fast clients count more.
     """
 
     name = "fedasync"
-    summary = "mixes each client's model in as it comes"
+    summary = "mixes in each client's model as it arrives"
     paper = "Xie, Koyejo and Gupta, 2019"
     our_reading = (
         "Staleness follows from the virtual clock, where the paper draws it; it counts from 0."

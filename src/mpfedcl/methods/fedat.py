@@ -20,24 +20,24 @@ class FedATSettings(Settings):
 
     section = "fedat"
     tiers: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Tiers that clients are sorted into by their speed."""
+    """Number of tiers that clients are sorted into by their speed."""
     pull: Annotated[float, Field(ge=0)] = 0.4
-    """Weight of the pull to the model that the client was sent."""
+    """Weight of the proximal term: pull towards the model that the client was sent."""
     start: Annotated[int, Field(ge=0)] = 1
-    """Rounds that each tier counts as having done at first. With 0 the fast tiers' work counts for
-    nothing until the slowest tier has answered."""
+    """Rounds that each tier counts as having done at first. With 0 the fast tiers' work does not
+    count until the slowest tier has answered."""
 
 
 class FedAT(Asynchronous):
     """Rounds within tiers of equally fast clients; the tiers' models are mixed, slow ones more.
 
     After a round of tier m, w_m is the mean of its clients, T_m grows by 1, and w is the sum of
-    T_(M+1-m) / sum(T) * w_m: the slow tiers weigh as much as the fast ones have rounds. Clients
-    minimize f_i(w) + pull/2 |w - w_sent|^2.
+    T_(M+1-m) / sum(T) * w_m: the slow tiers get the weights of the fast ones' numbers of rounds.
+    Clients minimize f_i(w) + pull/2 |w - w_sent|^2.
     """
 
     name = "fedat"
-    summary = "rounds within tiers of equal speed, none across them"
+    summary = "rounds within tiers of equal speed; tiers do not wait for each other"
     paper = "Chai et al., SC 2021"
     our_reading = (
         "Tiers count one round each at first, or the model would not move until the slowest tier "

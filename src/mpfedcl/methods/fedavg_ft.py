@@ -8,7 +8,7 @@ from mpfedcl.tensors import Tensors
 
 
 class FedAvgFT(TwoModels):
-    """FedAvg; each client also trains the classifier of the model it received, and predicts by it.
+    """FedAvg; each client also trains its received model's classifier, and predicts with it.
 
     The layers below the classifier stay as they were received.
     """
@@ -16,7 +16,7 @@ class FedAvgFT(TwoModels):
     name = "fedavg-ft"
     summary = "FedAvg, and a classifier fine-tuned by each client"
     paper = "Cheng et al., 2021, and others"
-    our_reading = "Fine-tuning takes the batches of the round, so every round can be read."
+    our_reading = "Fine-tuning takes the batches of the round, so every round can be evaluated."
 
     def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
         """Of the own model, only the classifier moves."""

@@ -14,9 +14,9 @@ class FedBN(FedAvg):
     family = "personal models"
     paper = "Li et al., ICLR 2021"
     our_reading = (
-        "The paper's layers are batch normalisation with each client's statistics; here scales "
-        "and shifts stay at home, of group normalisation (--model.norm group) or of a trained "
-        "ResNet-18, whose statistics are constants."
+        "The paper's layers are batch normalisation with each client's statistics; here the "
+        "scales and shifts stay with each client, of group normalisation (--model.norm group) or "
+        "of a trained ResNet-18, whose statistics are constants."
     )
     sends = "its model without normalisation layers"
     keeps = "scales and shifts of its normalisation layers"
@@ -26,8 +26,8 @@ class FedBN(FedAvg):
         super().__init__(experiment, num_classes)
         if experiment.model.norm == "none" and not experiment.encoder.train:
             raise InvalidInput(
-                f"model.norm is 'none', and {self.name} keeps normalisation layers at home; it "
-                "must be group (with --model.name cnn), or encoder.train must be true."
+                f"model.norm is 'none', and {self.name} keeps normalisation layers with each "
+                "client; it must be group (with --model.name cnn), or encoder.train must be true."
             )
 
     def shared(self, parameter: str) -> bool:

@@ -16,14 +16,14 @@ from mpfedcl.tensors import Tensors
 class FedCOF(OneExchange):
     """S = Σ_ic n_ic (mean_ic - mu_c)(mean_ic - mu_c)' / (G - K): a small message for many clients.
 
-    It takes clients' means to differ by chance alone. With fewer groups of client and class than
+    It assumes that clients' means differ only by chance. With fewer groups of client and class than
     features the covariance has no full rank: it runs, and the record warns.
     """
 
     name = "fedcof"
     summary = "as fedlda from class sums alone; needs many clients"
     paper = "Goswami et al., 2025"
-    sends = "counts and sums by class"
+    sends = "counts and sums per class"
     totals_suffice = False
     has_private_sums = False
     _shortage: str | None = None

@@ -17,19 +17,19 @@ class FedDynSettings(Settings):
 
     section = "feddyn"
     alpha: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the pull to the global model, by which clients learn their own gradients."""
+    """Weight of the pull towards the global model, by which clients learn their own gradients."""
 
 
 class FedDyn(FedAvg):
-    """Each client's loss gets a linear term and a pull, so that all have one optimum in common.
+    """Each client's loss gets a linear and a proximal term, so that all have one optimum in common.
 
     A client steps along g - g_i + alpha (w - w_global), after which g_i <- g_i - alpha (w_i -
-    w_global) is its gradient where it has come to rest. The server keeps h = sum_i |D_i| / |D| *
+    w_global) is its gradient at the end of its training. The server keeps h = sum_i |D_i| / |D| *
     g_i, and w_global <- mean of w_i - h / alpha.
     """
 
     name = "feddyn"
-    summary = "FedAvg whose clients' losses are made to agree"
+    summary = "FedAvg with a regulariser that aligns the clients' losses"
     paper = "Acar et al., ICLR 2021"
     our_reading = "Clients count by their samples, in h too."
     keeps = "its gradient; the server: the mean gradient"

@@ -59,10 +59,11 @@ class GaussianPool(NamedTuple):
 class FedGauss(OneExchange):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
 
-    How far a client's prototypes are its own, and how far its covariance, is found from the sums:
-    under label skew clients differ in nothing but their classes, under feature skew in all. A
-    client's own test is read with its own prototypes, covariance and label shares; everybody's test
-    by the mixture over all clients, or where only totals are known by one Gaussian per class.
+    How much a client's prototypes and covariance differ from everybody's is found from the sums:
+    under label skew clients differ only in their classes, under feature skew in everything. A
+    client's own test is predicted with its own prototypes, covariance and label shares; everybody's
+    test with the mixture over all clients, or, where only totals are known, with one Gaussian per
+    class.
     """
 
     name = "fedgauss"
@@ -74,8 +75,8 @@ class FedGauss(OneExchange):
     sends_fit = True
     estimates_effects = True
     lost_by_totals = (
-        "With totals alone everybody's test is read by one Gaussian per class, and not by the "
-        "mixture over clients."
+        "With totals alone, everybody's test is predicted with one Gaussian per class, not with "
+        "the mixture over clients."
     )
     _pool: tuple[Tensor, GaussianPool] | None = None
     """Decomposed once: server and clients of one process need the same."""

@@ -25,7 +25,7 @@ class FedLCSettings(Settings):
 
 
 class FedLC(FedAvg):
-    """FedAvg whose clients ask more of their rare classes, by a margin on the logits.
+    """FedAvg whose clients train their rare classes harder, by a margin on the logits.
 
     Cross-entropy of f(x) - m, where m_c = tau n_c^(-1/4) and n_c are the client's own samples of a
     class. Predictions are made without m.

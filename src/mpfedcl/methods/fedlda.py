@@ -11,7 +11,7 @@ from mpfedcl.tensors import Tensors
 
 
 class FedLDA(OneExchange):
-    """FedGauss without anything of a client's own: one Gaussian per class, one covariance."""
+    """FedGauss without anything personal: one Gaussian per class, one covariance."""
 
     name = "fedlda"
     summary = "linear discriminant analysis of frozen features, one exchange of sums"

@@ -31,16 +31,16 @@ class FedMmdSettings(Settings):
 
 
 class FedMmd(FedAvg):
-    """FedAvg whose clients keep their outputs distributed as those of the received model.
+    """FedAvg whose clients keep their outputs distributed like those of the received model.
 
     Cross-entropy + weight * MMD², the squared distance of the two sets of outputs in the space of
     19 Gaussian kernels: mean k(x, x') + mean k(y, y') - 2 mean k(x, y).
     """
 
     name = "fedmmd"
-    summary = "FedAvg whose outputs stay distributed as the global ones"
+    summary = "FedAvg; keeps outputs distributed like the global model's"
     paper = "Yao et al., VCIP 2018 and arXiv 2019"
-    our_reading = "The discrepancy has no floor below which it is left alone."
+    our_reading = "The discrepancy counts however small it is."
     settings: FedMmdSettings
     knobs = MappingProxyType({**FedAvg.knobs, "fedmmd__weight": (0.01, 0.1, 1.0)})
 

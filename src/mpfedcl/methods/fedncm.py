@@ -6,12 +6,12 @@ from mpfedcl.tensors import Tensors
 
 
 class FedNCM(OneExchange):
-    """Clients send sums by class, the smallest message there is; the nearest mean answers."""
+    """Clients send sums per class, the smallest message there is; the nearest mean predicts."""
 
     name = "fedncm"
     summary = "nearest class mean of frozen features, one exchange of class sums"
     paper = "Legate et al., NeurIPS 2023"
-    sends = "counts and sums by class"
+    sends = "counts and sums per class"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return the class means, with a covariance that is alike in all directions."""

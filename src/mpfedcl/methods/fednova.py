@@ -26,12 +26,12 @@ class FedNova(FedAvg):
     """Averages directions d_i = (w - w_i) / a_i, a_i the length of a client's steps.
 
     w <- w - (sum_i p_i a_i) (sum_i p_i d_i): clients that take more steps no longer pull the
-    average to their own optimum. The same in one line is FedAvg with the weights n_i / a_i, and a
-    longer step of the server; it computes a_i itself, so that no client can lie about it.
+    average to their own optimum. In other words: FedAvg with the weights n_i / a_i, and a longer
+    step of the server; the server computes a_i itself, so that no client can lie about it.
     """
 
     name = "fednova"
-    summary = "averages directions per step, not models"
+    summary = "averages updates divided by their steps, not models"
     paper = "Wang et al., NeurIPS 2020"
     keeps = "nothing; the server: a velocity, if it has momentum"
     totals_suffice = False

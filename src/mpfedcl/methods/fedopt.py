@@ -19,7 +19,7 @@ class FedOptSettings(Settings):
 
     section = "fedopt"
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "adam"
-    """What the server makes a step of: the clients' mean change is its gradient."""
+    """The server's optimizer; the clients' mean change is its gradient."""
     lr: Annotated[float | None, Field(gt=0)] = None
     """The server's learning rate [default: 1 for sgd, else 0.01]."""
     momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
@@ -31,14 +31,14 @@ class FedOptSettings(Settings):
 
 
 class FedOpt(FedAvg):
-    """The clients' mean change D is a gradient of the server's, which has an optimizer of its own.
+    """The clients' mean change D serves as a gradient for the server's own optimizer.
 
     sgd: m <- beta1 m + D, w <- w + lr m. The others: m <- beta1 m + (1 - beta1) D, v collects D²,
     w <- w + lr m / (sqrt(v) + tau), without correction of the first steps; v begins at tau².
     """
 
     name = "fedopt"
-    summary = "FedAvg whose server steps by momentum, Adam, Yogi, Adagrad"
+    summary = "FedAvg; the server uses momentum, Adam, Yogi or Adagrad"
     paper = "Reddi et al., ICLR 2021"
     keeps = "nothing; the server: its momentum, and mean squares"
     settings: FedOptSettings

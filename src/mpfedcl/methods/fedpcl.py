@@ -35,18 +35,18 @@ class PrototypeTargets(NamedTuple):
 
 
 class FedPcl(Method):
-    """Only class means travel; embeddings are contrasted with their mean and with every client's.
+    """Only class means are sent; embeddings are contrasted with their mean and with every client's.
 
     L = -log softmax_c(z·U(c) / t)_y, U(c) the mean over the clients that hold class c, plus the
-    mean of the same over every client's own class means; z and what the means are of have length 1.
-    No classifier is trained: a client predicts by the nearest of its own class means.
+    mean of the same over every client's own class means; z and all embeddings behind the means have
+    length 1. No classifier is trained: a client predicts with the nearest of its own class means.
     """
 
     name = "fedpcl"
-    summary = "shares class means only, and trains by contrast alone"
+    summary = "shares class means only; trains with a contrastive loss only"
     family = "prototypes"
     paper = "Tan et al., NeurIPS 2022"
-    our_reading = "One view of each image; the contrast is with all classes that somebody holds."
+    our_reading = "One view of each image, contrasted with all classes that some client holds."
     sends = "its class means"
     keeps = "its model"
     reading = "personal_prototype"

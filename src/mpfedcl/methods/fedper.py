@@ -50,7 +50,7 @@ class FedPer(FedAvg):
         if last and self.experiment.privacy.has_budget:
             raise InvalidInput(
                 f"fedper.layers is {asked}; with a privacy budget it must be 0: only a model that "
-                "clients share may be read there."
+                "clients share may be evaluated there."
             )
 
     def shared(self, parameter: str) -> bool:

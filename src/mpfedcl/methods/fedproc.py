@@ -25,8 +25,8 @@ class FedProcSettings(Settings):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """What similarities to the prototypes are divided by."""
     rounds: Annotated[int | None, Field(ge=1)] = None
-    """Rounds in which the contrast gives way to cross-entropy [default: those of the run as it
-    begins; one that is resumed with more rounds keeps them]."""
+    """Rounds over which cross-entropy replaces the contrastive loss [default: those of the run when
+    it starts; a run resumed with more rounds keeps them]."""
 
 
 class WeightedTargets(NamedTuple):

@@ -20,7 +20,7 @@ class FedProtoSettings(Settings):
 
     section = "fedproto"
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the pull to the global prototypes."""
+    """Weight of the pull towards the global prototypes."""
 
 
 class GlobalPrototypes(NamedTuple):
@@ -31,10 +31,10 @@ class GlobalPrototypes(NamedTuple):
 
 
 class FedProto(Method):
-    """Only class means travel; each client's embeddings are drawn to the mean over the owners."""
+    """Only class means are sent; each client's embeddings are pulled towards the owners' mean."""
 
     name = "fedproto"
-    summary = "shares class means only, pulls embeddings to their average"
+    summary = "shares class means only; pulls embeddings towards their average"
     family = "prototypes"
     paper = "Tan et al., AAAI 2022"
     sends = "its class means"

@@ -17,14 +17,14 @@ class FedProxSettings(Settings):
 
     section = "fedprox"
     mu: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the pull to the global model."""
+    """Weight of the proximal term: pull towards the global model."""
 
 
 class FedProx(FedAvg):
     """FedAvg with the proximal term mu/2 |w - w_global|^2, through which the gradient flows."""
 
     name = "fedprox"
-    summary = "FedAvg with a pull of the weights to the global ones"
+    summary = "FedAvg with a proximal term: weights stay near the global ones"
     paper = "Li et al., MLSys 2020"
     settings: FedProxSettings
     knobs = MappingProxyType({**FedAvg.knobs, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})

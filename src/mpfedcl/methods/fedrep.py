@@ -29,10 +29,10 @@ class FedRep(Method):
     """
 
     name = "fedrep"
-    summary = "shares all but the classifier, trained in turn"
+    summary = "shares all but the classifier; the two parts train in turn"
     family = "personal models"
     paper = "Collins et al., ICML 2021"
-    our_reading = "Momentum is 0, so that what is not due stands still."
+    our_reading = "Momentum is 0, so that the part that is not being trained stays unchanged."
     sends = "all but its classifier"
     keeps = "its classifier"
     reading = "personal_classifier"

@@ -11,7 +11,7 @@ _RIDGE = 0.1
 
 
 class FedRidge(OneExchange):
-    """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, exactly as if all samples lay in one place."""
+    """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, exactly as if all samples were in one place."""
 
     name = "fedridge"
     summary = "ridge regression on one-hot targets, one exchange of sums"

@@ -4,12 +4,12 @@ from mpfedcl.methods.base import Method
 
 
 class Local(Method):
-    """No exchange at all: what federation has to beat."""
+    """No exchange at all: the baseline that federation has to beat."""
 
     name = "local"
     summary = "every client trains alone; nothing is shared"
     family = "alone"
-    paper = "no paper: what federation has to beat"
+    paper = "no paper: the baseline that federation has to beat"
     sends = "nothing"
     keeps = "its model"
     reading = "personal_classifier"

@@ -18,13 +18,13 @@ class MoonSettings(Settings):
 
     section = "moon"
     mu: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the contrast between the global model and the client's own last one."""
+    """Weight of the contrastive loss between the global model and the client's own last one."""
     temperature: Annotated[float, Field(gt=0)] = 0.5
     """What the cosines are divided by; smaller is sharper."""
 
 
 class Moon(FedAvg):
-    """FedAvg that draws embeddings to the global model's, and from those of one's own last model.
+    """FedAvg that pulls embeddings to the global model's, away from the client's last model's.
 
     Cross-entropy + mu log(1 + exp((cos(z, z_last) - cos(z, z_global)) / t)), averaged over samples.
     """

@@ -32,12 +32,13 @@ CONTRAST_KNOBS = MappingProxyType(
 class MpFedCL(Method):
     """Up to K k-means centroids per class are sent with the model; clients contrast against all.
 
-    Loss = cross-entropy + weight * L_R, with L_R the contrastive pull of each embedding to the
-    prototypes of its class and away from those of the others. Prediction is by nearest prototype.
+    Loss = cross-entropy + weight * L_R, where the contrastive loss L_R pulls each embedding towards
+    the prototypes of its class and away from those of the others. Prediction is by nearest
+    prototype.
     """
 
     name = "mp-fedcl"
-    summary = "K prototypes per class, a contrastive pull to those of all clients"
+    summary = "contrastive loss against K prototypes per class from all clients"
     family = "prototypes"
     paper = "Qiao et al., 2023"
     sends = "its model, up to K prototypes per class"
@@ -52,7 +53,7 @@ class MpFedCL(Method):
         if experiment.contrast.sample is not None and experiment.contrast.form == "pooled":
             raise InvalidInput(
                 f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
-                "must be left out: that loss is no mean over clients, so a sample would bias it."
+                "must be left out: that loss is not a mean over clients, so a sample would bias it."
             )
 
     def reading_on(self, test: Test) -> Reading:

@@ -18,7 +18,8 @@ class PFedMeSettings(Settings):
 
     section = "pfedme"
     weight: Annotated[float, Field(ge=0)] = 15.0
-    """λ, how near a personal model stays; times the learning rate it should be at most 1."""
+    """λ, how near a personal model stays; multiplied by the learning rate it should be at most
+    1."""
     steps: Annotated[int, Field(ge=1)] = 5
     """K, steps of the personal model on each batch."""
     lr: Annotated[float, Field(gt=0)] = 0.09
@@ -31,7 +32,7 @@ class PFedMe(FedAvg):
     """A personal model θ near the client's copy w_i of the global one.
 
     On each batch K steps along ∇f(θ) + λ (θ - w_i), then w_i moves by lr λ towards θ. w_i is sent;
-    θ predicts, and every round begins anew at the global model.
+    θ predicts, and every round starts from the global model again.
     """
 
     name = "pfedme"

@@ -33,15 +33,15 @@ class ProtoAttentionSettings(Settings):
 
 
 class ProtoAttention(FedAvg):
-    """FedAvg in which a client counts the more, the better its class means keep apart.
+    """FedAvg in which a client counts more if its class means are well separated.
 
     Its weight is n_i exp(margin_i / t). A margin is how much nearer its class means lie to the
     global ones of their class than to any other, on average, in units of the mean distance between
-    those; they are of the round before, by samples.
+    those. The global ones are the sample-weighted means of the round before.
     """
 
     name = "proto-attention"
-    summary = "FedAvg; clients with clear class means count more"
+    summary = "FedAvg; clients with well-separated class means count more"
     family = "prototypes"
     paper = "Michieli and Ozay, arXiv 2021"
     our_reading = (

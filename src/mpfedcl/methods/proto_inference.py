@@ -11,8 +11,8 @@ from mpfedcl.prototypes import PrototypePool
 class ProtoInference(FedAvg):
     """FedAvg; class means are made and averaged once, in the last round, and they predict.
 
-    Between rounds clients send models alone. What is read of those rounds is what would have been,
-    had one of them been the last.
+    In all other rounds clients send only models. Accuracies of those rounds are what they would be
+    if that round were the last.
     """
 
     name = "proto-inference"
@@ -22,7 +22,7 @@ class ProtoInference(FedAvg):
     our_reading = (
         "The formula is ours, after the paper's abstract: each owner of a class counts once."
     )
-    sends = "its model; in the last round class means too"
+    sends = "its model; in the last round also class means"
     reading = "personal_prototype"
     union_reading = "averaged_prototype"
     totals_suffice = False

@@ -25,19 +25,19 @@ class SageflowSettings(Settings):
     section = "sageflow"
     entropy: Annotated[float, Field(gt=0)] = 1.0
     """Models whose answers to the public images have this entropy or more are left out; in nats, so
-    that log(classes) is the most there is."""
+    that log(classes) is the largest possible."""
     loss_power: Annotated[float, Field(ge=0)] = 1.0
     """How much less a model counts by its loss on the public images: by loss^-power."""
     age_power: Annotated[float, Field(ge=0)] = 0.5
     """How much less stale models count: by (staleness + 1)^-power."""
     mixing: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of what has come in the server's next model."""
+    """Share of the arrived models in the server's next model."""
     warm_up: Annotated[int, Field(ge=0)] = 10
     """Ticks at the beginning in which no model is left out: the first ones are all uncertain."""
 
 
 class Sageflow(Asynchronous):
-    """Takes what has come at each tick, by version; public images tell what a model is worth.
+    """Collects answers at each tick, by version; public images show how good a model is.
 
     Of each version clients are averaged by n_k / F_k^power where E_k is below a threshold: E_k is
     the entropy of a model's answers to the public images, F_k its loss on them. Versions are
@@ -45,11 +45,11 @@ class Sageflow(Asynchronous):
     """
 
     name = "sageflow"
-    summary = "weighs models by public images, old versions less"
+    summary = "weighs models by their loss on public images, stale ones less"
     paper = "Park et al., NeurIPS 2021"
     our_reading = (
-        "Clients and versions weigh by samples, as in the paper; its code counts clients. For some "
-        "ticks nobody is left out."
+        "Clients and versions weigh by samples, as in the paper; its code counts clients. In the "
+        "first ticks nobody is left out."
     )
     keeps = "nothing; the server has public images"
     timing = "ticks"

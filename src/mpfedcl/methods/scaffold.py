@@ -24,8 +24,9 @@ class ScaffoldSettings(Settings):
 class Scaffold(FedAvg):
     """Clients correct their drift by two estimates of the gradient: their own and everybody's.
 
-    Steps go along g - c_i + c. After them c_i is the mean of the raw gradients, each weighted by
-    how far momentum has carried it, and c = sum_i |D_i| / |D| * c_i whoever took part.
+    Steps go along g - c_i + c. Afterwards c_i is the mean of the raw gradients, each weighted by
+    how far momentum has carried it, and c = sum_i |D_i| / |D| * c_i over all clients, also those
+    that did not take part.
     """
 
     name = "scaffold"

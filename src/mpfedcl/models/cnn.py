@@ -52,7 +52,7 @@ class Cnn(Model):
         if min(height, width) < SMALLEST_SIDE:
             raise InvalidInput(
                 f"model.name is 'cnn', but images have {height} x {width} pixels; they must have "
-                f"at least {SMALLEST_SIDE} a side (--dataset.image-size makes them larger)."
+                f"at least {SMALLEST_SIDE} per side (--dataset.image-size enlarges them)."
             )
         self._image_shape = (height, width, *(image_shape[2:] or (1,)))
         self._has_norm = has_norm

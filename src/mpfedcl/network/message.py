@@ -62,7 +62,7 @@ def from_json(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise MessageError(f"its values cannot be read ({error})") from None
     if not isinstance(values, dict):
-        raise MessageError("its values are no table")
+        raise MessageError("its values are not a table")
     return values
 
 
@@ -77,7 +77,7 @@ def _to_tensor(name: str, array: NDArray[Any]) -> "torch.Tensor":
 
     # Who calls bytes an array may have sent an archive of several, which numpy opens as such.
     if not isinstance(array, numpy.ndarray):
-        raise MessageError(f"{name[:80]!r} is no array")
+        raise MessageError(f"{name[:80]!r} is not an array")
     try:
         # A copy: what came over the wire may lie in memory that nobody may write to.
         return torch.from_numpy(numpy.array(array, order="C"))

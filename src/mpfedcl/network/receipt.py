@@ -199,7 +199,7 @@ def _least_behind(name: str, value: Any, counts: Counts, test: int) -> int | Non
     if name in ("num_samples", "loss") and value not in (None, 1):
         return int(counts.sum())
     if name == "late":
-        # Which class is taken for which is counted image by image.
+        # The confusion matrix is counted image by image.
         return 1 if value.get("confusion") else test
     return None
 

@@ -200,6 +200,6 @@ def read_ledger(run: Path) -> Ledger | None:
         return Ledger.from_json(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"{path} cannot be read ({error}); without it nobody knows what is spent, so the run "
+            f"{path} cannot be read ({error}); without it, it is unknown what is spent, so the run "
             "must be started again in a new folder."
         ) from None

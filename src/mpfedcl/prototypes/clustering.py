@@ -34,7 +34,7 @@ def cluster_prototypes(
     kmeans: up to `num_prototypes` centroids per class, u_k = mean of the points nearest to u_k; a
     class with fewer distinct points gives one for each. mean: one per class, its mean. dbscan: the
     mean of each dense cluster of a class, as many as there are. Only kmeans needs
-    `num_prototypes`; the others pass it over.
+    `num_prototypes`; the others ignore it.
 
     Args:
         embeddings: [samples, d], taken as they are: normalise them first if you want unit vectors.

@@ -65,7 +65,7 @@ def prototype_contrastive_loss(
     form: Form = "slots",
     padding: Padding = "all",
 ) -> Tensor:
-    """Return L_R, the contrastive pull of embeddings to the prototypes of their own class.
+    """Return L_R, the contrastive loss of embeddings against the prototypes of all clients.
 
     Args:
         z: [B, d] embeddings, used as they are: normalise them if the pool is of unit vectors.

@@ -12,7 +12,7 @@ LARGEST_TABLE = 2**19
 
 
 class ContrastTargets(NamedTuple):
-    """A pool as the loss wants it: tensors only, made once a round and used for every batch.
+    """A pool as the loss wants it: tensors only, made once per round and used for every batch.
 
     Most slices (client, slot) of a skewed pool are padding throughout and hence the same. Each
     distinct slice is kept once, with its share of all N·K as its weight.

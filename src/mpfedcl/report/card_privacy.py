@@ -16,18 +16,18 @@ def privacy_section(subject: CardSubject) -> str:
     if pool is not None and len(pool):
         alone = int((pool.counts == 1).sum())
         notes.append(
-            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the one that "
-            f"stands for the fewest {subject.noun}s stands for {int(pool.counts.min()):,}."
+            f"Prototypes are averages of embeddings. The pool has {len(pool):,}; the smallest "
+            f"is the average of {int(pool.counts.min()):,} {subject.noun}s."
         )
         if alone:
             notes.append(
-                f"A prototype of one {noun} is that {noun}'s embedding, and {alone:,} are such; "
+                f"A prototype of one {noun} is that {noun}'s embedding; {alone:,} are like this. "
                 "`--prototypes.min-cluster-size` forbids them."
             )
     if summary["parameters_sent"] and subject.trains:
-        notes.append("Weights travelled too, and weights can give away what they were trained on.")
+        notes.append("Weights were sent too, and weights can reveal what they were trained on.")
     elif summary["parameters_sent"]:
-        notes.append(f"Sums travelled, and sums over few {noun}s can give away these {noun}s.")
+        notes.append(f"Sums were sent, and sums over few {noun}s can reveal these {noun}s.")
     if any(name.startswith("models/") for name in subject.files):
         notes.append(
             "The folder `models` holds each client's own model: leave it out before you publish."
@@ -40,7 +40,7 @@ def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
     trust = subject.experiment.privacy.trust
     noun = subject.noun
     against = (
-        "It holds against everybody but the server, which saw what clients sent as it was."
+        "It holds against everybody but the server, which saw what clients sent without noise."
         if trust == "server"
         else "It holds against everybody, the server included: noise was added before anything "
         "left a client."
@@ -48,9 +48,9 @@ def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
     return [
         f"Differential privacy: {describe_budget(told)}. {against}",
         f"It is about training {noun}s, and holds for the model, the pool, the sums and the "
-        f"records. Readings are exact numbers of test {noun}s, which nobody trained on and which "
-        "it does not cover.",
-        "`partition.json` of a simulation and the folders `checkpoint` and `privacy` tell more: "
+        f"records. It does not cover test {noun}s, which nobody trained on: accuracies are "
+        "exact.",
+        "`partition.json` of a simulation and the folders `checkpoint` and `privacy` reveal more: "
         "leave them out before you publish.",
         "Each further run on the same data spends a budget of its own; they add up.",
     ]

@@ -152,8 +152,8 @@ class _DocumentBuilder:
             "kind": "together",
             "title": "All runs together",
             "about": [
-                f"{len(places)} runs from {len(folders)} folders; those that differ in their seed "
-                "alone are one line. Each folder has a section of its own below."
+                f"{len(places)} runs from {len(folders)} folders; those that differ only in their "
+                "seed are one line. Each folder has a section of its own below."
             ],
             "groups": self._group_by_settings(places),
             "detail": False,

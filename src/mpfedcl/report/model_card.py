@@ -185,7 +185,7 @@ def _data_section(subject: CardSubject) -> str:
     held = (
         f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client."
         if not experiment.privacy.has_budget
-        else f"{len(sizes):,} clients; how much each holds is not told under a privacy budget."
+        else f"{len(sizes):,} clients; how much each holds is not shown under a privacy budget."
     )
     left_out = len(holdings) - len(shown)
     note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
@@ -208,9 +208,9 @@ def _data_section(subject: CardSubject) -> str:
 
 def _describe_source(experiment: Experiment, nouns: str) -> str:
     if experiment.dataset.name in ("folder", "table"):
-        return f"{nouns} of whoever made this run; their terms hold."
+        return f"{nouns} of whoever made this run; their terms apply."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
-    return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
+    return f"{source}. The terms of its publishers apply; mpfedcl grants no rights to data."
 
 
 def _list_classes(counts: list[int], classes: list[str]) -> str:
@@ -233,7 +233,7 @@ def _readings_section(subject: CardSubject) -> str:
     ]
     if values:
         lines.append(
-            f"Over the {len(values):,} clients that were read, the headline is "
+            f"Over the {len(values):,} clients that were evaluated, the headline is "
             f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
             f"{_describe_worst_client(subject)}\n"
         )
@@ -242,11 +242,11 @@ def _readings_section(subject: CardSubject) -> str:
     public = without_local_paths(subject.experiment)
     command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
     lines.append(
-        "One run says nothing of the deviation over seeds; that takes several runs:\n\n"
+        "One run says nothing about the deviation over seeds; that takes several runs:\n\n"
         f"{code_block(command, 'sh')}"
         if command
-        else "One run says nothing of the deviation over seeds; that takes several runs with other "
-        "seeds.\n"
+        else "One run says nothing about the deviation over seeds; that takes several runs "
+        "with other seeds.\n"
     )
     return "\n".join(lines)
 
@@ -278,7 +278,7 @@ def _shared_section(subject: CardSubject) -> str:
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
     if subject.experiment.secure_sums:
-        lines.insert(2, "The server saw nothing of it but totals over clients (secure sums).")
+        lines.insert(2, "The server saw only totals over clients (secure sums).")
     return "\n".join(lines)
 
 
@@ -314,7 +314,7 @@ def _reproduction_section(subject: CardSubject) -> str:
     needs = (
         ""
         if find_specification(subject.experiment.dataset.name).embedded
-        else (f"\nIt needs the same {subject.noun}s; where a path stands, yours goes there.\n")
+        else (f"\nIt needs the same {subject.noun}s; replace its paths by yours.\n")
     )
     versions = ", ".join(
         f"{name} {escape_markdown(v)}" for name, v in subject.summary["versions"].items()

@@ -10,8 +10,8 @@ from mpfedcl.studies.tuning.result import describe_changes
 
 _QUICK = "Quick: a few rounds and one seed show that everything runs; the numbers mean nothing."
 READ_AS_IN_PAPER = (
-    "Read as in the paper, on every test: the FedCL family and FedProto by each client's own\n"
-    "model and the nearest prototype."
+    "Predicted as in the paper, on every test: the FedCL family and FedProto with each client's\n"
+    "own model and the nearest prototype."
 )
 _TRACK_TITLES = {
     "paper": "the paper's settings",

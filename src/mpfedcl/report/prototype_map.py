@@ -102,7 +102,7 @@ def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
     """Return why there is no pool to show, None where there is one."""
     is_there = (path / "pool.safetensors").is_file()
     if not (path / "summary.json").is_file():
-        earlier = "; the pool in its folder may be of an earlier end, and is not shown"
+        earlier = "; the pool in its folder may be from before it was resumed, and is not shown"
         return (
             "The pool is written at the end of a run, and this one has not ended"
             f"{earlier if is_there else ''}."

@@ -191,13 +191,13 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
     found = records.confusion
     if found is None:
         why = (
-            "This run was made before confusions were recorded; run it again to see them."
+            "This run was made before confusion matrices were recorded; run it again to see them."
             if records.summary
-            else "Confusions are counted at the end of a run, and this one has not ended."
+            else "The confusion matrix is made at the end of a run, and this one has not ended."
         )
         return {"missing": why}
     if not records.rounds or records.rounds[-1].round != found.round:
-        return {"missing": f"Confusions were counted in round {found.round}, not in the last one."}
+        return {"missing": f"The confusion matrix is of round {found.round}, not of the last one."}
     if not found.clients:
         return {"missing": "No client of this run has test images of its own."}
     size = range(len(found.classes))
@@ -232,7 +232,7 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
 def _describe_partition(records: RunRecords) -> Json:
     partition = records.partition
     if records.privacy is not None:
-        return {"missing": "Under a privacy budget it is not told who holds how much."}
+        return {"missing": "Under a privacy budget it is not shown who holds how much."}
     if partition is None:
         return {"missing": "The run has no partition.json, so who holds what is not known."}
     return {

@@ -28,11 +28,11 @@ from mpfedcl.studies.statistics import mark_best
 
 _TEST_TITLES: dict[Test, str] = {"own": "own test", "union": "union test"}
 _LEGEND = (
-    "best: the highest mean. ≈: cannot be told from the best, because the 95 % interval of the "
-    "difference, paired by seed, contains 0. With few seeds such intervals are wide."
+    "best: the highest mean. ≈: not clearly different from the best, because the 95 % interval of "
+    "the difference, paired by seed, contains 0. With few seeds such intervals are wide."
 )
 _COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
-_ONE_SEED = "Of one seed alone no difference can be told from chance."
+_ONE_SEED = "With one seed, no difference can be told from chance."
 
 
 def describe_seed_group(

@@ -109,9 +109,9 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
 def explain_marks(num_seeds: int) -> str:
     """Return the legend of the marks, in words, with what so many seeds allow one to say."""
     if num_seeds < 2:
-        return f"{MARKS['best']} best of one seed; one seed does not tell what is noise."
+        return f"{MARKS['best']} best of one seed; one seed cannot show what is noise."
     reach = interval_half_width(num_seeds)
-    wide = ", so little is clear" if reach > 1 else ""
+    wide = ", so few differences are clear" if reach > 1 else ""
     return (
         f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
         f"interval of the difference, paired by seed.\nWith {num_seeds} seeds it reaches "
@@ -137,7 +137,7 @@ def name_encoders(encoders: Mapping[str, str | None]) -> str:
     if len(methods) < 2:
         return ""
     seen = "; ".join(f"{encoder} ({', '.join(names)})" for encoder, names in methods.items())
-    return f"Encoders differ, and with them what methods see: {seen}."
+    return f"The methods use different encoders: {seen}."
 
 
 def explain_prior(readings: Iterable[str]) -> str:

@@ -17,10 +17,10 @@ from mpfedcl.report.tables import READING_TITLES, percent
 _MOST_LINES = 12
 """Lines of a chart: as many as the usual budget, and as one can still tell apart."""
 _FLATTERED = (
-    "The score of chosen settings is the best of many and flattered by the choice; what they are "
-    "worth, test images tell."
+    "The score of the chosen settings is the best of many and therefore too high; only a run on "
+    "test images shows how good they are."
 )
-_NO_SCORE = "-: no accuracy, because training blew up or nobody could be tested."
+_NO_SCORE = "-: no accuracy, because training diverged or no client could be tested."
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _overview_table(found: Sequence[_ReadSearch], *, with_setting: bool) -> Json
         "caption": "What was chosen, and validation accuracy in % of the last round",
         "columns": ["method", "chosen", "score", "± error", "defaults", "tried", "rounds run"],
         "rows": rows,
-        "notes": ["± error: the standard error of the best score, from how many images it is of."],
+        "notes": ["± error: the standard error of the best score, from its number of images."],
     }
 
 
@@ -138,7 +138,8 @@ def _trials_table(found: _ReadSearch, *, rule: str | None) -> Json:
     defaults = format_settings(record.trials[0].values)
     has_gaps = any(None in trial.scores.values() for trial in record.trials)
     return {
-        "caption": "Validation accuracy in % at each step; who came furthest first",
+        "caption": "Validation accuracy in % at each step; the settings that were run longest "
+        "first",
         "columns": ["tried", "settings", *(f"round {each}" for each in rounds), "outcome"],
         "rows": [_trial_row(trial, record, rounds) for trial in _rank_trials(record)],
         "notes": [
@@ -185,7 +186,7 @@ def _figure(found: _ReadSearch) -> Json | None:
         return None
     kept = sorted(drawn[:_MOST_LINES], key=lambda trial: trial.number)
     return {
-        "title": "Score by round",
+        "title": "Score per round",
         "description": "In %; a line ends where its settings were given up. Numbers as in the "
         "table." + (f" The {len(kept)} best are shown." if len(kept) < len(drawn) else ""),
         "lines": [

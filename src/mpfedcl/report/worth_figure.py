@@ -33,6 +33,6 @@ def draw_worth(clients: Sequence[ClientWorth], title: str, path: Path) -> None:
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.margins(x=0.12)
         axes.grid(visible=False, axis="y")
-        axes.set(xlabel="points of accuracy that the others have because of the client")
+        axes.set(xlabel="points of accuracy that the others gain from the client")
         figure.suptitle(title, fontsize=11)
         figure.legend(loc="outside lower center", ncols=2)

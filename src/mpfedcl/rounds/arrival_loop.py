@@ -51,7 +51,7 @@ class ArrivalLoop(RoundLoop):
         if self._tick < _FINEST_TICK * typical:
             raise InvalidInput(
                 f"pace.tick is {self._tick:g}; it must be at least {_FINEST_TICK * typical:.3g}, a "
-                "thousandth of what clients mostly need."
+                "thousandth of what clients usually need."
             )
         self.state = replace(self.state, arrivals=ArrivalState())
         self._counted = CountedArrivals()

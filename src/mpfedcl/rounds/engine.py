@@ -95,7 +95,7 @@ class Engine(ABC):
         """Read this round's personal models of the named clients, and the averaged model.
 
         None where they cannot be read, or not yet.
-        `with_confusion`: count too which class is taken for which, by the method's own reading.
+        `with_confusion`: also count the confusion matrix, by the method's own reading.
         """
         return None
 

@@ -63,7 +63,7 @@ class Guard:
     def judge_form(self, update: Update) -> str | None:
         """Return why this is no update at all, or None: what follows may then look into it."""
         if not isinstance(update.client, str):
-            return "the client's name is no text"
+            return "the client's name is not text"
         if not isinstance(update.prototypes, Prototypes) or not isinstance(
             update.averaged, dict | StackMember | None
         ):
@@ -74,7 +74,7 @@ class Guard:
         parts = {**averaged, **summed, "vectors": update.prototypes.vectors}
         for name, value in parts.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                return f"{name} is no dense tensor"
+                return f"{name} is not a dense tensor"
             if value.device.type == "meta":
                 return f"{name} holds no values"
         return None

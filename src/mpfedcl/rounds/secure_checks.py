@@ -29,13 +29,13 @@ def check_secure_sums(experiment: Experiment) -> None:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
             f"method is {experiment.method!r}; with secure_sums it must be one of "
-            f"{', '.join(able)}: the others need what single clients send."
+            f"{', '.join(able)}: the others need single clients' updates."
         )
     rule = experiment.aggregation.rule
     if rule != "mean":
         raise InvalidInput(
             f"aggregation.rule is {rule!r}; with secure_sums it must be 'mean': other rules "
-            "compare single clients, whom nobody sees."
+            "compare single clients' updates, which nobody sees."
         )
     if experiment.statistics.keep == "clients":
         raise InvalidInput(
@@ -54,8 +54,8 @@ def check_secure_sums(experiment: Experiment) -> None:
 def _check_budget(experiment: Experiment) -> None:
     if experiment.privacy.trust == "nobody":
         raise InvalidInput(
-            "privacy.trust is 'nobody'; with secure_sums it must be server, which sees no bare sum "
-            "all the same: clients add shares of the noise."
+            "privacy.trust is 'nobody'; with secure_sums it must be server, which still sees no "
+            "sum without noise: clients add shares of the noise."
         )
     if experiment.fraction < 1:
         raise InvalidInput(
@@ -70,5 +70,6 @@ def check_enough_clients(experiment: Experiment, num_clients: int) -> None:
     if chosen < LEAST_CLIENTS:
         raise InvalidInput(
             f"{chosen} clients take part in a round (clients, fraction); with secure_sums it must "
-            f"be at least {LEAST_CLIENTS}: of two, each knows the other's update from the sum."
+            f"be at least {LEAST_CLIENTS}: with two, each could compute the other's update from "
+            "the sum."
         )

@@ -34,7 +34,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         )
     if experiment.workers > 1:
         raise InvalidInput(
-            f"workers is {experiment.workers}; {told} 1: clients come one after the other."
+            f"workers is {experiment.workers}; {told} 1: clients answer one after the other."
         )
     if experiment.secure_sums:
         raise InvalidInput(
@@ -43,7 +43,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
     if experiment.privacy.has_budget:
         raise InvalidInput(
             f"privacy.epsilon is {experiment.privacy.epsilon:g}; {told} left out: the budget "
-            "counts rounds, and here clients come as often as they can."
+            "counts rounds, and here clients answer as often as they can."
         )
     if experiment.aggregation.rule != "mean":
         raise InvalidInput(

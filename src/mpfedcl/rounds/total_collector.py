@@ -34,9 +34,7 @@ class TotalCollector(UpdateCollector):
             self._reject(update, "its update is not masked, and this run has secure sums")
         elif reason := self._judge(update):
             for name in update.clients:
-                self._reject(
-                    Failure(name, ""), f"the total of all clients cannot be true: {reason}"
-                )
+                self._reject(Failure(name, ""), f"the total of all clients is impossible: {reason}")
         else:
             self._accept_total(update)
 
@@ -83,7 +81,7 @@ class TotalCollector(UpdateCollector):
         if not total.is_possible:
             return "a number is out of range"
         if total.num_samples < 0 or total.weight < 0:
-            return "it has fewer samples than none"
+            return "its number of samples is negative"
         if total.weight:
             sent = self._broadcast.params
             squares = sum(

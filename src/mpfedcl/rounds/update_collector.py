@@ -146,7 +146,7 @@ class UpdateCollector:
         if kept.unjudged:
             self._remarks["prototypes_not_judged"] = {
                 "classes": kept.unjudged,
-                "reason": f"fewer than {FEWEST_HOLDERS} clients hold them: no rule can tell who "
+                "reason": f"fewer than {FEWEST_HOLDERS} clients hold them: no rule can find who "
                 "lies",
             }
 

@@ -26,7 +26,7 @@ def change_files(path: Path, written: Mapping[str, bytes], removed: Collection[s
     """Write and remove files of a run, by their place in it. Who calls holds the run's lock."""
     for place in [*written, *removed]:
         if not _lies_inside(path, place):
-            raise InvalidInput(f"{place!r} is no place in {path}; a name must be that of a file.")
+            raise InvalidInput(f"{place!r} is not in {path}; a name must be that of a file.")
     beside = path / f".{FOLDER}.tmp"
     if beside.exists():
         shutil.rmtree(beside)

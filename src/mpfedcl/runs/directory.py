@@ -22,7 +22,7 @@ from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
 from mpfedcl.tensors import Tensors, pack_tensors
 
 _MOST_RECORD_BYTES = 2**31
-"""Of all records of a run: two megabytes a round for ten thousand clients, a thousand rounds."""
+"""Of all records of a run: two megabytes per round for ten thousand clients, a thousand rounds."""
 
 
 class RunDirectory:
@@ -195,7 +195,7 @@ class RunDirectory:
         reading: Reading,
         class_names: Sequence[str],
     ) -> None:
-        """Write which class was taken for which: for each client [C][C] counts, rows = truth.
+        """Write the confusion matrix: for each client [C][C] counts, rows = truth.
 
         Images that no prototype answers for stand under `unanswered`, by true class, of the
         clients that have any.

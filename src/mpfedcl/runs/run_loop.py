@@ -202,7 +202,7 @@ class RunLoop:
         for problem in problems:
             observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
-            observer.on_warning("No sound checkpoint is left; starting over from round 1.")
+            observer.on_warning("No intact checkpoint is left; starting over from round 1.")
         if self._group is not None:
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:

@@ -146,7 +146,7 @@ class SumServer:
 
     def _check_known(self, name: str, before: object) -> None:
         if name not in self.roster.adverts:
-            raise ProtocolError("it takes no part in this sum")
+            raise ProtocolError("it does not take part in this sum")
         if name in before:  # type: ignore[operator]
             raise ProtocolError("it has answered this stage already")
 

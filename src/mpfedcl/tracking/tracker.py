@@ -35,7 +35,7 @@ class Tracker:
     """
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
-        """Start with a run, or resume it; what was told of rounds after `done` no longer holds.
+        """Start with a run, or resume it; reports of rounds after `done` are no longer valid.
 
         Args:
             experiment: All settings of the run.

@@ -182,7 +182,7 @@ class ReadOnlyMiddleware:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Only reading is allowed.\n", 405, {"Allow": "GET, HEAD"})
         if not all(is_local_host(host) for host in Headers(scope=scope).getlist("host") or [""]):
-            return PlainTextResponse("Ask for localhost or an address, not a name.\n", 421)
+            return PlainTextResponse("Use localhost or an address, not a host name.\n", 421)
         return None
 
 

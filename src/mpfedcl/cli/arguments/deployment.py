@@ -17,10 +17,10 @@ _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=
 
 @dataclass(frozen=True)
 class Predict:
-    """Ask a finished run about images: a label, how sure it is, and what is unlike the run's data.
+    """Predict images with a finished run: label, certainty, and whether they fit the run's data.
 
-    Images that cannot be read are named one by one, and the others are predicted all the same:
-    exit code 0 all done, 3 some could not be read, 2 nothing was predicted. Examples:
+    Images that cannot be read are named one by one, and the others are still predicted: exit code 0
+    if all were, 3 if some could not be read, 2 if nothing was predicted. Examples:
     `mpfedcl predict runs/mine photo.jpg scans/ 'more/**/*.png'`,
     `mpfedcl predict runs/mine digits.npz --client client-2 --json`,
     `find . -name '*.png' | mpfedcl predict runs/mine -`.
@@ -39,16 +39,17 @@ class Predict:
     client: _Client = None
     """Predict with this client's personal model [default: the averaged model]."""
     false_alarms: float = 0.05
-    """Flag as unknown what is farther away than all but this share of held-out images."""
+    """Flag an image as unknown if it is farther away than all but this share of held-out images."""
     coverage: _Number = None
-    """With a classifier: add the set of classes that holds the truth with this probability."""
+    """With a classifier: also give a set of classes that contains the true one with this
+    probability."""
     estimate_prior: Flag = False
-    """Estimate how common the classes are among these images, and predict with it; not with
-    --client, whose shares are known."""
+    """Estimate how common each class is among these images, and use that to predict; not together
+    with --client, whose class shares are known."""
     log: Flag = False
-    """Note how many images were far from the pool, for mpfedcl watch: counts, no names."""
+    """Record how many images were far from the pool, for mpfedcl watch: counts only, no names."""
     weights: _File = None
-    """The encoder's weights, where they have moved since the run."""
+    """The encoder's weights, if the file has moved since the run."""
     json: Flag = False
     """Print a JSON object per image, one per line; those that cannot be read have an `error`."""
     probabilities: Flag = False
@@ -68,12 +69,12 @@ class Export:
     """Folder of the run; it must have ended."""
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
     """onnx: images in, label, distance and scores out; torch-export: the same as a .pt2 program;
-    safetensors: the tensors alone."""
+    safetensors: only the tensors."""
     reading: Annotated[
         Literal["prototype", "classifier"] | None,
         tyro.conf.arg(metavar="{prototype,classifier}", help_behavior_hint=""),
     ] = None
-    """What decides [default: prototype where the run has prototypes]."""
+    """What predicts the class [default: prototype if the run has prototypes]."""
     client: _Client = None
     """This client's personal model [default: the averaged model]."""
     encoder: Literal["include", "exclude"] = "include"
@@ -81,13 +82,13 @@ class Export:
     quantize: Annotated[
         Literal["int8"] | None, tyro.conf.arg(metavar="int8", help_behavior_hint="")
     ] = None
-    """Weights of 8 bits, about a quarter of the size (onnx); at most one point of accuracy less."""
+    """8-bit weights, about a quarter of the size (onnx); at most one point of accuracy is lost."""
     false_alarms: float = 0.05
     """Share of held-out images beyond the threshold for unknown, written into the metadata."""
     check_images: int = 1000
     """Number of images that the file is checked with."""
     weights: _File = None
-    """The encoder's weights, where they have moved since the run."""
+    """The encoder's weights, if the file has moved since the run."""
     out: _File = None
     """Where the file is written [default: below exported/ in the run's folder]."""
     json: Flag = False
@@ -98,11 +99,11 @@ class Export:
 class Join:
     """Let a new client join a finished run: it takes the model and pool, and predicts at once.
 
-    Part of its images is held out and tested before and after a little training. The run stays
-    as it is unless --add puts the client's prototypes into its pool; --leave takes them out again.
+    Some of its images are held out and tested before and after a little training. The run stays as
+    it is unless --add puts the client's prototypes into its pool; --leave takes them out again.
     A run of one exchange (fedgauss and its family) trains nothing: --add adds the client's sums,
-    and everybody's classifier is made anew in closed form. Without --data it lists who has joined.
-    Examples: `mpfedcl join runs/mine --data pictures --name clinic-7`,
+    and everybody's classifier is computed again in closed form. Without --data it lists who has
+    joined. Examples: `mpfedcl join runs/mine --data pictures --name clinic-7`,
     `mpfedcl join runs/mine --data pictures --name clinic-7 --epochs 5 --add`,
     `mpfedcl join runs/sums --data new-pictures --name clinic-7 --add --more`,
     `mpfedcl join runs/mine --leave clinic-7`.
@@ -117,25 +118,26 @@ class Join:
     name: _Client = None
     """The client's name; no other client of the run may have it."""
     epochs: int = 1
-    """Passes over its training images, as in a client's round; 0 takes the model as it is."""
+    """Passes over its training images, as in a round of training; 0 takes the model as it is."""
     lr: _Number = None
     """Learning rate [default: the run's first, train.lr]."""
     test_fraction: _Number = None
-    """Share of the images of each class to hold out, where the data bring no test images of their
-    own [default: as the run split its images]."""
+    """Share of the images of each class to hold out, if the data come without test images [default:
+    as the run split its images]."""
     add: Flag = False
-    """Put the client's prototypes into the run's pool, if the guard lets them pass."""
+    """Put the client's prototypes into the run's pool, if the guard accepts them."""
     replace: Flag = False
-    """For a client that has joined already: leave its old prototypes or sums out; --add replaces
+    """For a client that has already joined: ignore its old prototypes or sums; --add replaces
     them."""
     more: Flag = False
-    """One exchange: the images of a client that is in already come on top of those it had."""
+    """One exchange: add these images to those of a client that has already joined."""
     new_classes: Flag = False
-    """One exchange: take in classes that the run does not know, after those that it knows."""
+    """One exchange: accept classes that are new to the run; they are numbered after the known
+    ones."""
     leave: _Client = None
-    """Take a client out again, as `mpfedcl leave` does; goes with nothing else."""
+    """Take a client out again, as `mpfedcl leave` does; cannot be combined with other flags."""
     weights: _File = None
-    """The encoder's weights, where they have moved since the run."""
+    """The encoder's weights, if the file has moved since the run."""
     json: Flag = False
     """Print JSON."""
 
@@ -144,9 +146,9 @@ class Join:
 class Leave:
     """Take a client out of a finished run.
 
-    Of a run of one exchange (fedgauss and its family) any client can leave: its sums are
-    subtracted, and the classifier is exactly that of a run without it. Of other runs a client that
-    has joined since can, with its prototypes. Example: `mpfedcl leave runs/mine --name clinic-7`.
+    Any client can leave a run of one exchange (fedgauss and its family): its sums are subtracted,
+    and the classifier is exactly that of a run without it. Only clients that joined later can leave
+    other runs; their prototypes are removed. Example: `mpfedcl leave runs/mine --name clinic-7`.
     """
 
     run: _TrainedRun
@@ -177,7 +179,7 @@ class Advise:
     """Tell a client whether joining a run of one exchange would help it; nothing is sent.
 
     On its held-out images it compares what it can do alone, in closed form, with what the
-    federation's sums give it, with the interval of the difference. Example:
+    federation's sums give it, with a 95 % interval of the difference. Example:
     `mpfedcl advise runs/mine --data pictures`.
     """
 
@@ -186,9 +188,9 @@ class Advise:
     data: _Samples = None
     """The client's images, as for `mpfedcl join`."""
     test_fraction: _Number = None
-    """Share of the images of each class to hold out [default: as the run split its images, and
-    where that leaves fewer than 200, each image once in five parts]."""
+    """Share of the images of each class to hold out [default: as the run split its images; if that
+    leaves fewer than 200, each image is tested once, in five folds]."""
     weights: _File = None
-    """The encoder's weights, where they have moved since the run."""
+    """The encoder's weights, if the file has moved since the run."""
     json: Flag = False
     """Print JSON."""

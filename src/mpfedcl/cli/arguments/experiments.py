@@ -36,7 +36,7 @@ _Jobs = Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 class Run:
     """Run one experiment, or resume one.
 
-    Settings come from the file if one is given, and flags win over it. Examples:
+    Settings come from the file if one is given; flags override it. Examples:
     `mpfedcl run`, `mpfedcl run --method fedavg --partition.alpha 0.5 --out runs/mine`,
     `mpfedcl run --resume runs/mine --rounds 120`.
     """
@@ -59,7 +59,7 @@ class Run:
 class Compare:
     """Run several methods over several seeds and print mean(std) of the last round.
 
-    What is already there is not run again: the same command continues after an interruption.
+    Runs that are already there are not repeated: the same command continues after an interruption.
     Example: `mpfedcl compare --methods mp-fedcl fedavg local --seeds 0 1 2 --out runs/comparison`.
     """
 
@@ -95,7 +95,7 @@ class PaperList:
 
 @dataclass(frozen=True)
 class PaperShow:
-    """Show what a table of the paper consists of, what it prints, and what came out here.
+    """Show what a table of the paper consists of, the paper's numbers, and ours.
 
     Example: `mpfedcl paper show label`.
     """
@@ -113,14 +113,14 @@ class PaperShow:
 class PaperRun:
     """Run tables and figures of the paper: our numbers beside its own.
 
-    Tables share runs, and what is there is not run again: the same command continues after an
+    Tables share runs, and finished runs are not repeated: the same command continues after an
     interruption. Examples: `mpfedcl paper run all --quick`, `mpfedcl paper run label feature`.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
     """Tables and figures, or all; `mpfedcl paper list` names them."""
     quick: Flag = False
-    """A few rounds and one seed: a test that everything runs; the numbers mean nothing."""
+    """A few rounds and one seed: a check that everything runs; the numbers mean nothing."""
     seeds: tuple[int, ...] = ()
     """The seeds [default: 0 1 2; with --quick 0]."""
     tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
@@ -136,12 +136,13 @@ class PaperRun:
 
 @dataclass(frozen=True)
 class Tune:
-    """Choose each method's settings on validation images, by the same budget.
+    """Choose each method's settings on validation images, with the same budget for all.
 
-    Every method is tried with as many settings of its own knobs, a grid search; hopeless ones are
-    dropped early. Images are held out of the clients' training images: no test image is opened.
-    What is already there is not run again: the same command continues after an interruption.
-    Example: `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
+    Every method is tried with the same number of settings, a grid search over its own knobs;
+    hopeless ones are dropped early. Images are held out of the clients' training images: no test
+    image is opened. Runs that are already there are not repeated: the same command continues after
+    an interruption. Example:
+    `mpfedcl tune --methods mp-fedcl fedavg --rounds 40 --out runs/tuning`, then
     `mpfedcl run runs/tuning/best-fedavg.toml`.
     """
 
@@ -179,9 +180,9 @@ class Watch:
     )
     """Folder that holds runs, at any depth up to six."""
     port: int = 8700
-    """Port; 0 takes any that is free."""
+    """Port; 0 takes any free one."""
     host: str = "127.0.0.1"
-    """Address to listen on; unless it is this machine's own, others can read your runs."""
+    """Address to listen on; if it is not a local one, others can read your runs."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class DataFetch:
     """Data set: mnist, digit5 (or its parts svhn, usps), office10 (its caltech), domainnet."""
     root: _Root = None
     replace: Flag = False
-    """Prepare domains again that are there already."""
+    """Prepare domains again even if they are already there."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ class DataPrepare:
     """Folder with the originals, as their publishers offer them."""
     root: _Root = None
     replace: Flag = False
-    """Prepare domains again that are there already."""
+    """Prepare domains again even if they are already there."""
 
 
 @dataclass(frozen=True)
@@ -276,10 +277,10 @@ class DataEncode:
     """Encode pictures once into files of features, so that the pictures need not be kept.
 
     Writes OUT/<domain>.npz with a vector of floats per picture, its label and the names of the
-    classes. A run on them is the run on the pictures behind the same encoder, and needs none. Sites
-    that use their files together must have used the same encoder with the same weights. Examples:
-    `mpfedcl data encode pictures --weights encoder.safetensors --out features`, then
-    `mpfedcl run --dataset.name folder --dataset.root features`.
+    classes. A run on them equals the run on the pictures with the same encoder, and needs no
+    encoder. Sites that use their files together must have used the same encoder with the same
+    weights. Examples: `mpfedcl data encode pictures --weights encoder.safetensors --out features`,
+    then `mpfedcl run --dataset.name folder --dataset.root features`.
     """
 
     root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROOT")]
@@ -304,7 +305,7 @@ class DataCache:
 
 @dataclass(frozen=True)
 class Pretrain:
-    """Train a ResNet-18 encoder centrally on any images, for runs to freeze.
+    """Train a ResNet-18 encoder centrally on any images; runs then use it frozen.
 
     Example: `mpfedcl pretrain --dataset.name folder --dataset.root pictures --out my.safetensors`.
     """
@@ -312,7 +313,7 @@ class Pretrain:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
     """Where the encoder is written; a checkpoint after each epoch is kept beside it."""
     resume: Flag = False
-    """Resume after the last whole epoch."""
+    """Resume after the last complete epoch."""
     json: _Json = False
     settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
         default_factory=PretrainSettings

@@ -20,7 +20,7 @@ _OpenPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_h
 class FederationInit:
     """Make the folder of a federation: certificates, a key for each client, a page each.
 
-    Given again it adds clients; keys that are there are never touched. Examples:
+    Run it again to add clients; existing keys are never changed. Examples:
     `mpfedcl federation init lab --clients 3`,
     `mpfedcl federation init lab --names hospital-a hospital-b --host fl.example.org`.
     """
@@ -28,7 +28,7 @@ class FederationInit:
     directory: _Dir
     """The folder."""
     clients: _OpenInt = None
-    """So many clients, called client-0, client-1 and so on."""
+    """Number of clients; they are called client-0, client-1 and so on."""
     names: tuple[str, ...] = ()
     """Clients by name."""
     host: _OpenText = None
@@ -41,7 +41,7 @@ class FederationInit:
 class FederationServer:
     """Start the server of a federation and keep it running until Ctrl-C.
 
-    It listens on this machine alone unless told otherwise (docs/federation.md says how to open it).
+    It listens only on this machine unless --bind says otherwise (see docs/federation.md).
     Clients need their keys to take part; runs are started by whoever can read the server's secret,
     a file in its folder. Example: `mpfedcl federation server lab`.
     """
@@ -49,7 +49,7 @@ class FederationServer:
     directory: _Dir
     """The federation's folder."""
     bind: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 for all."""
+    """Address to listen on; 0.0.0.0 for all."""
     insecure: Flag = False
     """No TLS and no keys, for trying things out on this machine; runs still need the secret."""
 
@@ -70,20 +70,20 @@ class FederationClient:
     """This client's images: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, or npz files
     (images or vectors)."""
     share: _OpenInt = None
-    """No images of its own: this part, from 0, of the experiment's own data set."""
+    """Instead of images of its own: this part (from 0) of the experiment's data set."""
     encoder: _OpenText = None
     """An encoder of its own, such as onnx:PATH [default: what the experiment names]."""
     encoder_weights: _OpenPath = None
     """Where the encoder's weights are [default: as for a run]."""
     min_cluster_size: int = 1
-    """Never send a prototype that stands for fewer images, whatever the experiment says."""
+    """Never send a prototype of fewer images than this, whatever the experiment says."""
     max_epsilon: _OpenFloat = None
-    """Take part only under a privacy budget whose noise this client adds itself, and let out no
-    more than this in all runs together."""
+    """Take part only under a privacy budget whose noise this client adds itself, and spend at most
+    this epsilon in all runs together."""
     secure_sums: Flag = False
-    """Take part with secure sums alone: the server must not see this client's updates."""
+    """Take part only with secure sums: the server must not see this client's updates."""
     device: str = "cpu"
-    """Where tensors live: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()
     """Methods package.module:Class that the server may ask for; they must be installed here."""
     server: _OpenText = None
@@ -96,8 +96,8 @@ class FederationClient:
 class FederationStart:
     """Run an experiment with the clients of a federation whose server is running here.
 
-    Settings come from the file if one is given, and flags win over it. The run directory is an
-    ordinary one. Ctrl-C stops after the round under way. Examples:
+    Settings come from the file if one is given; flags override it. The run directory is an
+    ordinary one. Ctrl-C stops after the current round. Examples:
     `mpfedcl federation start lab --rounds 20`,
     `mpfedcl federation start lab experiment.toml --out runs/lab`,
     `mpfedcl federation start lab --resume runs/lab`.
@@ -122,7 +122,7 @@ class FederationStart:
 class FederationUpdate:
     """Let one client join a finished run of one exchange, bring new images to it, or leave it.
 
-    Only that client need be connected to the federation's server. Examples:
+    Only that client needs to be connected to the federation's server. Examples:
     `mpfedcl federation update lab --run runs/lab --client clinic-7`,
     `mpfedcl federation update lab --run runs/lab --client clinic-7 --leave`.
     """
@@ -132,8 +132,10 @@ class FederationUpdate:
     run: _OpenPath = None
     """The run directory: of fedgauss or its family, over a network."""
     client: _OpenText = None
-    """The client's name; one that is in the run sends sums that stand for all it had."""
+    """The client's name; if it is already in the run, the sums that it sends replace its old
+    ones."""
     leave: Flag = False
-    """Take the client out; it must be connected only where the run keeps no sums of each."""
+    """Take the client out; it must be connected only if the run does not keep each client's
+    sums."""
     json: Flag = False
-    """Print what came of it as JSON and nothing else."""
+    """Print the result as JSON and nothing else."""

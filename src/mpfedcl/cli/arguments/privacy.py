@@ -28,9 +28,9 @@ class PrivacyPlan:
     epsilon: tuple[float, ...] = (0.5, 1.0, 3.0, 8.0)
     """Budgets to look at."""
     delta: float = 1e-5
-    """The chance with which the promise may fail."""
+    """Delta: the probability with which the guarantee may fail."""
     unit: Literal["record", "client"] = "record"
-    """Whether the promise is about one image, or about all that a client has."""
+    """Whether the guarantee is about one image, or about all images of a client."""
     trust: Literal["server", "nobody"] = "server"
     """Who adds the noise: the server, or each client."""
     images: int = 2000
@@ -44,11 +44,11 @@ class PrivacyPlan:
     rounds: int = 0
     """Rounds of training; 0: one exchange of sums."""
     fraction: float = 1.0
-    """Share of the clients that train in a round."""
+    """Share of the clients that train per round."""
     parameters: int = 100_000
-    """With --rounds: numbers of the model."""
+    """With --rounds: number of the model's parameters."""
     clip: _OpenFloat = None
-    """Unit client: the longest contribution of a client to sums [default: 10]."""
+    """Unit client: the greatest length of what a client adds to the sums [default: 10]."""
     json: Flag = False
     """Print JSON."""
 
@@ -57,10 +57,10 @@ class PrivacyPlan:
 class PrivacyReceipt:
     """Show a client what would leave its machine: a dry run on its own data; nothing is sent.
 
-    Every field of every message up, with its size and the smallest number of images behind any of
-    its numbers, as the client's program packs it, and the privacy budget. With --threshold the
-    numbers of classes with fewer images stay at home, and the command fails if one would leave all
-    the same. Examples:
+    Lists every field of every message to the server, with its size and the smallest number of
+    images behind any of its numbers, as the client's program packs it, and the privacy budget.
+    With --threshold, numbers of classes with fewer images are not sent, and the command fails if
+    one would be sent anyway. Examples:
     `mpfedcl privacy receipt experiment.toml --data pictures`,
     `mpfedcl privacy receipt runs/lab --data pictures --threshold 5`.
     """
@@ -70,9 +70,9 @@ class PrivacyReceipt:
     data: _OpenPath = None
     """This client's images or vectors, as for `mpfedcl federation client`."""
     share: _OpenInt = None
-    """No images of its own: this part, from 0, of the experiment's own data set."""
+    """Instead of images of its own: this part (from 0) of the experiment's data set."""
     threshold: _OpenInt = None
-    """Numbers that stand for fewer images stay at home (--min-cluster-size of the client)."""
+    """Numbers from fewer images than this are not sent (the client's --min-cluster-size)."""
     encoder: _OpenText = None
     """An encoder of its own, such as onnx:PATH [default: what the experiment names]."""
     encoder_weights: _OpenPath = None

@@ -37,8 +37,8 @@ def _show(arguments: Advise, found: Advice) -> None:
     ).show(console)
     gains = sorted(found.classes, key=lambda each: (each.own - each.federation, each.name))
     TextTable(
-        "by class, where the federation gains most first",
-        ["class", "to learn from", "tested", "own right", "federation right"],
+        "per class, largest gain from the federation first",
+        ["class", "train", "tested", "own right", "federation right"],
         [
             [each.name, *(str(n) for n in (each.train, each.tested, each.own, each.federation))]
             for each in gains[:_MOST_CLASSES]
@@ -54,10 +54,10 @@ def _show(arguments: Advise, found: Advice) -> None:
 
 def _tell_how(found: Advice) -> str:
     if found.folds == 1:
-        return f"{found.tested:,} {found.noun}s were held out; {found.train:,} were learnt from."
+        return f"{found.tested:,} {found.noun}s were held out; {found.train:,} were used to train."
     return (
-        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} parts; "
-        f"about {found.train:,} were learnt from each time."
+        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} folds; "
+        f"about {found.train:,} were used to train each time."
     )
 
 
@@ -65,12 +65,12 @@ def _tell_needed(found: Advice, most_gained: str) -> str:
     curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
     told = f"Alone: {curve}. "
     if found.more_needed == 0:
-        return told + "Your own do at least as well as the federation."
+        return told + "Your own images do at least as well as the federation."
     if found.more_needed is None:
         return told + (
-            "How many more of your own would do as well as the federation cannot be told from this."
+            "This does not show how many more of your own would do as well as the federation."
         )
     return told + (
         f"Very roughly {found.more_needed:,} more of your own would do as well as the federation; "
-        f"most is missing in class {most_gained}."
+        f"class {most_gained} would gain most."
     )

@@ -59,7 +59,7 @@ def data_prepare_command(arguments: DataPrepare) -> int:
         if preparation.kept:
             raise InvalidInput(
                 f"{folder} has {', '.join(preparation.kept)} already and nothing else was found; "
-                f"--replace must be given to prepare them anew{f' ({sought})' if sought else ''}."
+                f"--replace must be given to prepare them again{f' ({sought})' if sought else ''}."
             )
         raise InvalidInput(
             f"source is {str(source)!r}, which holds no originals of {name}; it must hold at least "

@@ -90,7 +90,7 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     if arguments.insecure and not is_local:
         raise InvalidInput(
             f"bind is {arguments.bind!r}; with --insecure it must be 127.0.0.1: without TLS the "
-            "secret and all that clients send can be read on the way."
+            "secret and all that clients send can be read on the network."
         )
     if arguments.insecure:
         stderr_console().print(
@@ -100,8 +100,8 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     elif not is_local:
         stderr_console().print(
             f"Listening at {arguments.bind}: whoever reaches the port needs a client's key to take "
-            "part and the secret to start runs. nginx in front of it (server/nginx.conf) lets "
-            "nobody else even ask."
+            "part and the secret to start runs. nginx in front of it (server/nginx.conf) keeps "
+            "everybody else out."
         )
 
 
@@ -172,8 +172,8 @@ def check_folder(folder: Path) -> None:
         )
     if is_open:
         stderr_console().print(
-            f"{folder} can be entered by other users of this machine, who can read what is in it "
-            f"but keys and secrets; chmod 700 {folder} closes it."
+            f"{folder} can be entered by other users of this machine, who can read all in it "
+            f"except keys and secrets; chmod 700 {folder} closes it."
         )
 
 

@@ -54,8 +54,8 @@ def federation_client_command(arguments: FederationClient) -> int:
         console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
     if arguments.insecure:
         console.print(
-            "Without TLS and keys: anybody on the way can read and change what is sent, and "
-            "anybody can pretend to be the server. For experiments on one machine."
+            "Without TLS and keys: anybody on the network can read and change what is sent, and "
+            "anybody can pretend to be the server. Only for experiments on one machine."
         )
     end_by_signals()
     try:

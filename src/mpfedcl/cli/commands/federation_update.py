@@ -14,7 +14,7 @@ from mpfedcl.network.flower.programs import require_flower
 from mpfedcl.network.setup.folders import ServerFolder
 from mpfedcl.report.tables import percent
 
-_EVENTS = {"joined": "has joined", "replaced": "has begun anew in", "left": "has left"}
+_EVENTS = {"joined": "has joined", "replaced": "has started over in", "left": "has left"}
 
 
 def federation_update_command(arguments: FederationUpdate) -> int:
@@ -49,7 +49,7 @@ def _check(arguments: FederationUpdate) -> tuple[Path, str]:
     if not is_exchange(arguments.run):
         raise InvalidInput(
             f"run is {str(arguments.run)!r}; it must be of a method of one exchange, such as "
-            "fedgauss: others have trained with their clients."
+            "fedgauss: the others have trained with their clients."
         )
     check_change(arguments.run, arguments.client, leave=arguments.leave)
     return arguments.run, arguments.client
@@ -69,11 +69,11 @@ def _show(arguments: FederationUpdate, change: dict[str, Any]) -> None:
     )
     if change["after"] is not None:
         console.print(
-            f"accuracy % on its own test: {percent(change['before'])} by the run's classifier as "
-            f"it was, {percent(change['after'])} by its own, which it has now"
+            f"accuracy % on its own test: {percent(change['before'])} with the run's classifier "
+            f"before, {percent(change['after'])} with the client's own, which it has now"
         )
     elif change["event"] != "left":
         console.print(
-            f"{client} has not got its classifier: it went away. Give the command again when it "
-            "is back."
+            f"{client} did not get its classifier: it went away. Repeat the command when it is "
+            "back."
         )

@@ -20,7 +20,7 @@ _READINGS = {
     "both": "pool + own",
 }
 
-_EVENTS = {"joined": "joins", "replaced": "begins anew in", "extended": "brings more to"}
+_EVENTS = {"joined": "joins", "replaced": "starts over in", "extended": "brings more to"}
 
 
 def join_command(arguments: Join) -> int:
@@ -37,7 +37,7 @@ def join_command(arguments: Join) -> int:
         flag = "more" if arguments.more else "new_classes"
         raise InvalidInput(
             f"{flag} is given; it must be left out, because only a run of one exchange can be "
-            "extended so."
+            "extended like this."
         )
     console = stderr_console()
     joined = join(
@@ -61,7 +61,7 @@ def join_command(arguments: Join) -> int:
     else:
         _show(arguments, joined)
     if arguments.add and rejected is not None:
-        raise InvalidInput(f"{joined.client} was not added, for the guard rejects it: {rejected}.")
+        raise InvalidInput(f"{joined.client} was not added: the guard rejects it ({rejected}).")
     return 0
 
 
@@ -81,7 +81,7 @@ def _show(arguments: Join, joined: JoinResult) -> None:
         console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
     count = len(joined.outcome.prototypes)
     console.print(
-        f"learnt from {joined.train_images:,} {joined.noun}s of {joined.classes_held} classes: "
+        f"made from {joined.train_images:,} {joined.noun}s of {joined.classes_held} classes: "
         f"{count} prototypes"
     )
     if joined.was_added:
@@ -90,7 +90,7 @@ def _show(arguments: Join, joined: JoinResult) -> None:
             f"--leave {joined.client}"
         )
     elif joined.outcome.rejected is None:
-        console.print("The run is as it was; --add puts the prototypes into its pool.")
+        console.print("The run is unchanged; --add puts the prototypes into its pool.")
 
 
 def _join_exchange(arguments: Join, name: str) -> int:
@@ -120,7 +120,7 @@ def _join_exchange(arguments: Join, name: str) -> int:
         _show_exchange(arguments, joined)
     if arguments.add and joined.rejected is not None:
         raise InvalidInput(
-            f"{joined.client} was not added, for its sums cannot be true: {joined.rejected}."
+            f"{joined.client} was not added, because its sums are impossible: {joined.rejected}."
         )
     return 0
 
@@ -153,12 +153,12 @@ def _show_exchange(arguments: Join, joined: ExchangeJoin) -> None:
         words = ["mpfedcl", "leave", str(arguments.run), f"--name={joined.client}"]
         console.print(f"{joined.event}; take it out with: {shlex.join(words)}")
     elif joined.rejected is None:
-        console.print("The federation is as it was; --add adds the sums to those of all.")
+        console.print("The federation is unchanged; --add adds these sums to everybody's.")
 
 
 def _leave(arguments: Join, name: str) -> int:
     if replace(arguments, leave=None, json=False) != Join(arguments.run):
-        raise InvalidInput(f"leave is {name!r}; it must be given alone, with --json at most.")
+        raise InvalidInput(f"leave is {name!r}; it must be given alone, or with --json only.")
     return leave_command(Leave(arguments.run, name, arguments.json))
 
 

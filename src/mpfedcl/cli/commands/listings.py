@@ -46,7 +46,7 @@ def methods_command(arguments: Methods) -> int:
         if rows:
             TextTable(family, columns, rows).show(stdout_console())
     stdout_console().print(
-        "* Something that the paper leaves open is done our own way: docs/methods.md says what.\n"
+        "* The paper leaves something open, and we had to choose: docs/methods.md says what.\n"
         "--json names more: how a method is judged, and the values that `mpfedcl tune` tries."
     )
     return 0

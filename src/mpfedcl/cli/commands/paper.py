@@ -186,8 +186,8 @@ def _read_result(folder: Path, item: PaperItem) -> dict[str, Any] | None:
     is_sound = isinstance(result, dict) and result.get("format") == 1 and "cells" in result
     if (directory.path / "result.json").exists() and not is_sound:
         raise InvalidInput(
-            f"{directory.path / 'result.json'} is no result of format 1; it must be removed, or "
-            "made anew."
+            f"{directory.path / 'result.json'} is not a result of format 1; it must be removed, or "
+            "made again."
         )
     return result
 

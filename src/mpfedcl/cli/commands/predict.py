@@ -74,7 +74,7 @@ def predict_command(arguments: Predict) -> int:
 
 def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
     if arguments.probabilities and not arguments.json:
-        raise InvalidInput("probabilities is True; it must go with --json, where there is room.")
+        raise InvalidInput("probabilities is True; it must be given together with --json.")
     if arguments.estimate_prior:
         predictor.refuse_to_estimate()
     if arguments.log and predictor.threshold is None:
@@ -180,11 +180,11 @@ def _sum_up(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
     lines = [f"{len(predictions):,} {noun}s: {listed}{more}"]
     if predictor.has_prototypes:
         same = sum(each.label == each.classifier.label for each in predictions)
-        lines.append(f"the classifier says the same of {same:,}")
+        lines.append(f"the classifier agrees on {same:,}")
     if (limit := predictor.threshold) is not None:
         unknown = sum(bool(each.unknown) for each in predictions)
         lines.append(
-            f"{unknown:,} unknown: farther than {limit.distance:.3f}, as {limit.false_alarms:.1%} "
-            f"of {limit.images:,} held-out {noun}s are"
+            f"{unknown:,} unknown: farther than {limit.distance:.3f}, like "
+            f"{limit.false_alarms:.1%} of {limit.images:,} held-out {noun}s"
         )
     return "\n".join(lines)

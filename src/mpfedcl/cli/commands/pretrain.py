@@ -41,7 +41,7 @@ def pretrain_command(arguments: Pretrain) -> int:
             )
         except KeyboardInterrupt:
             console.print(
-                "Stopped. The same command with --resume resumes after the last whole epoch."
+                "Stopped. The same command with --resume resumes after the last complete epoch."
             )
             return 130
     if arguments.json:

@@ -20,7 +20,7 @@ _ADVICE = {
     "nothing": "too noisy",
     "means": "means",
     "moments": "moments too",
-    "model": "of use",
+    "model": "usable",
 }
 
 
@@ -47,10 +47,10 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
         print(json.dumps(to_json(plan, rows), indent=2))
         return 0
     console = stdout_console()
-    whom = {"record": "one image", "client": "all that one client has"}[plan.unit]
+    whom = {"record": "one image", "client": "all images of one client"}[plan.unit]
     console.print(
-        f"What a budget costs, at delta {plan.delta:g}, for {whom} that comes or goes; noise is "
-        f"added by {'the server' if plan.trust == 'server' else 'each client'}."
+        f"What a budget costs, at delta {plan.delta:g}, if {whom} may be added or removed; noise "
+        f"is added by {'the server' if plan.trust == 'server' else 'each client'}."
     )
     if plan.rounds:
         _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
@@ -86,10 +86,10 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
         ],
     ).show(console)
     console.print(
-        "Noise: its deviation in each count and each number of a sum. Error of a mean: its "
-        "expected length, where features have length 1. Over eigenvalue: the most that noise adds "
-        "to the second moment in a direction, over the moment's mean. Second moments are sent with "
-        "--privacy.moments."
+        "Noise: its standard deviation in each count and each number of a sum. Error of a mean: "
+        "its expected length, for features of length 1. Over eigenvalue: the most that noise adds "
+        "to the second moment in one direction, divided by the moment's mean. Second moments are "
+        "sent with --privacy.moments."
     )
 
 
@@ -97,7 +97,7 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
     TextTable(
         f"{plan.rounds:,} rounds: {plan.clients:,} clients, a fraction of {plan.fraction:g}, "
         f"{plan.parameters:,} parameters",
-        ["epsilon", "noise over clip", "error of a round", "clients for 100 %", "model"],
+        ["epsilon", "noise over clip", "error per round", "clients for 100 %", "model"],
         [
             [
                 f"{row.epsilon:g}",
@@ -110,7 +110,7 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
         ],
     ).show(console)
     console.print(
-        "Error of a round: the length of the noise in the mean change of the model, over the "
+        "Error per round: the length of the noise in the mean change of the model, divided by the "
         "longest change that a client may make (privacy.clip)."
     )
 
@@ -142,7 +142,7 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
         _show_receipt(stdout_console(), receipt)
     if threshold is not None and (below := receipt.below(threshold)):
         raise InvalidInput(
-            f"threshold is {threshold}; {below[0].name} would leave with a number that stands for "
+            f"threshold is {threshold}; {below[0].name} would be sent with a number from only "
             f"{below[0].least}: take part only with a privacy budget, or with more images."
         )
     return 0
@@ -175,12 +175,12 @@ def _show_receipt(console: Console, receipt: Receipt) -> None:
 
 def _tell_budget(receipt: Receipt) -> str:
     if receipt.epsilon is None:
-        return "Privacy budget: none, so nothing is promised of what leaves."
-    unit = {"record": "one image", "client": "all that this client has"}[receipt.unit]
+        return "Privacy budget: none, so there is no guarantee about what is sent."
+    unit = {"record": "one image", "client": "all images of this client"}[receipt.unit]
     who = {
-        "nobody": "kept by this client's own noise, against the server too",
-        "sum": "kept by all clients' shares of the noise in their sum, against the server too",
-        "server": "kept by the server's noise: the server itself sees what leaves as it is",
+        "nobody": "protected by this client's own noise, also against the server",
+        "sum": "protected by all clients' shares of noise in their sum, also against the server",
+        "server": "protected by the server's noise: the server itself sees the bare numbers",
     }[receipt.trust]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
     return f"Privacy budget: {promise}, {who}."

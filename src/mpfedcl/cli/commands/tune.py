@@ -27,8 +27,8 @@ def tune_command(arguments: Tune) -> int:
     jobs = find_job_count("tune", arguments.file, arguments.settings, arguments.jobs)
     if arguments.settings.partition.validation:
         raise InvalidInput(
-            f"partition.validation is {arguments.settings.partition.validation:g}; tune holds "
-            "images out by itself: use --validation."
+            f"partition.validation is {arguments.settings.partition.validation:g}; tune holds out "
+            "images itself: use --validation."
         )
     path = arguments.out or unused_folder(Path("runs") / "tuning")
     searches = _prepare(arguments, path)
@@ -86,7 +86,7 @@ def _read_earlier(path: Path) -> dict[str, Any]:
     methods = content.get("methods", {}) if isinstance(content, dict) else None
     if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
         raise InvalidInput(
-            f"{path / FILE} is not as mpfedcl writes it; it must be whole, or give another folder."
+            f"{path / FILE} is not as mpfedcl writes it; it must be intact, or give another folder."
         )
     return methods
 
@@ -114,7 +114,8 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         ],
         "Chosen: the fewest changes among settings within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
-        "No test image was opened; scores of chosen settings are flattered by the choice."
+        "No test image was opened; the scores of chosen settings are too high, because they are "
+        "the best of many."
         + "".join(f"\n{each.method} has nothing to tune." for each in found if each.is_fixed),
     )
 

@@ -28,9 +28,9 @@ def worth_command(arguments: Worth) -> int:
         return 0
     readings = [READING_TITLES[each] for each in (found.reading_union, found.reading_own)]
     note = (
-        f"All tests: those of the others together, by: {readings[0]}.\n"
-        f"Own test: each of the others on its own, averaged, by: {readings[1]}.\n"
-        "Points: what the others have because of the client; below 0 they do better without it.\n"
+        f"All tests: those of the others together, predicted with: {readings[0]}.\n"
+        f"Own test: each of the others on its own, averaged, predicted with: {readings[1]}.\n"
+        "Points: what the others gain from the client; below 0 they do better without it.\n"
         "A client that alone holds a class looks harmful here: the others' tests lack that class."
     )
     if found.untested:

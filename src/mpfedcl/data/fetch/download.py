@@ -29,7 +29,7 @@ class RetryPolicy:
     attempts: int = 5
     """Rounds through all addresses that may fail; one that brings a new MiB is free."""
     timeout: float = 30.0
-    """Seconds of silence, or of fewer than `slowest` bytes a second, that end a connection."""
+    """Seconds of silence, or of fewer than `slowest` bytes per second, that end a connection."""
     slowest: float = 1024.0
     first_pause: float = 1.0
     longest_pause: float = 30.0

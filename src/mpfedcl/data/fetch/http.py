@@ -118,7 +118,7 @@ def _check_redirect(response: httpx.Response) -> None:
     try:
         target = response.url.join(location)
     except (httpx.InvalidURL, ValueError):
-        raise DownloadError(f"leads to {location!r}, which is no address", final=True) from None
+        raise DownloadError(f"leads to {location!r}, which is not an address", final=True) from None
     _check_scheme(target, location)
     if (response.url.scheme, target.scheme) == ("https", "http"):
         raise DownloadError(f"leads from https to the unprotected {target}", final=True)

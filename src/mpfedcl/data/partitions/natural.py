@@ -1,4 +1,4 @@
-"""One client for each domain, or for as many as `clients` says, drawn by seed."""
+"""One client per domain; with `clients`, that many domains drawn by seed."""
 
 from collections.abc import Sequence
 

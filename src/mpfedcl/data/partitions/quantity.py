@@ -1,4 +1,4 @@
-"""Dirichlet shares of the whole."""
+"""Dirichlet shares of all images, so that clients differ in size."""
 
 import numpy
 

@@ -58,7 +58,7 @@ def _join(train: _Samples, test: _Samples | None, where: Path) -> DomainImages:
     strange = sorted(set(test or ()) - set(train))
     if strange:
         raise InvalidInput(
-            f"{where} has the writer {strange[0]!r}, of whom there is nothing to train on; each "
+            f"{where} has the writer {strange[0]!r}, who has nothing to train on; each "
             "writer's own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
         )
     images, labels, clients = _flatten(train)

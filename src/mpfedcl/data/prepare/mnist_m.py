@@ -42,7 +42,7 @@ def _read_part(label_file: Path) -> tuple[Images, Indices]:
     if missing:
         raise InvalidInput(
             f"{label_file} names {len(missing):,} images that are not there "
-            f"({enumerate_names(missing, 3)}); all of them must lie in {folder}."
+            f"({enumerate_names(missing, 3)}); all of them must be in {folder}."
         )
     images = read_image_files(paths, None)
     images = resize_images(images, (images.shape[1], images.shape[2]), is_colour=True)

@@ -59,7 +59,7 @@ def _read_hdf5(path: Path) -> DomainImages:
     except ImportError:
         raise InvalidInput(
             f"{path} is an HDF5 file, and h5py, which reads those, is not installed; it must be "
-            f"(pip install h5py), or {' and '.join(LIBSVM_FILES)} must lie there instead."
+            f"(pip install h5py), or {' and '.join(LIBSVM_FILES)} must be there instead."
         ) from None
     parts = []
     for group in ("train", "test"):

@@ -62,9 +62,9 @@ def load_check_samples(trained: TrainedRun, most: int, client: str | None = None
         sample_index = use_columns(open_data_set(experiment.dataset), trained.columns)
         split = split_among_clients(sample_index, experiment)
         if sample_index.class_names != trained.class_names:
-            raise InvalidInput("the classes are others now.")
+            raise InvalidInput("the classes are different now.")
         if sample_index.vector_width != wanted.vector_width:
-            raise InvalidInput("the samples are others now.")
+            raise InvalidInput("the samples are different now.")
         own = split.own_test.get(client) if client is not None else None
         whose = "" if own is None or not len(own) else f"{client}'s own "
         tested = split.test.select(own) if own is not None and whose else split.test

@@ -121,7 +121,7 @@ class NetworkClient:
         except (ClientRefusal, SumRefusal):
             raise
         except BudgetSpent:
-            raise ClientRefusal("what it lets out in its life is spent (--max-epsilon).") from None
+            raise ClientRefusal("its privacy budget is spent (--max-epsilon).") from None
         except InvalidInput as error:
             # It may name files, and the names of files may name people.
             print(error, file=sys.stderr, flush=True)
@@ -240,8 +240,8 @@ class NetworkClient:
             raise ClientRefusal(str(error)) from None
         if not is_built_in(experiment.method) and experiment.method not in settings.methods:
             raise ClientRefusal(
-                f"method is {experiment.method!r}; this client imports none but those it was "
-                "started with (--methods)."
+                f"method is {experiment.method!r}; this client only imports those it was started "
+                "with (--methods)."
             )
         # Its class is known only now, and with it what its own settings may be.
         find_method(experiment.method)
@@ -251,7 +251,7 @@ class NetworkClient:
             raise ClientRefusal(str(error)) from None
         if settings.only_secure_sums and not experiment.secure_sums:
             raise ClientRefusal(
-                "secure_sums is False; this client takes part with secure sums alone "
+                "secure_sums is False; this client takes part only with secure sums "
                 "(--secure-sums)."
             )
         name = settings.encoder or experiment.encoder.name
@@ -260,7 +260,7 @@ class NetworkClient:
             name = "none"
         if settings.encoder is None and name and ":" in name and not name.startswith(_NO_FILES):
             raise ClientRefusal(
-                f"encoder.name is {name!r}; a client must be told where that file is (--encoder)."
+                f"encoder.name is {name!r}; the client must say where that file is (--encoder)."
             )
         return experiment.replace(
             dataset__root=settings.data,
@@ -301,7 +301,7 @@ class NetworkClient:
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
         if known and odd and sample_index.names_classes:
-            raise ClientRefusal(f"it has the class {odd[0]!r}, which is none of the experiment's.")
+            raise ClientRefusal(f"it has the class {odd[0]!r}, which the experiment does not have.")
 
     def _introduce(self, data: FederatedData, *, tells_counts: bool) -> Message:
         return Introduction(

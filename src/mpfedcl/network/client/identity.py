@@ -67,8 +67,8 @@ class KnownClients:
         for name, key in keys.items():
             if known.get(name, key.decode()) != key.decode():
                 raise ProtocolError(
-                    f"{name} shows another key than before; if that is right, its line must be "
-                    "taken out of known-clients.json at the client"
+                    f"{name} shows another key than before; if that is intended, its line must be "
+                    "removed from known-clients.json on the client"
                 )
         new = [name for name in keys if name not in known]
         if new:
@@ -86,5 +86,5 @@ class KnownClients:
             found = None
         if not isinstance(found, dict):
             # Damaged, it must not be taken for an empty one: then anybody could be met anew.
-            raise InvalidInput(f"{self._path} cannot be read; it must be mended or taken away.")
+            raise InvalidInput(f"{self._path} cannot be read; it must be repaired or removed.")
         return found

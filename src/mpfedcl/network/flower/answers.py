@@ -49,7 +49,7 @@ def open_answer(root: str, fetch: Fetch, limit: AnswerLimit) -> Message:
         raise MessageError(f"the record {error} is missing") from None
     text = ConfigRecord.inflate(fetch(values, limit.text_bytes + _ENVELOPE)).get("json")
     if not isinstance(text, str):
-        raise MessageError("its values are no text")
+        raise MessageError("its values are not text")
     names = _references(fetch(arrays, _LONGEST_LIST), ArrayRecord)
     if len(names) > limit.num_arrays:
         raise MessageError(f"it has {len(names)} arrays; at most {limit.num_arrays}")

@@ -100,7 +100,7 @@ def run_experiment(
 
 
 def _end_with_parent(show_alive: Callable[[], object]) -> None:
-    """End with the process that started this one, and show once a second that it lives.
+    """End with the process that started this one, and show once per second that it lives.
 
     What was done is in the run directory, so that this process may end at any moment.
     """

@@ -178,19 +178,19 @@ def _explain(node: FleetNode, place: _Place, error: NotLetInError) -> str:
     """Return the true reason, as far as the server lets it be known."""
     if error.is_unsigned:
         return (
-            "it does not take the signature of the client's key; the clocks of both machines must "
-            "agree within minutes"
+            "it does not accept the signature of the client's key; the clocks of both machines "
+            "must agree within minutes"
         )
     known = place.known_node()
     if known is None:
         return (
-            "it does not know the client's key so far (a key that mpfedcl federation init has just "
-            "made is known within seconds), or another process takes part with it"
+            "it does not know the client's key yet (a key that mpfedcl federation init has just "
+            "made is known within seconds), or another process already uses it"
         )
     if node.is_known_as(known):
         return (
-            "another process takes part with the client's key, or one was killed less than a "
-            "minute ago, which the server has not noticed"
+            "the client's key is already in use by another process, or by one that was killed "
+            "less than a minute ago, which the server has not noticed yet"
         )
     return (
         "it no longer knows the client's key; it must be among those of mpfedcl federation init "
@@ -214,7 +214,7 @@ def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
     if (request := place.unfinished()) is not None:
         # First, and once: it may be what the process was killed by.
         place.finish()
-        error = Error(FAILED, "its process was killed at this work")
+        error = Error(FAILED, "its process was killed during this work")
         _send(node, FlowerMessage(error, reply_to=request))
 
 
@@ -223,7 +223,7 @@ def _send(node: FleetNode, reply: FlowerMessage) -> None:
         node.reply(reply)
     except (NotTakenError, NotLetInError) as error:
         # The run is over, or the server does not wait for this answer any more.
-        print(f"An answer was not taken: {error}", file=sys.stderr, flush=True)
+        print(f"An answer was not accepted: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

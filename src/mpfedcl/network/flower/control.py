@@ -103,8 +103,8 @@ def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise InvalidInput(
-                f"the server at {address} does not take the secret in {folder.secret}; it must be "
-                "the one that it was started with."
+                f"the server at {address} does not accept the secret in {folder.secret}; it must "
+                "be the one that it was started with."
             ) from None
         raise InvalidInput(
             f"the server of {folder.root} refuses {error.request.url.path}: {_find_error(error)[1]}"

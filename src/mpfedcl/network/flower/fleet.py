@@ -289,7 +289,7 @@ def read_request(content: bytes) -> FlowerMessage:
         message.ParseFromString(content)
         return message_from_proto(message)
     except Exception as error:
-        raise ValueError(f"this is no request: {type(error).__name__}") from None
+        raise ValueError(f"this is not a request: {type(error).__name__}") from None
 
 
 def _load(key: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:

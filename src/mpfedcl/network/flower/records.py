@@ -36,7 +36,7 @@ def from_records(content: RecordDict) -> Message:
     except KeyError as error:
         raise MessageError(f"the record {error} is missing") from None
     if not isinstance(text, str):
-        raise MessageError("its values are no text")
+        raise MessageError("its values are not text")
     if (
         len(text) > LONGEST_TEXT
         or len(arrays) > _MOST_ARRAYS

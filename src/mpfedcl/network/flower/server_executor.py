@@ -103,7 +103,7 @@ def _open(task: PullTaskInputResponse) -> Run:
     TaskIdentity.node_id = task.context.node_id
     if run.fab_id not in _OUR_APPS:
         raise InvalidInput(
-            f"the run's app is {run.fab_id[:80]!r}; this server runs mpfedcl's alone, which is "
+            f"the run's app is {run.fab_id[:80]!r}; this server runs only mpfedcl's, which is "
             "installed here."
         )
     return run

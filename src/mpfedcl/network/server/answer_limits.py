@@ -13,7 +13,7 @@ _ARRAYS_BESIDE = 64
 _TEXT = 2**22
 _LONGEST_TEXT = 2**26
 _COUNT = 16
-"""Bytes of a count in a table of which class is taken for which."""
+"""Bytes of a count in a confusion matrix."""
 _LABEL_AND_COUNT = 16
 """Bytes that a prototype has beside its vector."""
 

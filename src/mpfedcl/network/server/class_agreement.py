@@ -9,7 +9,7 @@ from mpfedcl.network.packing import Introduction
 
 _MOST_CLASSES = 1000
 """Of all clients together, where nobody has named them: every client's model has so many outputs,
-and the table of which class is taken for which grows with their square."""
+and the confusion matrix grows with their square."""
 
 
 def agree_on_classes(
@@ -42,7 +42,7 @@ def agree_on_classes(
     classes = _all_classes(agreed)
     if len(classes) < 2:
         raise InvalidInput(
-            f"the clients know the class {', '.join(classes)} alone; there must be two or more."
+            f"the clients have only the class {', '.join(classes)}; there must be two or more."
         )
     return experiment.replace(dataset__classes=classes), refused
 

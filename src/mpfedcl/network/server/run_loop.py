@@ -44,7 +44,7 @@ class NetworkRunLoop(RunLoop):
         record = self._unread
         readings, remarks = self._network.read_last_round(self._round_loop.broadcast())
         if readings is None:
-            raise RunCutShort(f"no client has read the last round, {record['round']}.")
+            raise RunCutShort(f"no client has evaluated the last round, {record['round']}.")
         if remarks:
             record["remarks"]["closing"] = remarks
         self._write_confusion(directory, readings.confusion)

@@ -102,7 +102,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
     if experiment.diagnostics:
         raise InvalidInput(
             f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
-            "out: clients' gradients do not travel."
+            "out: clients' gradients are not sent."
         )
     if experiment.dataset.name == "table":
         raise InvalidInput(

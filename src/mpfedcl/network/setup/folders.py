@@ -110,8 +110,8 @@ class ClientFolder:
             if known:
                 raise InvalidInput(f"name is {name!r}; it must be one of {', '.join(known)}.")
             raise InvalidInput(
-                f"{path} is no client's folder; it must be DIR/clients/NAME as mpfedcl federation "
-                "init made it, or DIR with --name NAME."
+                f"{path} is not a client's folder; it must be DIR/clients/NAME as mpfedcl "
+                "federation init made it, or DIR with --name NAME."
             )
         values = _read(root / "client.toml", "a client's folder")
         found = str(values.get("name", ""))

@@ -86,7 +86,7 @@
       links.length > 1 ? html("nav", { "aria-label": "Sections" }, html("ol", {}, links)) : "",
     );
     document.getElementById("bottom").append(
-      html("p", {}, `Made by mpfedcl ${report.version}. Everything is in this one file; it asks no server for anything. Accuracies are of the last round, never of the best one.`),
+      html("p", {}, `Made by mpfedcl ${report.version}. Everything is in this one file; it loads nothing from the network. Accuracies are of the last round, never of the best one.`),
     );
   }
 

@@ -4,7 +4,7 @@ const Parts = {};
 
 (() => {
   const { html } = Charts;
-  const MARKS = { best: ["best", "the best mean"], within: ["≈", "cannot be told from the best"] };
+  const MARKS = { best: ["best", "the best mean"], within: ["≈", "not clearly different from the best"] };
   let count = 0;
 
   /** Return a table { caption, columns, rows, notes } of cells { text, mark?, note?, strong? }. */

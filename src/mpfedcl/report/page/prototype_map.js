@@ -26,7 +26,7 @@
       notes.replaceChildren(...map.notes.map((note) => sentence(note)));
       Charts.scatter(chart, {
         title: `${map.frames ? `Round ${map.frames[at].round}: ` : ""}${count("prototype")} prototypes${samples}`,
-        description: `Near each other means alike. Two directions (principal components) keep ${Charts.show(share, 0)} % of the differences. Colours and plates are classes.`,
+        description: `Points that are close to each other are alike. Two directions (principal components) keep ${Charts.show(share, 0)} % of the differences. Colours and plates are classes.`,
         x: `first direction (${Charts.show(100 * map.shares[0], 0)} %)`, y: `second direction (${Charts.show(100 * map.shares[1], 0)} %)`,
         points, labels: labelsOf(points, map.classes), bounds: boundsOf(map.frames || all),
         columns: ["what", "class", "client", "images", "x", "y"],

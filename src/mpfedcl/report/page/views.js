@@ -83,7 +83,7 @@ const Views = {};
         return;
       }
       Charts.bars(seconds, {
-        title: "Seconds by phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
+        title: "Seconds per phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
         unit: "s", digits: 2, ...bars(groups, "seconds", 1),
       });
       Charts.bars(bytes, {
@@ -115,7 +115,7 @@ const Views = {};
       if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
       if (run.clients.length) {
         Charts.bars(clients, {
-          title: "Accuracy by client", description: run.read_in === null ? "Not evaluated yet." : `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
+          title: "Accuracy per client", description: run.read_in === null ? "Not evaluated yet." : `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
           reference: mean === null ? null : { value: mean, name: "mean" },
           bars: run.clients.map((each) => ({
             name: each.name, values: [each.accuracy], worst: each === worst,
@@ -126,7 +126,7 @@ const Views = {};
       if (run.confusion.missing) classes.replaceChildren(sentence(run.confusion.missing));
       else {
         Charts.bars(classes, {
-          title: "Accuracy by class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
+          title: "Accuracy per class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
           bars: run.confusion.by_class.map((each) => ({
             name: each.name, values: [each.tested ? each.accuracy : null], worst: each === hardest,
             note: `${Charts.show(each.tested)} test images`,
@@ -146,7 +146,7 @@ const Views = {};
   /** Which class is taken for which. */
   Views.confusion = (run) => {
     const found = run.confusion;
-    const title = "What is taken for what";
+    const title = "Confusion matrix";
     if (found.missing) return ready(block(title, null, sentence(found.missing)));
     const state = { client: "", percent: true };
     const chart = html("div");
@@ -158,7 +158,7 @@ const Views = {};
       const any = silent && silent.some((count) => count > 0);
       const who = one ? `Client ${one.name}` : "All clients";
       Charts.matrix(chart, {
-        title: `${who}: true class against the class said`,
+        title: `${who}: true class against predicted class`,
         description: `${state.percent ? "Percent of each row" : "Numbers of test images"}; the diagonal is right.${any ? " none: no prototype gave an answer." : ""}`,
         x: "said", y: "true", rows: found.classes, percent: state.percent,
         columns: any ? [...found.classes, "none"] : found.classes,
@@ -186,10 +186,10 @@ const Views = {};
     const sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
     const pairs = counts.flatMap((row, truth) => row.map((count, said) => ({ truth, said, count })));
     const wrong = pairs.filter(({ truth, said, count }) => truth !== said && count > 0).sort((a, b) => b.count - a.count);
-    if (!wrong.length) return [html("p", { class: "note" }, "No image was taken for another class.")];
+    if (!wrong.length) return [html("p", { class: "note" }, "No image was predicted as another class.")];
     const item = ({ truth, said, count }) =>
       html(
-        "li", {}, html("strong", {}, classes[truth]), " taken for ", html("strong", {}, classes[said]),
+        "li", {}, html("strong", {}, classes[truth]), " predicted as ", html("strong", {}, classes[said]),
         html("small", {}, `${Charts.show(count)} of ${Charts.show(sums[truth])} (${percent((100 * count) / sums[truth])})`),
       );
     return [html("p", {}, html("strong", {}, "Most frequent mistakes")), html("ol", {}, wrong.slice(0, 6).map(item))];
@@ -202,7 +202,7 @@ const Views = {};
     const chart = html("div");
     return ready(block("Who holds what", null, chart), () => {
       Charts.bubbles(chart, {
-        title: "Training images by client and class", description: `${run.setting}. The area of a bubble is the number of images.`,
+        title: "Training images per client and class", description: `${run.setting}. The area of a bubble is the number of images.`,
         x: "class", y: "client", unit: "training images", rows: held.clients.map((client) => client.name),
         columns: held.classes, values: held.clients.map((client) => client.train),
       });

@@ -101,11 +101,11 @@ class RuleOverAll(Aggregator):
         count, wanted = math.ceil(num_clients / settings.bucket), _attackers(settings, num_clients)
         most = max(0, cls.most_attackers(count))
         if wanted > most:
-            seen = f"{count} buckets" if settings.bucket > 1 else "so many"
+            seen = f"{count} buckets" if settings.bucket > 1 else "that many"
             raise InvalidInput(
                 f"aggregation.attackers is {settings.attackers:g}, {wanted} of a round's "
-                f"{num_clients} clients; it must be at most {most / num_clients:.3g}, because of "
-                f"{seen} aggregation.rule {settings.rule} withstands {most}."
+                f"{num_clients} clients; it must be at most {most / num_clients:.3g}, because "
+                f"among {seen} aggregation.rule {settings.rule} withstands {most}."
             )
 
     def add(self, update: Update, weight: float) -> None:
@@ -136,7 +136,7 @@ class RuleOverAll(Aggregator):
         self._remarks = []
         if most < max(1, wanted):
             self._remarks.append(
-                f"Of {found} the rule {name} withstands {max(0, most)} hostile ones."
+                f"Among {found} the rule {name} withstands {max(0, most)} hostile ones."
             )
         if most < 0:
             return means_of(seen)

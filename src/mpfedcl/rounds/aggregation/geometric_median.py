@@ -1,4 +1,4 @@
-"""the point with the least sum of distances to the updates (RFA, Pillutla et al., 2022)."""
+"""the point with the smallest sum of distances to the updates (RFA, Pillutla et al., 2022)."""
 
 from torch import Tensor
 

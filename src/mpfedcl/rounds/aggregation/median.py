@@ -1,4 +1,4 @@
-"""the median of each number, all clients alike (Yin et al., 2018)."""
+"""the coordinate-wise median, all clients alike (Yin et al., 2018)."""
 
 from collections.abc import Sequence
 

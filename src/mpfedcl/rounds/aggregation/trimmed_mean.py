@@ -1,4 +1,4 @@
-"""the mean of each number without its least and its greatest values (Yin et al., 2018)."""
+"""the coordinate-wise mean without the smallest and largest values (Yin et al., 2018)."""
 
 from collections.abc import Sequence
 

@@ -67,8 +67,8 @@ def label_skew_table(datasets: PaperDatasets) -> PaperItem:
         notes=(
             "MNIST's own test is everybody's, so own and union are the same there; on the other "
             "sets a client's own test holds its own classes only.",
-            "Tuned track: 60 rounds for all; the paper prints no such numbers, its are shown for "
-            "reference in the paper track alone.",
+            "Tuned track: 60 rounds for all; the paper prints no such numbers; its numbers are "
+            "shown only in the paper track.",
         ),
     )
 

@@ -103,12 +103,12 @@ def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
     return PaperItem(
         "reach",
         "Communication efficiency: rounds and megabytes to reach an accuracy",
-        "The same runs: when an accuracy on the clients' own tests is first read, and what all "
+        "The same runs: when an accuracy on the clients' own tests is first reached, and what all "
         "clients together have sent and received by then.",
         method_titles(_COMPARED),
         {f"{level}": f"{level} %" for level in levels},
         tuple(cells),
-        notes=(_STEPS, "A dash says that the run of some seed never got there."),
+        notes=(_STEPS, "A dash: the run of at least one seed never reached it."),
     )
 
 
@@ -139,8 +139,8 @@ def equal_time_table(datasets: PaperDatasets) -> PaperItem:
         _SKEWS,
         tuple(cells),
         notes=(
-            "Times are of the machine and of what else ran on it; a method that is done before the "
-            "time is up is evaluated at its end.",
+            "Times depend on the machine and on what else ran on it; a method that finishes early "
+            "is evaluated at its end.",
             _STEPS,
         ),
     )

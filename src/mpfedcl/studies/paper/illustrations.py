@@ -18,7 +18,7 @@ def partition_pictures(datasets: PaperDatasets) -> PaperItem:
     return PaperItem(
         "partitions",
         "Who holds what",
-        "Training images by client and class, of the first seed.",
+        "Training images per client and class, first seed.",
         {},
         {},
         pictures=tuple(

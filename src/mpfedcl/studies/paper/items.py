@@ -38,7 +38,7 @@ def find_items(ids: Iterable[str], datasets: PaperDatasets) -> list[PaperItem]:
     for each in wanted:
         if each not in _BUILDERS:
             raise InvalidInput(
-                f"{each!r} is no table of the paper; it must be all, or one or more of "
+                f"{each!r} is not a table of the paper; it must be all, or one or more of "
                 f"{', '.join(ITEM_IDS)}."
             )
     return [_BUILDERS[each](datasets) for each in wanted]

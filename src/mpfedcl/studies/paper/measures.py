@@ -35,7 +35,7 @@ def accuracy_after(rounds: int) -> Measure:
         record = run.records[min(rounds, len(run.records)) - 1]
         return run.accuracy(record) if record["accuracy"] else None
 
-    return Measure("own test, after so many rounds", "%", compute, better="higher")
+    return Measure("own test, after the given rounds", "%", compute, better="higher")
 
 
 def rounds_to_accuracy(level: float) -> Measure:

@@ -124,7 +124,7 @@ def load_tuning(folder: Path) -> TuningResult | None:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it, and the same "
-            "command writes it anew from the runs."
+            "command writes it again from the runs."
         ) from None
 
 

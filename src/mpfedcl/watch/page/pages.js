@@ -100,7 +100,7 @@ const Pages = {};
       document.documentElement.dataset.round = String(run.rounds);
       askMap();
     };
-    const lost = () => warn(["This run is not there any more."]);
+    const lost = () => warn(["This run no longer exists."]);
     const ask = Pages.follow(node, `/run?id=${id}`, 150, take, lost);
     const askMap = Pages.follow(node, `/map?id=${id}`, 1000, (map) => slots.map({ map }, map.missing ? "missing" : "frames"), () => {});
     let told = 0;
@@ -121,7 +121,7 @@ const Pages = {};
   Pages.compare = (store, ids) => {
     const space = html("div");
     const links = html("ul");
-    const node = html("div", {}, back(), html("p", { class: "about" }, "Runs that differ in their seed alone are one line with a band."), links, space);
+    const node = html("div", {}, back(), html("p", { class: "about" }, "Runs that differ only in their seed are one line with a band."), links, space);
     const place = () => { const spot = html("div"); space.append(spot); return spot; };
     const troubles = html("div");
     space.append(troubles);

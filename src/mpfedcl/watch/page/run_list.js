@@ -66,7 +66,7 @@ const RunList = {};
       more.textContent = `Show more (${wanted.length - shown.length} left)`;
       // Set anew it would be read out anew.
       if (counted.textContent !== count(store.runs)) counted.textContent = count(store.runs);
-      nothing.textContent = wanted.length ? "" : store.runs.size ? "No run fits." : "There is no run here yet. One that is started below this folder appears by itself: mpfedcl run";
+      nothing.textContent = wanted.length ? "" : store.runs.size ? "No run matches." : "There is no run here yet. A run started below this folder appears automatically: mpfedcl run";
       tellChosen();
     };
     const heads = ["", "run", "state", "method", "rounds", "accuracy", "", "changed"];

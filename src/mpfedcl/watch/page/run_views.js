@@ -18,7 +18,7 @@
       const bytes = Object.values(group.bytes).reduce((sum, each) => sum + each, 0);
       const list = [
         ["Round", `${run.rounds}`, `of ${run.planned}`],
-        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean of clients, round ${run.read_in}`],
+        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean over clients, round ${run.read_in}`],
         ["Loss", latest ? Charts.show(latest.loss, 4) : "-", "training"],
         ["Answered", latest ? `${latest.answered}` : "-", latest ? `of ${total} in round ${latest.round}` : ""],
         ["Last round took", latest ? `${Charts.show(latest.seconds, 2)} s` : "-", `${Charts.show(seconds, 0)} s in all`],
@@ -36,7 +36,7 @@
     const item = (name, what) => html("li", {}, html("strong", {}, name), ` ${what}`);
     return [
       html(
-        "ul", { class: "absent", "aria-label": `Not taken in round ${round}` },
+        "ul", { class: "absent", "aria-label": `Not accepted in round ${round}` },
         rejected.map(([name, why]) => item(name, `was rejected: ${why}`)),
         missing.map((name) => item(name, "did not answer")),
       ),
@@ -69,8 +69,8 @@
         return;
       }
       Charts.lines(chart, {
-        title: isLoss ? "Training loss by client" : "Accuracy by client",
-        description: isLoss ? "Of the clients whose updates were taken." : "In %, on each client's own test, by the reading the method is judged by.",
+        title: isLoss ? "Training loss per client" : "Accuracy per client",
+        description: isLoss ? "Of the clients whose updates were accepted." : "In %, on each client's own test, by the reading the method is judged by.",
         x: "round", y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1, low: 0, high: isLoss ? undefined : 100, lines,
       });
     };
@@ -93,7 +93,7 @@
       }
       const line = (name, mean) => ({ name, x: rounds, mean });
       Charts.lines(chart, {
-        title: "Clients by round", description: "Answered and taken, rejected by the guard, or asked without an answer.",
+        title: "Clients per round", description: "Answered and accepted, rejected by the guard, or asked without an answer.",
         x: "round", y: "clients", digits: 0, low: 0, lines: [line("answered", answered), line("rejected", rejected), line("did not answer", missing)],
       });
     };

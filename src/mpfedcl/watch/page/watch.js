@@ -58,7 +58,7 @@
     });
     stream.addEventListener("error", () => {
       connection.hidden = false;
-      connection.textContent = "Not connected: mpfedcl watch has ended or is out of reach. This page continues by itself when it is back.";
+      connection.textContent = "Not connected: mpfedcl watch has ended or is out of reach. This page continues automatically when it is back.";
       // A browser tries again by itself, but gives up for good where a port answers otherwise.
       if (stream?.readyState === EventSource.CLOSED) {
         stop();
