@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import tomli_w
-from executed_runs import Connect, echo, pull, run_of, send
+from executed_runs import echo, pull, run_of, send
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
 from superlinks import RunningServer
 
 from mpfedcl.errors import InvalidInput

@@ -5,12 +5,13 @@ from pathlib import Path
 import httpx
 import numpy
 import pytest
-from executed_runs import Connect, echo, pull, reply_to, run_of, send
+from executed_runs import echo, pull, reply_to, run_of, send
 from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
