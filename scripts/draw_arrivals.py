@@ -52,8 +52,7 @@ PANELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main(out: Path) -> None:
     """Run what is missing, then draw a panel for each comparison."""
-    layout = {"figsize": (10.5, 4.8), "sharey": True}
-    with figure_file(OUT, 1, len(PANELS), **layout) as (figure, panels):
+    with figure_file(OUT, 1, len(PANELS), figsize=(10.5, 4.8), sharey=True) as (figure, panels):
         for axes, (folder, (title, changes)) in zip(panels, PANELS.items(), strict=True):
             comparison = Comparison.prepare(
                 BASE.replace(**changes), list(METHODS), SEEDS, out / folder
