@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all lint format unit reproduce results fidelity convergence join-study k-study one-exchange benchmark bench bench-quick bench-peers \
+.PHONY: demo test test-all lint format unit reproduce results fidelity convergence arrivals join-study k-study one-exchange benchmark bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
 	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
 	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
+	@echo "make arrivals   the picture of docs/asynchronous.md (five minutes)"
 	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
 	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
 	@echo "make one-exchange  the tables of docs/one-exchange.md, on a data folder (MPFEDCL_DATA; an hour or two)"
@@ -77,6 +78,10 @@ results: $(READY)
 
 fidelity: $(READY)
 	$(BIN)/python scripts/measure_fidelity.py runs/fidelity
+
+# The picture of docs/asynchronous.md; the same command resumes it.
+arrivals: $(READY)
+	$(BIN)/python scripts/draw_arrivals.py runs/arrivals
 
 convergence: $(READY)
 	$(BIN)/python scripts/measure_convergence.py runs/convergence

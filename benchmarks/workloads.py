@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines import InProcessEngine
+from mpfedcl.engines import DispatchingEngine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
+from mpfedcl.rounds.arrival_loop import make_loop
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
 
 NUM_CLASSES = 10
@@ -43,8 +45,13 @@ class Workload:
             Mlp(self.sizes, NUM_CLASSES),
             num_classes=NUM_CLASSES,
             input_size=self.sizes[0],
+            public=(self.data.test_inputs, self.data.test_labels)
+            if experiment.public.size
+            else None,
         )
-        return RoundLoop(assembly, InProcessEngine(assembly, self.data))
+        kind = InProcessEngine if assembly.method.timing == "rounds" else DispatchingEngine
+        counts = dict(zip(self.data.names, self.data.label_counts().tolist(), strict=True))
+        return make_loop(assembly, kind(assembly, self.data), Pace.of(assembly, counts))
 
     @property
     def num_samples(self) -> int:
@@ -122,4 +129,6 @@ def _deal(
         name = f"client-{number:05d}"
         clients.append(ClientData(name, take(labels), labels, everything))
     names = tuple(str(number) for number in range(NUM_CLASSES))
-    return FederatedData("made for measuring", names, tuple(clients), *test, partition={})
+    return FederatedData(
+        "made for measuring", names, tuple(clients), *test, partition={}, public=test
+    )

@@ -67,7 +67,10 @@ class Module:
 
 MESSAGES = ("tests/network/test_message_bounds.py",)
 MODULES = (
-    Module("rounds/guard.py", ("tests/rounds/test_guard_bounds.py",)),
+    Module(
+        "rounds/guard.py",
+        ("tests/rounds/test_guard_bounds.py", "tests/rounds/test_guard_prototypes.py"),
+    ),
     Module("messages.py", ("tests/test_messages.py",)),
     Module("network/message.py", MESSAGES),
     Module("network/packing.py", MESSAGES),

@@ -147,9 +147,15 @@ def test_curves_follow_their_controls(opened: Any) -> None:
     rounds.get_by_label("Reading", exact=True).select_option("personal_classifier")
     assert lines.count() == 3
     assert lines.nth(0).locator("polyline").get_attribute("points") != before
+    # Rounds and megabytes: these runs have no virtual clock.
+    assert rounds.get_by_label("Over", exact=True).locator("option").count() == 2
+    rounds.get_by_label("Over", exact=True).select_option("megabytes")
+    assert "over megabytes sent" in title.inner_text()
+    assert lines.count() == 3
     rounds.get_by_label("Show", exact=True).select_option("loss")
     assert title.inner_text() == "Training loss per round"
-    assert not rounds.get_by_label("Test", exact=True).is_visible()
+    for label in ("Test", "Over"):
+        assert not rounds.get_by_label(label, exact=True).is_visible()
     assert lines.count() == 3
 
 

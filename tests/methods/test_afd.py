@@ -22,7 +22,8 @@ class Told:
     """A server that is told what losses its clients' parts came to."""
 
     def __init__(self, **changes: Any) -> None:
-        self.method = make_method("afd", afd__share=0.5, **changes)
+        settings = {"afd__share": 0.5, "afd__scores": "client", **changes}
+        self.method = make_method("afd", **settings)
         self.server: Server = self.method.init_server(MODEL)
         self.round = 0
 
@@ -50,7 +51,7 @@ def test_the_whole_model_is_fedavg(images: Path, engine: str) -> None:
 def test_without_scores_it_is_fed_dropout(images: Path, engine: str) -> None:
     """In the first two rounds nothing is known yet that a part could have lowered."""
     for rounds in (1, 2):
-        found = federate(images, "afd", rounds, engine=engine)
+        found = federate(images, "afd", rounds, engine=engine, afd__scores="client")
         wanted = federate(images, "fed-dropout", rounds, engine=engine)
         assert_same_tensors(server_of(found), server_of(wanted))
 
@@ -59,6 +60,17 @@ def test_at_its_defaults_it_differs_from_fedavg_and_from_fed_dropout(images: Pat
     found = server_of(federate(images, "afd", 4))
     for other in ("fedavg", "fed-dropout"):
         assert differ(found, server_of(federate(images, other, 4)))
+
+
+def test_by_default_all_clients_have_the_same_part(images: Path) -> None:
+    federation = build_federation(small(images, "afd"))
+    for number in (1, 2, 3):
+        names, server = list(federation.engine.sizes), federation.state.server
+        first, *others = [federation._method.thin(server, name, number) for name in names]
+        assert others
+        for each in others:
+            assert_same_tensors(each, first)
+        federation.run_round(evaluate=False)
 
 
 def test_a_loss_that_never_falls() -> None:
@@ -136,7 +148,8 @@ def test_what_is_known_is_never_sent_and_survives(images: Path, tmp_path: Path) 
 
 @both_engines
 def test_in_a_federation(images: Path, engine: str) -> None:
-    federation = build_federation(small(images, "afd", dtype="float64", engine=engine))
+    experiment = small(images, "afd", dtype="float64", engine=engine, afd__scores="client")
+    federation = build_federation(experiment)
     losses: dict[str, float] = {}
     for number in range(1, 5):
         parts = {

@@ -1,49 +1,23 @@
-"""A server with three keys, runs that are begun as its executor does it, and messages in them."""
+"""Runs that are begun as the server's executor does it, and messages in them."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy
 from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.supercore.task_identity import TaskIdentity
-from superlinks import RunningServer, running_server
+from superlinks import RunningServer
 
 from mpfedcl.network.flower.apps import answer
-from mpfedcl.network.flower.control import register_clients, stop_run, submit
+from mpfedcl.network.flower.control import stop_run, submit
 from mpfedcl.network.flower.fleet import FleetNode, Request
 from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
 from mpfedcl.network.message import Kind, Message
-from mpfedcl.network.setup.folders import ClientFolder
 
 SUPERLINK_NODE = 1
-Connect = Callable[[str], FleetNode]
-"""(name) -> a connection with the key of that client."""
-
-
-@contextlib.contextmanager
-def running_lab(root: Path) -> Iterator[RunningServer]:
-    """Run Flower's server; it knows the keys of three clients."""
-    with running_server(root, "a", "b", "c") as server:
-        register_clients(server.folder)
-        yield server
-
-
-@contextlib.contextmanager
-def connections(lab: RunningServer) -> Iterator[Connect]:
-    """Connect to the server with the key of a client; without a name, with an unknown one."""
-    with contextlib.ExitStack() as stack:
-
-        def connect(name: str) -> FleetNode:
-            key = ClientFolder.open(lab.folder.root, name).key if name else None
-            node = FleetNode(lab.address, key, None)
-            stack.callback(node.close)
-            return node
-
-        yield connect
 
 
 @contextlib.contextmanager

@@ -3,15 +3,16 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tomli_w
-from executed_runs import Connect, connections, echo, pull, run_of, running_lab, send
+from executed_runs import echo, pull, run_of, send
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
 from superlinks import RunningServer
 
 from mpfedcl.errors import InvalidInput
@@ -24,18 +25,6 @@ from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_lab(tmp_path_factory.mktemp("server") / "lab") as lab:
-        yield lab
-
-
-@pytest.fixture
-def connect(lab: RunningServer) -> Iterator[Connect]:
-    with connections(lab) as connect:
-        yield connect
 
 
 class Ended(BaseException):

@@ -1,17 +1,17 @@
 """The executors and Flower's own server: real requests, real keys, and an app that nobody opens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import numpy
 import pytest
-from executed_runs import Connect, connections, echo, pull, reply_to, run_of, running_lab, send
+from executed_runs import echo, pull, reply_to, run_of, send
 from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
@@ -26,18 +26,6 @@ from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.transport import AnswerLimit
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_lab(tmp_path_factory.mktemp("server") / "lab") as lab:
-        yield lab
-
-
-@pytest.fixture
-def connect(lab: RunningServer) -> Iterator[Connect]:
-    with connections(lab) as connect:
-        yield connect
 
 
 def test_only_keys_that_were_let_in_and_each_once(lab: RunningServer, connect: Connect) -> None:

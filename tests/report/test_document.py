@@ -69,6 +69,21 @@ def test_costs_are_totals_of_all_rounds(tmp_path: Path) -> None:
     assert group["bytes"] == {"up": 4000.0, "down": 2000.0}
 
 
+def test_curves_can_be_drawn_over_what_they_cost(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path / "both", ("fedavg", "fedasync"), (0, 1))
+    for place, run in enumerate(sorted(path.glob("fedasync-*"))):
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        clocked = [{**line, "virtual_seconds": (place + 1) * line["round"]} for line in lines]
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in clocked))
+    without, clocked = (group["costs_by_round"] for group in document_of(path)["groups"])
+    assert without == {"round": [1, 2, 3], "megabytes": [0.0015, 0.003, 0.0045]}
+    assert clocked == {**without, "virtual_seconds": [1.5, 3.0, 4.5]}
+    # The seconds of one seed alone would be the mean of something else.
+    file = path / "fedasync-seed1" / "rounds.jsonl"
+    file.write_text(file.read_text().replace('"virtual_seconds": 4', '"virtual_minutes": 4'))
+    assert "virtual_seconds" not in document_of(path)["groups"][1]["costs_by_round"]
+
+
 def test_clients_classes_and_confusions(tmp_path: Path) -> None:
     (run,) = document_of(write_run(tmp_path / "run"))["runs"]
     assert [each["accuracy"] for each in run["clients"]] == [43.0, 36.0, 29.0]

@@ -311,13 +311,15 @@ class StatisticsSettings(Settings):
 
 
 class NetworkSettings(Settings):
-    """A federation over a network: how long to wait, and for whom. Not used in a simulation."""
+    """A federation over a network: how long to wait, and for whom. Only `enough` is used in a
+    simulation."""
 
     section: ClassVar[str] = "network"
     round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
     """Seconds that a round waits for answers; a client that has not answered by then is missing."""
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """A round ends early once this share of the clients asked have answered."""
+    """A round ends early once this share of the clients asked have answered. In a simulation it
+    needs a virtual clock (pace.kind)."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
     """Seconds to wait for clients to connect, at the start and whenever too few are left."""
     max_images: Annotated[int, Field(ge=1)] = 10_000_000

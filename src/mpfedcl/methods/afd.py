@@ -21,8 +21,9 @@ class AfdSettings(Settings):
     section = "afd"
     share: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
-    scores: Literal["client", "common"] = "client"
-    """client: each client has scores and a part of its own; common: all have the same part."""
+    scores: Literal["common", "client"] = "common"
+    """common: all clients have the same part, judged by their mean loss; client: each has scores
+    and a part of its own."""
 
 
 class Afd(PartsOfModel):
@@ -31,16 +32,22 @@ class Afd(PartsOfModel):
     After a round with the units A and the loss l', where the last one was l > l': the scores of A
     grow by (l - l') / l, and A is kept. Else A is forgotten, and the next part drawn by scores.
 
-    Units without a score are not drawn while enough others have one: the first part that lowered a
-    client's loss is the one it gets from then on. With skewed labels the whole model is then much
-    worse than Federated Dropout's, and about as bad as with a part that each client keeps.
+    Units without a score are not drawn while enough others have one: the first part that lowered
+    the loss is the one from then on, so all clients train the same smaller model. With a part for
+    each client (--afd.scores client) a unit is trained by the same few clients, and learns their
+    classes alone: on mnist-sample with Dir(0.05) the whole model then has 61 % accuracy in place of
+    83 %; Federated Dropout has 82 % (five clients, 30 rounds, three seeds). The default was chosen
+    by these numbers.
     """
 
     name = "afd"
     summary = "Federated Dropout that prefers units which lowered the loss"
     paper = "Bouacida et al., 2021"
-    our_reading = "Units, not whole layers; scores add up; no lossy compression."
-    keeps = "nothing; the server: scores of units, each client's loss"
+    our_reading = (
+        "All clients have the same part by default; units, not whole layers; scores add up; no "
+        "lossy compression."
+    )
+    keeps = "nothing; the server: scores of units and the last loss"
     settings: AfdSettings
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

@@ -14,6 +14,7 @@ from mpfedcl.report.number_formatting import (
     round_significant,
     rounded,
 )
+from mpfedcl.report.round_costs import describe_round_costs
 from mpfedcl.report.run_description import RunRecords, find_worst_client_and_class
 from mpfedcl.report.tables import (
     READING_GROUPS,
@@ -39,6 +40,19 @@ def describe_seed_group(
     name: str, runs: Sequence[RunRecords], places: Sequence[int], most: int
 ) -> Json:
     """Return the curves and costs of runs of one name; `places` says where they stand."""
+    accuracy = {
+        test: {
+            reading: curve
+            for reading in READINGS
+            if (
+                curve := _mean_curve([_accuracy_by_round(run, test, reading) for run in runs], most)
+            )
+        }
+        for test in TESTS
+    }
+    evaluated = {
+        number for curves in accuracy.values() for each in curves.values() for number in each["x"]
+    }
     return {
         "name": name,
         "judged_by": runs[0].readings,
@@ -46,22 +60,12 @@ def describe_seed_group(
         "runs": list(places),
         "seeds": [run.experiment.seed for run in runs],
         "curves": {
-            "accuracy": {
-                test: {
-                    reading: curve
-                    for reading in READINGS
-                    if (
-                        curve := _mean_curve(
-                            [_accuracy_by_round(run, test, reading) for run in runs], most
-                        )
-                    )
-                }
-                for test in TESTS
-            },
+            "accuracy": accuracy,
             "loss": _mean_curve(
                 [{line.round: line.loss for line in run.rounds} for run in runs], most
             ),
         },
+        "costs_by_round": describe_round_costs(runs, evaluated),
         "seconds": _mean_cost([[line.seconds for line in run.rounds] for run in runs]),
         "bytes": _mean_cost([[line.bytes for line in run.rounds] for run in runs]),
     }

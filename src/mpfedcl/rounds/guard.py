@@ -60,6 +60,12 @@ class Guard:
         # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
         self._max_length = min(1.001 * self._max_norm, method.longest_prototype())
 
+    @property
+    def bytes_up(self) -> int:
+        """What a client sends at most, but for prototypes."""
+        tensors = [*self.template.values(), *self.sums.values()]
+        return sum(each.numel() * each.element_size() for each in tensors)
+
     def judge_form(self, update: Update) -> str | None:
         """Return why this is no update at all, or None: what follows may then look into it."""
         if not isinstance(update.client, str):

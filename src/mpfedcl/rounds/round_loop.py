@@ -22,6 +22,7 @@ from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
+from mpfedcl.rounds.waiting import WaitingRound
 from mpfedcl.tensors import Tensors
 
 _MOST_KEPT = 10**9
@@ -31,7 +32,8 @@ _MOST_KEPT = 10**9
 class RoundLoop:
     """A server and its clients. It knows neither files nor how the clients are run.
 
-    With a `pace` it has a virtual clock: a round takes as long as the slowest of its clients.
+    With a `pace` it has a virtual clock: a round takes as long as the slowest of its clients, or of
+    the first `network.enough` of them.
     """
 
     def __init__(self, assembly: Assembly, engine: Engine, pace: Pace | None = None) -> None:
@@ -116,7 +118,8 @@ class RoundLoop:
             merged = self._pooling.remarks()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
-            reached = [name for name in chosen if not self._is_lost(name, broadcast.round)]
+            waiting = self._wait_for(broadcast, chosen)
+            reached = chosen if waiting is None else waiting.in_time
         server = self.state.server
         collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
         collector = collect(
@@ -142,7 +145,10 @@ class RoundLoop:
             self._aggregate(broadcast.round, collector)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
-        self._pass_time(broadcast, chosen, collector)
+        if waiting is not None:
+            mean = collector.bytes_up // max(1, len(collector.accepted))
+            now = self.state.virtual_seconds + waiting.seconds(collector.uploads, mean)
+            self.state = replace(self.state, virtual_seconds=now)
         self.client_sums = collector.client_sums
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
@@ -229,27 +235,12 @@ class RoundLoop:
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
-    def _is_lost(self, client: str, number: int) -> bool:
-        """Tell whether a client's answer is lost on its way, on the virtual clock."""
-        return self._pace is not None and self._pace.loses(client, number)
-
-    def _pass_time(
-        self, broadcast: Broadcast, chosen: Sequence[str], collector: UpdateCollector
-    ) -> None:
-        """Move the virtual clock on by what the round's slowest client takes."""
-        if self._pace is None or not chosen:
-            return
-        number = broadcast.round
-        mean = collector.bytes_up // max(1, len(collector.accepted))
-        taken = []
-        for name in chosen:
-            up, down = collector.uploads.get(name, mean), broadcast.num_bytes_to([name])
-            if self._is_lost(name, number):
-                taken.append(self._pace.gives_up_after(name, down, up))
-            else:
-                taken.append(self._pace.seconds(name, number, down, up))
-        now = self.state.virtual_seconds + max(taken)
-        self.state = replace(self.state, virtual_seconds=now)
+    def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
+        """Return whom the round waits for on the virtual clock; None: there is none."""
+        if self._pace is None:
+            return None
+        enough, bytes_up = self._experiment.network.enough, self._guard.bytes_up
+        return WaitingRound(self._pace, broadcast, chosen, enough=enough, bytes_up=bytes_up)
 
     def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
         """Return the clients whose personal models are read."""

@@ -14,6 +14,11 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"pace.drop is {experiment.pace.drop:g}; with secure_sums it must be 0: clients that "
             "vanish from a sum are not simulated."
         )
+    if experiment.pace.has_clock and experiment.secure_sums and experiment.network.enough < 1:
+        raise InvalidInput(
+            f"network.enough is {experiment.network.enough:g}; with secure_sums on a virtual clock "
+            "it must be 1: clients that vanish from a sum are not simulated."
+        )
     if method.timing == "rounds":
         return
     told = f"with {experiment.method}, which is asynchronous, it must be"

@@ -16,49 +16,66 @@ const Views = {};
     averaged_classifier_estimated: "averaged, classifier + estimated prior",
   };
   const percent = (value) => `${Charts.fixed(value)}\u00a0%`;
+  const AXES = { round: "round", virtual_seconds: "virtual seconds", megabytes: "megabytes sent" };
   const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
 
-  /** Accuracy or loss per round; a line a group, or a line a reading where there is one group. */
+  /** Accuracy per round or over what it costs, or loss per round; a line a group, or a line a reading where there is one group. */
   Views.rounds = (given) => {
     let groups = given;
-    const state = { measure: "accuracy", test: "own", reading: "judged" };
+    const state = { measure: "accuracy", test: "own", reading: "judged", axis: "round" };
     const chart = html("div");
     const alone = groups.length === 1;
     const every = alone ? "all of them" : "the one each is judged by";
     const tests = choice("Test", Object.entries(TESTS), (value) => set("test", value));
     const readings = choice("Reading", [["judged", every], ...Object.entries(READINGS)], (value) => set("reading", value));
+    const axes = choice("Over", axesOf(groups), (value) => set("axis", value));
     const set = (name, value) => { state[name] = value; draw(); };
     const draw = () => {
       const isLoss = state.measure === "loss";
-      for (const each of [tests, readings]) each.hidden = isLoss;
-      const lines = isLoss ? lossLines(groups) : accuracyLines(groups, state, alone);
+      for (const each of [tests, readings, axes]) each.hidden = isLoss;
+      const axis = isLoss ? "round" : state.axis;
+      const known = groups.filter((group) => group.costs_by_round[axis]);
+      const lines = isLoss ? lossLines(groups) : accuracyLines(known, state, alone);
       if (!lines.length) {
         chart.replaceChildren(sentence("No run here has this reading."));
         return;
       }
+      const over = axis === "round" ? "per round" : `over ${AXES[axis]}`;
+      const apart = isLoss || known.length === groups.length ? "" : " Runs without a virtual clock are left out.";
       const spread = lines.some((line) => line.std) ? " The band is one standard deviation over seeds." : "";
       const read = state.reading === "judged" ? (alone ? "all readings" : "each method by its own reading") : `by the reading ${READINGS[state.reading]}`;
       Charts.lines(chart, {
-        title: isLoss ? "Training loss per round" : `Accuracy per round on ${TESTS[state.test]}`,
-        description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}` : `In %, ${read}.${spread}`,
-        x: "round", y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1,
+        title: isLoss ? "Training loss per round" : `Accuracy ${over} on ${TESTS[state.test]}`,
+        description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}` : `In %, ${read}.${spread}${apart}`,
+        x: AXES[axis], y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1,
         low: 0, high: isLoss ? undefined : 100, lines,
       });
     };
     const measures = choice("Show", [["accuracy", "accuracy"], ["loss", "loss"]], (value) => set("measure", value));
-    return ready(block("Round by round", null, controls(measures, tests, readings), chart), draw, (next) => { groups = next; draw(); });
+    return ready(block("Round by round", null, controls(measures, axes, tests, readings), chart), draw, (next) => { groups = next; axes.offer(axesOf(groups)); draw(); });
   };
 
-  function accuracyLines(groups, { test, reading }, alone) {
+  /** What accuracies can be drawn over: not all runs have a virtual clock. */
+  const axesOf = (groups) => Object.entries(AXES).filter(([axis]) => groups.some((group) => group.costs_by_round[axis]));
+
+  function accuracyLines(groups, { test, reading, axis }, alone) {
+    // One exchange holds for every round; what it costs is a single point.
+    const place = (group, curve) => ({ level: group.one_exchange && axis === "round", ...curve, x: moved(curve.x, group.costs_by_round, axis) });
     if (alone && reading === "judged") {
-      return Object.entries(groups[0].curves.accuracy[test]).map(([name, curve]) => ({
-        name: READINGS[name] + (name === groups[0].judged_by[test] ? " (judged by this)" : ""), level: groups[0].one_exchange, ...curve,
-      }));
+      return groups.flatMap((group) => Object.entries(group.curves.accuracy[test]).map(([name, curve]) => ({
+        name: READINGS[name] + (name === group.judged_by[test] ? " (judged by this)" : ""), ...place(group, curve),
+      })));
     }
     return groups.flatMap((group) => {
       const curve = group.curves.accuracy[test][reading === "judged" ? group.judged_by[test] : reading];
-      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, level: group.one_exchange, ...curve }] : [];
+      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, ...place(group, curve) }] : [];
     });
+  }
+
+  /** Return for each round what was spent by its end. */
+  function moved(rounds, costs, axis) {
+    const places = new Map(costs.round.map((round, place) => [round, place]));
+    return rounds.map((round) => costs[axis][places.get(round)]);
   }
 
   const lossLines = (groups) =>
