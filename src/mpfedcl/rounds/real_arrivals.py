@@ -174,8 +174,8 @@ class RealArrivals(ArrivalLoop):
         if answered and 2 * len(answered) >= len(under_way):
             self._note(tick=max(_SHORTEST_TICK, max(answered)))
             self._next_tick = self._now()
-        elif len(self._back) == len(under_way):
-            # All were given up.
+        elif under_way and len(self._back) == len(under_way):
+            # Most were given up.
             self._take(list(self._back))
 
     def _take_tiers(self) -> None:
