@@ -79,8 +79,8 @@ class ArrivalEngine(NetworkEngine):
             node = self._connected[name]
             messages[node] = self._compose("round", broadcast, [name], reads=reads)[name]
             asked[node] = name, broadcast
-        end = time.monotonic() + seconds
         sent = self._transport.send("round", messages, seconds, seconds=_SEND_SECONDS)
+        end = time.monotonic() + seconds
         for node, request_id in sent.items():
             name, broadcast = asked[node]
             self._open[request_id] = _Open(name, node, broadcast, end, self._limit_answer(name))
