@@ -61,6 +61,9 @@ class ArrivalLoop(RoundLoop, ABC):
     def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
         """Return when a client is sent a model of this size, when it is due, whether it is lost."""
 
+    def _end_record(self) -> None:  # noqa: B027  -- on a virtual clock nothing is left to do
+        """Do what is left when a record's answers have come."""
+
     @abstractmethod
     def _show_clock(self) -> dict[str, Any]:
         """Return what the record says of the time and of what has come."""
@@ -120,6 +123,7 @@ class ArrivalLoop(RoundLoop, ABC):
                 break
         counted, remarks = self._counted, self._rule.remarks(self.broadcast())
         self.state = replace(self.state, round=number)
+        self._end_record()
         read = self._choose_to_evaluate(number, counted.accepted) if evaluate else []
         readings = self._evaluate(read, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}

@@ -57,11 +57,13 @@ class RealArrivals(ArrivalLoop):
     def _find_missing(self) -> Collection[str]:
         return {*self._counted.lost, *self._absent}
 
-    def _show_clock(self) -> dict[str, Any]:
-        self._note(elapsed_seconds=self._now())
+    def _end_record(self) -> None:
+        self._note(elapsed_seconds=round(self._now(), 3))
         self.engine.keep_accepted(self._counted.accepted, self.broadcast)
+
+    def _show_clock(self) -> dict[str, Any]:
         return {
-            "elapsed_seconds": round(self._now(), 3),
+            "elapsed_seconds": self._arrivals.counts.elapsed_seconds,
             "arrivals": self._counted.describe(self._arrivals),
         }
 

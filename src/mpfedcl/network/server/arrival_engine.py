@@ -120,6 +120,7 @@ class ArrivalEngine(NetworkEngine):
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Close a record: what was read in its time is told with the one before."""
+        self._round = following().round - 1
         self.previous_readings = gather_readings({n: each for n, (_, each) in self._read.items()})
         versions = [version for version, _ in self._read.values()]
         self.read_versions = (min(versions), max(versions)) if versions else None
