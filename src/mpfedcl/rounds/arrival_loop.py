@@ -61,7 +61,7 @@ class ArrivalLoop(RoundLoop, ABC):
     def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
         """Return when a client is sent a model of this size, when it is due, whether it is lost."""
 
-    def _end_record(self) -> None:  # noqa: B027  -- on a virtual clock nothing is left to do
+    def _end_record(self) -> None:
         """Do what is left when a record's answers have come."""
 
     @abstractmethod

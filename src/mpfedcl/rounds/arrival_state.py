@@ -1,6 +1,6 @@
 """Who is under way in an asynchronous run, with what, and when they will be back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
@@ -69,7 +69,7 @@ class ArrivalState:
     models: Mapping[int, SentModel] = field(default_factory=dict)
     """By version; only of versions that somebody is under way with."""
 
-    def without(self, returned: list[Dispatch]) -> Self:
+    def without(self, returned: Sequence[Dispatch]) -> Self:
         """Return the state once some are no longer under way."""
         back = {each.client for each in returned}
         left = [each for each in self.counts.under_way if each.client not in back]

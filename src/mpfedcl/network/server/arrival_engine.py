@@ -21,10 +21,8 @@ from mpfedcl.network.transport import AnswerLimit, Reply
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.tensors import Tensors
 
-_SEND_SECONDS = 60.0
-"""That handing messages to the server beside this process may take."""
 _RECEIVE_SECONDS = 30.0
-"""That fetching an answer from there may take before others are looked at."""
+"""That fetching an answer may take before others are looked at."""
 _DELAY = "delay/"
 
 
@@ -79,7 +77,7 @@ class ArrivalEngine(NetworkEngine):
             node = self._connected[name]
             messages[node] = self._compose("round", broadcast, [name], reads=reads)[name]
             asked[node] = name, broadcast
-        sent = self._transport.send("round", messages, seconds, seconds=_SEND_SECONDS)
+        sent = self._transport.send("round", messages, seconds, seconds=seconds)
         end = time.monotonic() + seconds
         for node, request_id in sent.items():
             name, broadcast = asked[node]
