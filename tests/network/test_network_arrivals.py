@@ -10,6 +10,7 @@ from federations import (
     assert_like_simulation,
     assert_same_run,
     float64_experiment,
+    folder_experiment,
     is_training,
     rewrite,
     stop_after,
@@ -20,6 +21,7 @@ from paced_grid import PacedGrid
 from safetensors.torch import load_file
 
 from mpfedcl import run
+from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.records import from_records
 from small_experiments import Json, VirtualTime, read_records
@@ -300,3 +302,13 @@ def test_what_a_message_says(images: Path, tmp_path: Path) -> None:
         names = {each.name for each in federation.state_folder(share).glob("*/round-*")}
         numbers = [each["dispatch"] for each in asked[f"client-{share}"]]
         assert f"round-{numbers[-1]:06d}-after-{numbers[-2]:06d}.safetensors" in names
+
+
+def test_public_images_must_be_like_the_clients(images: Path, tmp_path: Path) -> None:
+    """The server's are digits of 28 x 28, the clients have stripes of their own."""
+    named = {"dataset__name": "mnist-sample", "dataset__classes": tuple("0123456789")}
+    experiment = folder_experiment("sageflow", clients=1, **named)
+    federation = LoopbackFederation(experiment, tmp_path, count=0)
+    federation.bring(1, "north", images)
+    with pytest.raises(InvalidInput, match=r"^dataset.name is 'mnist-sample', whose images the s"):
+        federation.serve()
