@@ -17,9 +17,9 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp, Model
-from mpfedcl.rounds.arrival_loop import make_loop
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import WrappedEngine
+from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import Observer

@@ -64,10 +64,11 @@ class LoopbackFederation:
         tamper: Tamper = lambda _client, _request, reply: reply,
         *,
         count: int | None = None,
+        grid: LoopbackGrid | None = None,
         **config: Any,
     ) -> None:
         self.experiment, self.folder, self.path = experiment, folder, folder / "run"
-        self.grid = LoopbackGrid(tamper)
+        self.grid = grid or LoopbackGrid(tamper)
         self._config = {"data": str(experiment.dataset.root), **config}
         for share in range(experiment.clients or 0 if count is None else count):
             self.join(share)

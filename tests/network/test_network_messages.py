@@ -52,6 +52,8 @@ UP: dict[str, dict[str, type]] = {
         "withheld": bool,
         "processed": list,
         "late": dict,
+        "version": int,
+        "dispatch": int,
     },
     "evaluate": {"late": dict},
 }
@@ -59,7 +61,7 @@ UP_ARRAYS: dict[str, dict[str, tuple[str, int]]] = {
     "query": {},
     "query.secure": {},
     "train": {
-        rf"averaged/(control\.)?{PARAMETER}": (FLOATS, 0),
+        rf"averaged/(control\.|change\.)?{PARAMETER}": (FLOATS, 0),
         "summed/(counts|sums|within|scatter|moment)": (FLOATS, 0),
         "prototypes/vectors": (FLOATS, 2),
         "prototypes/labels": (INTEGERS, 1),
@@ -90,8 +92,8 @@ STAGE = {
 DOWN = {
     "query": {"format": int, "experiment": str},
     "query.secure": STAGE,
-    "train": {**ASKED, "sealed": dict},
-    "evaluate": ASKED,
+    "train": {**ASKED, "sealed": dict, "version": int, "dispatch": int, "delay": float},
+    "evaluate": {**ASKED, "delay": float},
 }
 POOL: dict[str, tuple[str, int]] = {
     rf"(params|extra)/{PARAMETER}": (FLOATS, 0),
@@ -181,6 +183,19 @@ def test_nothing_is_in_a_message_that_is_not_on_the_list(
     # Round 1 has nothing before it to read.
     first = [from_records(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
     assert all("late" not in message.values for message in first)
+
+
+def test_messages_of_asynchronous_methods(images: Path, tmp_path: Path) -> None:
+    experiment = float64_experiment(images, "aso-fed", rounds=2, pace__most_per_minute=0.0)
+    federation = LoopbackFederation(experiment, tmp_path)
+    federation.serve()
+    for _, request in federation.grid.requests:
+        check(request, DOWN, DOWN_ARRAYS)
+    for _, reply in federation.grid.replies:
+        check(reply, UP, UP_ARRAYS)
+        message = from_records(reply.content)
+        if "late" in message.values:
+            check_reading(message.values["late"], 3, is_last=kind_of(reply) == "evaluate")
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fedlda"])

@@ -11,9 +11,9 @@ import torch
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import Arrival, Asynchronous, Server
-from mpfedcl.rounds.arrival_loop import ArrivalLoop
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
 from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, save_images, small
 
@@ -53,10 +53,10 @@ class InTicks(Listening):
 
 def listen(
     images: Path, kind: type[Listening] = Listening, rounds: int = 3, **changes: Any
-) -> tuple[ArrivalLoop, Listening, list[RoundRecord]]:
+) -> tuple[VirtualArrivals, Listening, list[RoundRecord]]:
     experiment = small(images, "fedasync", dtype="float64", clients=4, **changes)
     loop = build_federation(experiment, method_class=kind)
-    assert isinstance(loop, ArrivalLoop)
+    assert isinstance(loop, VirtualArrivals)
     assert isinstance(loop._rule, Listening)
     return loop, loop._rule, [loop.run_round(evaluate=False) for _ in range(rounds)]
 

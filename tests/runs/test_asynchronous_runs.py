@@ -113,7 +113,12 @@ def test_a_strangers_checkpoint_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": "fedasync"}, "method is 'fedasync', which is asynchronous; over a network"),
+        ({"method": "fedasync", "pace__kind": "lognormal"}, "pace.kind is 'lognormal'; over a"),
+        ({"method": "fedasync", "secure_sums": True}, "secure_sums is on; with fedasync, which is"),
+        ({"method": "fedasync", "privacy__epsilon": 2.0}, "privacy.epsilon is 2; with fedasync"),
+        ({"method": "fedat", "workers": 2}, "workers is 2; with fedat, which is asynchronous"),
+        ({"method": "sageflow", "guard__bounds": "on"}, "guard.bounds is 'on'; with sageflow"),
+        ({"method": "aso-fed", "aggregation__rule": "median"}, "aggregation.rule is 'median'; wi"),
         ({"method": "fedavg", "pace__kind": "tiers"}, "pace.kind is 'tiers'; over a network"),
         ({"method": "fedavg", "public__size": 5}, "public.size is 5; over a network"),
     ],
@@ -122,6 +127,16 @@ def test_over_a_network_it_is_refused(images: Path, changes: dict[str, Any], sen
     with pytest.raises(InvalidInput) as caught:
         check_experiment(small(images, **changes))
     assert str(caught.value).startswith(sentence)
+
+
+def test_over_a_network_time_is_real(images: Path) -> None:
+    """Written down, so that a resumed run is of the same kind."""
+    found = check_experiment(small(images, "fedasync"))
+    assert found.pace.kind == "none"
+    assert found.guard.bounds == "off"
+    assert check_experiment(found) == found
+    with pytest.raises(InvalidInput, match=r"^pace.kind is 'none'; with fedasync, which is async"):
+        run(found)
 
 
 def test_the_command_refuses_workers_in_one_sentence(images: Path, said: Say) -> None:

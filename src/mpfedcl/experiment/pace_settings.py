@@ -8,7 +8,8 @@ from mpfedcl.experiment.settings import Settings
 
 
 class PaceSettings(Settings):
-    """How fast clients are, on a virtual clock: the same on every machine. Only in simulations."""
+    """How fast clients are, on a virtual clock: the same on every machine. Only in simulations,
+    except for tick, concurrency and most_per_minute."""
 
     section: ClassVar[str] = "pace"
     kind: Literal["none", "lognormal", "tiers"] | None = None
@@ -40,6 +41,10 @@ class PaceSettings(Settings):
     concurrency: Annotated[int | None, Field(ge=1)] = None
     """Asynchronous methods: clients that train at the same time [default: as many as in a round,
     see fraction]."""
+    most_per_minute: Annotated[float, Field(ge=0, le=1e6)] = 20.0
+    """Asynchronous methods over a network: how often a client is sent the model in a minute at
+    most, lest a fast one, or one that does not train at all, take the model over; 0: as often as
+    it can."""
 
     @property
     def has_clock(self) -> bool:

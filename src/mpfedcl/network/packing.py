@@ -159,7 +159,7 @@ def pack_broadcast(broadcast: Broadcast) -> Message:
     """Return a broadcast as a message; the pool is one array of vectors with its indices."""
     pool = broadcast.pool
     return Message(
-        {"round": broadcast.round, "names": list(pool.names)},
+        {"round": broadcast.round, "names": list(pool.names), **name_dispatch(broadcast)},
         {
             **_to_arrays("params", broadcast.params),
             **_to_arrays("extra", broadcast.extra),
@@ -186,9 +186,21 @@ def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | N
         )
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise MessageError(f"the pool cannot be read ({error})") from None
+    numbers = ("version", "dispatch") if "dispatch" in message.values else ()
     return Broadcast(
-        message.value("round", int), message.tensors("params"), message.tensors("extra"), pool
+        message.value("round", int),
+        message.tensors("params"),
+        message.tensors("extra"),
+        pool,
+        **{name: message.value(name, int) for name in numbers},
     )
+
+
+def name_dispatch(broadcast: Broadcast) -> dict[str, int]:
+    """Return what an answer has to repeat, with asynchronous methods: which message it answers."""
+    if broadcast.dispatch is None or broadcast.version is None:
+        return {}
+    return {"version": broadcast.version, "dispatch": broadcast.dispatch}
 
 
 def pack_update(update: Update) -> Message:

@@ -167,7 +167,9 @@ def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> 
     )
     # The round in which all travels that ever does.
     is_all = method.shares_prototypes_in(1) == method.shares_prototypes
-    return Broadcast(1 if is_all else method.experiment.rounds, shared, server.extra, pool)
+    number = 1 if is_all else method.experiment.rounds
+    sent = Broadcast(number, shared, server.extra, pool)
+    return sent if method.timing == "rounds" else replace(sent, version=0, dispatch=number)
 
 
 def _fields(

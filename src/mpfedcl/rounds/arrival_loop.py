@@ -1,11 +1,14 @@
-"""The loop of asynchronous methods: clients are sent out and fold in as they come, by a clock."""
+"""The loop of asynchronous methods: clients are sent out and fold in as they come.
 
-from collections.abc import Sequence
+What is here holds on any clock; `virtual_arrivals` and `real_arrivals` say who comes when.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Arrival, Asynchronous
 from mpfedcl.rng import numpy_generator
@@ -19,14 +22,9 @@ from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.update_collector import UpdateCollector
 
-_ROUNDING = 1e-9
-"""Who is due at a tick has come by it, whatever sums of seconds round to."""
-_FINEST_TICK = 1e-3
-"""Of what a client takes: finer ticks would mostly be idle."""
 
-
-class ArrivalLoop(RoundLoop):
-    """A server that waits for nobody, on a virtual clock.
+class ArrivalLoop(RoundLoop, ABC):
+    """A server that waits for nobody.
 
     Its "rounds" are records: each is over once as many answers have come as a round has clients, so
     that so many rounds are the same work with every method.
@@ -34,46 +32,72 @@ class ArrivalLoop(RoundLoop):
 
     def __init__(self, assembly: Assembly, engine: Engine, pace: Pace | None = None) -> None:
         super().__init__(assembly, engine, pace)
-        assert pace is not None
         assert isinstance(assembly.method, Asynchronous)
         self._rule = assembly.method
-        self._speeds = pace
-        settings, names = self._experiment.pace, sorted(engine.sizes)
-        self._per_record = len(self._choose(1, ()))
-        self._concurrency = min(len(names), settings.concurrency or self._per_record)
         template = [*self._guard.template.values(), *self._guard.sums.values()]
         self._bytes_up = sum(each.numel() * each.element_size() for each in template)
-        self._tiers = [names]
-        if self._rule.timing == "tiers":
-            self._tiers = pace.in_tiers(names, self._rule.num_tiers, self._bytes_up)
-        typical = pace.typical(self.broadcast().num_bytes, self._bytes_up)
-        self._tick = settings.tick or typical
-        if self._tick < _FINEST_TICK * typical:
-            raise InvalidInput(
-                f"pace.tick is {self._tick:g}; it must be at least {_FINEST_TICK * typical:.3g}, a "
-                "thousandth of what clients usually need."
-            )
+        self._tiers = [sorted(engine.sizes)]
+        """The clients; where there are tiers, the fastest first."""
         self.state = replace(self.state, arrivals=ArrivalState())
         self._counted = CountedArrivals()
+
+    @abstractmethod
+    def _begin_record(self) -> None:
+        """Get ready for a record; the first one may be after a checkpoint."""
+
+    @abstractmethod
+    def _is_over(self, number: int) -> bool:
+        """Tell whether enough has come for a record."""
+
+    @abstractmethod
+    def _send_out(self) -> None:
+        """Send the present model to clients that are idle, as many as have a place."""
+
+    @abstractmethod
+    def _take_next(self) -> None:
+        """Wait for the next moment at which the server does something, and do it."""
+
+    @abstractmethod
+    def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
+        """Return when a client is sent a model of this size, when it is due, whether it is lost."""
+
+    def _end_record(self) -> None:
+        """Do what is left when a record's answers have come."""
+
+    @abstractmethod
+    def _show_clock(self) -> dict[str, Any]:
+        """Return what the record says of the time and of what has come."""
+
+    def _find_missing(self) -> Collection[str]:
+        """Return the clients of whom nothing has come, though it should have."""
+        return self._counted.lost
 
     @property
     def _arrivals(self) -> ArrivalState:
         assert self.state.arrivals is not None
         return self.state.arrivals
 
+    @property
+    def _per_record(self) -> int:
+        """As many clients as a round has."""
+        return min(len(self.engine.sizes), self._share_of(len(self.engine.sizes)))
+
+    @property
+    def _concurrency(self) -> int:
+        """Clients that are under way at the same time, at most."""
+        asked = self._experiment.pace.concurrency or self._per_record
+        return min(len(self.engine.sizes), asked)
+
     def accepts(self, state: RoundState) -> bool:
-        """Tell whether those who are under way are clients of this run, with models that fit."""
+        """Tell whether those who are under way are different clients, with models that fit."""
         if state.arrivals is None:
             return False
         counts, wanted = state.arrivals.counts, self.shared_parameters
         names = [each.client for each in counts.under_way]
         return (
             len(set(names)) == len(names)
-            and set(names) <= set(self.engine.sizes)
             and all(
-                each.version <= counts.version
-                and each.round <= state.round
-                and each.tier < len(self._tiers)
+                each.version <= counts.version and each.round <= state.round
                 for each in counts.under_way
             )
             and all(
@@ -90,20 +114,21 @@ class ArrivalLoop(RoundLoop):
         number = self.state.round + 1
         self._counted = CountedArrivals()
         self.engine.begin_record(keep_models=evaluate or keep_models)
-        # After a checkpoint the engine must hear again of those who have not trained yet.
-        self._tell_engine(self._arrivals.counts.under_way)
+        self._begin_record()
         while True:
             with self._clock.phase("broadcast"):
                 self._send_out()
             self._take_next()
-            if self._arrivals.counts.answers >= number * self._per_record:
+            if self._is_over(number):
                 break
         counted, remarks = self._counted, self._rule.remarks(self.broadcast())
         self.state = replace(self.state, round=number)
+        self._end_record()
         read = self._choose_to_evaluate(number, counted.accepted) if evaluate else []
         readings = self._evaluate(read, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
         main = self._rule.reading_on("own")
+        heard = {*counted.accepted, *counted.rejected}
         return RoundRecord(
             round=number,
             loss=counted.mean_loss(),
@@ -114,7 +139,7 @@ class ArrivalLoop(RoundLoop):
             bytes={"up": counted.bytes_up, "down": counted.bytes_down},
             clients=Attendance(
                 answered=counted.accepted,
-                missing=sorted(counted.lost - {*counted.accepted, *counted.rejected}),
+                missing=sorted(set(self._find_missing()) - heard),
                 rejected=counted.rejected,
             ),
             sent=counted.largest,
@@ -123,28 +148,10 @@ class ArrivalLoop(RoundLoop):
             processed={mark: sorted(who) for mark, who in sorted(counted.processed.items())},
             remarks={**remarks, **self.engine.remarks()},
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
-            virtual_seconds=self.state.virtual_seconds,
-            arrivals=counted.describe(self._arrivals),
+            **self._show_clock(),
         )
 
     # Sending out
-
-    def _send_out(self) -> None:
-        """Send the present model to clients that are idle, as many as have a place."""
-        if self._rule.timing == "tiers":
-            busy = {each.tier for each in self._arrivals.counts.under_way}
-            chosen = [
-                (name, tier)
-                for tier, names in enumerate(self._tiers)
-                if tier not in busy
-                for name in self._draw(names, self._share_of(len(names)), tier)
-            ]
-        else:
-            away = {each.client for each in self._arrivals.counts.under_way}
-            idle = [name for name in self._tiers[0] if name not in away]
-            chosen = [(name, 0) for name in self._draw(idle, self._concurrency - len(away))]
-        if chosen:
-            self._dispatch(chosen)
 
     def _share_of(self, size: int) -> int:
         return max(self._experiment.min_clients, round(self._experiment.fraction * size))
@@ -159,7 +166,8 @@ class ArrivalLoop(RoundLoop):
         return sorted(str(name) for name in draw.choice(names, count, replace=False))
 
     def _dispatch(self, chosen: Sequence[tuple[str, int]]) -> None:
-        arrivals, now = self._arrivals, self.state.virtual_seconds
+        """Send the present model to clients, each of a tier."""
+        arrivals = self._arrivals
         counts, broadcast = arrivals.counts, self.broadcast()
         number = counts.sendings + 1
         sent = [
@@ -168,31 +176,19 @@ class ArrivalLoop(RoundLoop):
                 number=number,
                 version=counts.version,
                 round=broadcast.round,
-                sent=now,
-                due=now + self._seconds(name, number, broadcast.num_bytes),
                 tier=tier,
-                is_lost=self._speeds.loses(name, number),
+                **self._plan(name, number, broadcast.num_bytes),
             )
             for name, tier in chosen
         ]
-        if self._rule.timing == "tiers":
-            # A tier's round is over when the last of its clients is back.
-            last = {tier: max(e.due for e in sent if e.tier == tier) for _, tier in chosen}
-            sent = [each.model_copy(update={"due": last[each.tier]}) for each in sent]
         self._counted.bytes_down += broadcast.num_bytes * len(sent)
-        under_way = [*counts.under_way, *sent]
         model = SentModel(broadcast.params, broadcast.extra)
         moved = ArrivalState(
-            counts.model_copy(update={"sendings": number, "under_way": under_way}),
+            counts.model_copy(update={"sendings": number, "under_way": [*counts.under_way, *sent]}),
             {**arrivals.models, counts.version: model},
         )
         self.state = replace(self.state, arrivals=moved)
         self._tell_engine(sent)
-
-    def _seconds(self, client: str, number: int, bytes_down: int) -> float:
-        if self._speeds.loses(client, number):
-            return self._speeds.gives_up_after(client, bytes_down, self._bytes_up)
-        return self._speeds.seconds(client, number, bytes_down, self._bytes_up)
 
     def _tell_engine(self, dispatches: Sequence[Dispatch]) -> None:
         self.engine.dispatch(
@@ -213,21 +209,12 @@ class ArrivalLoop(RoundLoop):
 
     # Taking in
 
-    def _take_next(self) -> None:
-        """Move the clock on to the next moment at which the server does something."""
+    def _take_in(self, due: Sequence[Dispatch]) -> None:
+        """Fold what has come by now, the oldest versions first; at an idle tick it is nothing."""
         counts = self._arrivals.counts
-        if self._rule.timing == "ticks":
-            now = (counts.ticks + 1) * self._tick
-            due = [each for each in counts.under_way if each.due <= now * (1 + _ROUNDING)]
-        else:
-            first = min(counts.under_way, key=lambda each: (each.due, each.client))
-            now, due = first.due, [first]
-            if self._rule.timing == "tiers":
-                due = [each for each in counts.under_way if each.tier == first.tier]
-        answered = sum(not each.is_lost for each in due)
         update: dict[str, Any] = {
             "ticks": counts.ticks + 1,
-            "answers": counts.answers + answered,
+            "answers": counts.answers + sum(not each.is_lost for each in due),
         }
         folded = [
             arrival
@@ -244,7 +231,7 @@ class ArrivalLoop(RoundLoop):
         update["version"] = counts.version + bool(folded)
         left = self._arrivals.without(due)
         moved = replace(left, counts=left.counts.model_copy(update=update))
-        self.state = replace(self.state, server=server, virtual_seconds=now, arrivals=moved)
+        self.state = replace(self.state, server=server, arrivals=moved)
 
     def _collect(self, due: Sequence[Dispatch], staleness: int) -> Arrival | None:
         """Judge what clients have sent who had set out with one version, and average it."""
@@ -280,9 +267,3 @@ class ArrivalLoop(RoundLoop):
             back[0].tier,
             len(self._tiers),
         )
-
-
-def make_loop(assembly: Assembly, engine: Engine, pace: Pace | None = None) -> RoundLoop:
-    """Return the loop that an experiment's method is run by."""
-    kind = RoundLoop if assembly.method.timing == "rounds" else ArrivalLoop
-    return kind(assembly, engine, pace)

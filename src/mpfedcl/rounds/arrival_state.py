@@ -1,6 +1,6 @@
 """Who is under way in an asynchronous run, with what, and when they will be back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
@@ -26,7 +26,7 @@ class Dispatch(FileContent):
     """The record that was under way: learning rates go by it."""
     sent: _Seconds
     due: _Seconds
-    """When its answer arrives, or is given up."""
+    """When its answer arrives, or is given up at the latest."""
     tier: _Count = 0
     is_lost: bool = False
 
@@ -44,6 +44,12 @@ class ArrivalCounts(FileContent):
     sendings: _Count = 0
     answers: _Count = 0
     ticks: _Count = 0
+    elapsed_seconds: _Seconds = 0.0
+    """Over a network: real ones, without those in which the server was not running."""
+    tick: _Seconds | None = None
+    """Over a network, where no setting says it: seconds from one tick to the next, as measured."""
+    tiers: list[list[str]] = Field(default_factory=list)
+    """Over a network: the clients by their measured speed, the fastest tier first."""
     under_way: list[Dispatch] = Field(default_factory=list)
 
 
@@ -63,7 +69,7 @@ class ArrivalState:
     models: Mapping[int, SentModel] = field(default_factory=dict)
     """By version; only of versions that somebody is under way with."""
 
-    def without(self, returned: list[Dispatch]) -> Self:
+    def without(self, returned: Sequence[Dispatch]) -> Self:
         """Return the state once some are no longer under way."""
         back = {each.client for each in returned}
         left = [each for each in self.counts.under_way if each.client not in back]

@@ -74,6 +74,13 @@ class Engine(ABC):
         """Send clients out, each with its own broadcast; those under way already stay so."""
         raise InvalidInput(_NO_DISPATCHES)
 
+    def arrivals(self, seconds: float) -> Mapping[str, bool]:
+        """Wait at most so long for clients elsewhere; return who is back, and if empty-handed.
+
+        Of those who are not `answer` may be asked. The others are no longer under way.
+        """
+        raise InvalidInput(_NO_DISPATCHES)
+
     def answer(self, client: str) -> Update | Failure:
         """Return what a client under way sends."""
         raise InvalidInput(_NO_DISPATCHES)

@@ -93,11 +93,9 @@ class Pace:
 
         Tiers are equally large, up to one client; ties go by name.
         """
-        number = min(number, len(names))
         # What is sent down is as much as comes up.
         ordered = sorted(names, key=lambda name: (self.expected(name, bytes_up, bytes_up), name))
-        ends = [len(names) * place // number for place in range(number + 1)]
-        return [sorted(ordered[a:b]) for a, b in pairwise(ends)]
+        return sort_into_tiers(ordered, number)
 
     def _without_delay(self, client: str, jitter: float, bytes_down: int, bytes_up: int) -> float:
         settings, slow = self._settings, self._slowness[client]
@@ -136,3 +134,10 @@ class Pace:
             # The same speeds in all; those that are slowest altogether go to whoever is last.
             drawn = drawn[numpy.argsort(drawn.sum(axis=1), kind="stable")]
         return dict(zip(order, numpy.exp(spread * drawn).tolist(), strict=True))
+
+
+def sort_into_tiers(ordered: Sequence[str], number: int) -> list[list[str]]:
+    """Cut clients that are ordered by speed into so many tiers, or as many as there are clients."""
+    number = min(number, len(ordered))
+    ends = [len(ordered) * place // number for place in range(number + 1)]
+    return [sorted(ordered[a:b]) for a, b in pairwise(ends)]

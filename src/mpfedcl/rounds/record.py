@@ -66,12 +66,15 @@ class RoundRecord(FileContent):
     """What was measured beside, where the experiment asks for it."""
     virtual_seconds: _Seconds | None = None
     """What the virtual clock shows at the end, where there is one."""
+    elapsed_seconds: _Seconds | None = None
+    """Asynchronous methods over a network: real seconds that the run has taken so far."""
     arrivals: ArrivalRecord | None = None
     """Asynchronous methods: a record is of as many answers as a round has clients."""
 
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
-        measured = ("calibration_error", "diagnostics", "privacy", "virtual_seconds", "arrivals")
+        clocks = ("virtual_seconds", "elapsed_seconds")
+        measured = ("calibration_error", "diagnostics", "privacy", "arrivals", *clocks)
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

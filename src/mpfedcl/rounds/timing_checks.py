@@ -64,27 +64,27 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"diagnostics is {', '.join(experiment.diagnostics)}; {told} left out: the bounds are "
             "about rounds."
         )
-    if not experiment.pace.has_clock:
+
+
+def check_clock(method: type[Method], experiment: Experiment) -> None:
+    """Refuse to simulate a method without rounds where there is no clock."""
+    if method.timing != "rounds" and not experiment.pace.has_clock:
         raise InvalidInput(
-            f"pace.kind is {experiment.pace.kind or 'none'!r}; {told} lognormal or tiers. Clients "
-            "are equally fast with lognormal and pace.spread 0."
+            f"pace.kind is {experiment.pace.kind or 'none'!r}; with {experiment.method}, which is "
+            "asynchronous, it must be lognormal or tiers. Clients are equally fast with lognormal "
+            "and pace.spread 0."
         )
 
 
 def refuse_over_network(method: type[Method], experiment: Experiment) -> None:
-    """Refuse what only a simulation has: its clock, and asynchronous methods."""
-    if method.timing != "rounds":
-        raise InvalidInput(
-            f"method is {experiment.method!r}, which is asynchronous; over a network it must be "
-            "one with rounds. Simulate it with mpfedcl run."
-        )
+    """Refuse what only a simulation has: its clock, and images that no client holds."""
     if experiment.pace.has_clock:
         raise InvalidInput(
             f"pace.kind is {experiment.pace.kind!r}; over a network it must be none or left out: "
             "time is real there."
         )
-    if experiment.public.size:
+    if experiment.public.size and "public__size" not in method.defaults:
         raise InvalidInput(
             f"public.size is {experiment.public.size}; over a network it must be 0 or left out: "
-            "the server has no images there."
+            f"with {experiment.method} the server has no images there."
         )

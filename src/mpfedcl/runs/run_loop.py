@@ -9,10 +9,10 @@ from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.arrival_loop import make_loop
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.checkpoint import (

@@ -31,7 +31,7 @@ from mpfedcl.rounds.secure_checks import (
     check_secure_sums,
     describe_secure_sums,
 )
-from mpfedcl.rounds.timing_checks import check_timing
+from mpfedcl.rounds.timing_checks import check_clock, check_timing
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
@@ -50,6 +50,7 @@ def run_simulation(
     method = find_method(experiment.method)
     experiment = experiment.resolved(method.defaults)
     check_timing(method, experiment)
+    check_clock(method, experiment)
     check_secure_sums(experiment)
     if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         observer.on_warning(
@@ -73,7 +74,8 @@ def resume_simulation(
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
         changed = directory.read_experiment().replace(**changes)
-        check_timing(find_method(changed.method), changed)
+        for check in (check_timing, check_clock):
+            check(find_method(changed.method), changed)
         changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
         with _lead_processes(changed) as (experiment, group):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods
-from mpfedcl.rounds.timing_checks import check_timing
+from mpfedcl.rounds.timing_checks import check_clock, check_timing
 
 ALL = "all"
 """In the place of a method's name: every built-in method."""
@@ -27,6 +27,7 @@ def choose_methods(base: Experiment, named: Sequence[str]) -> tuple[list[str], d
         try:
             experiment = base.replace(method=name).resolved(method.defaults)
             check_timing(method, experiment)
+            check_clock(method, experiment)
             method(experiment, _ANY_CLASSES)
         except InvalidInput as refusal:
             left_out[name] = str(refusal)

@@ -27,6 +27,7 @@ from mpfedcl.network.message import FORMAT, Kind, Message
 from mpfedcl.network.packing import (
     Introduction,
     check_name,
+    name_dispatch,
     pack_update,
     unpack_broadcast,
 )
@@ -161,9 +162,12 @@ class NetworkClient:
         store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
         state = store.load(after, device)
+        is_asynchronous = assembly.method.timing != "rounds"
+        if "delay" in message.values:
+            state = trainer.note_delay(state, message.value("delay", float))
         late: dict[str, Any] = {}
         if message.value("read", bool):
-            has_own = after == broadcast.round - 1
+            has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
             confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
             readings = trainer.evaluate(broadcast, own, confuses)
@@ -180,7 +184,7 @@ class NetworkClient:
             update = self._release(update, experiment, store, broadcast.round)
         elif self._settings.min_cluster_size > 1:
             update = replace(update, num_samples=sum(self._told_counts(data)))
-        store.save(broadcast.round, kept, after=after)
+        store.save(broadcast.dispatch or broadcast.round, kept, after=after)
         if experiment.secure_sums:
             encode = partial(SumLayout(assembly).encode, update)
             if experiment.privacy.has_budget:
@@ -188,7 +192,7 @@ class NetworkClient:
             answer = self._sums(experiment, message).mask(encode)
         else:
             answer = pack_update(pack_part_update(update, broadcast))
-        return Message({**answer.values, **late}, answer.arrays)
+        return Message({**answer.values, **late, **name_dispatch(broadcast)}, answer.arrays)
 
     def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
         if not experiment.secure_sums:

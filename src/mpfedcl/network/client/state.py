@@ -24,7 +24,8 @@ class ClientStateStore:
 
     The client does not know whether the server accepted an update; with the next request it is
     told which of its rounds was the last accepted, and continues from there. A file's name says
-    which round it began from: round-000007-after-000004.safetensors.
+    which round it began from: round-000007-after-000004.safetensors. Asynchronous methods have the
+    number of the sending in the round's place.
     """
 
     def __init__(self, folder: Path, run: str) -> None:

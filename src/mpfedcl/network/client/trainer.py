@@ -8,6 +8,7 @@ from torch import Tensor
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods import Asynchronous
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.budget_check import told_readings
@@ -87,6 +88,14 @@ class ClientTrainer:
 
         (predictions,) = evaluator.predict(apply, with_similarities=with_similarities)
         return predictions
+
+    def note_delay(self, state: Tensors, seconds: float) -> Tensors:
+        """Return a state once the client knows how long the answer that left it was under way."""
+        own = _group(state, "own")
+        if not own or not isinstance(self._method, Asynchronous):
+            return state
+        noted = self._method.note_delay(own, seconds)
+        return {**state, **{f"own/{name}": value for name, value in noted.items()}}
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the state to keep in case the server accepts it."""

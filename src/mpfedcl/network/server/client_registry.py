@@ -89,13 +89,14 @@ class ClientRegistry:
             patience = self._experiment.network.patience
             raise RunCutShort(f"{self._only} was not there after {patience:g} s.{reasons}")
 
-    def find_connected(self) -> dict[str, int]:
+    def find_connected(self, *, is_new_round: bool = True) -> dict[str, int]:
         """Return the node of each connected client; ask nodes that are new who they are.
 
-        If they are too few, wait as long as `network.patience` allows; then the run is cut short.
+        In a new round ask refused ones again. If there are too few, wait as long as
+        `network.patience` allows; then the run is cut short.
         """
-        # Once per round.
-        self._ask_refused_again()
+        if is_new_round:
+            self._ask_refused_again()
         here = self._poll()
         needed = min(self._experiment.min_clients, len(self.members))
         if len(here) < needed:

@@ -35,6 +35,9 @@ _SUMS = "sums/"
 class NetworkEngine(Engine):
     """Trains clients by messages; each keeps its data and its state on its own machine."""
 
+    _is_new_round = True
+    """Whether who is connected is asked for the first time in a round."""
+
     def __init__(
         self,
         assembly: Assembly,
@@ -45,6 +48,8 @@ class NetworkEngine(Engine):
     ) -> None:
         self.previous_readings: RoundReadings | None = None
         """What the accepted clients read of the round before."""
+        self.read_versions: tuple[int, int] | None = None
+        """Asynchronous methods: the first and the last version that they have read."""
         self._assembly = assembly
         self._experiment = experiment = assembly.experiment
         self._num_classes = assembly.method.num_classes
@@ -85,7 +90,8 @@ class NetworkEngine(Engine):
 
     def absent_clients(self) -> Collection[str]:
         """Find who is connected; a client that has introduced itself since now takes part."""
-        before, self._connected = self._connected, self._registry.find_connected()
+        here = self._registry.find_connected(is_new_round=self._is_new_round)
+        before, self._connected = self._connected, here
         came_back = self._connected.keys() - before.keys() if before else set()
         self._silent.note_answers(came_back | self._registry.introduced)
         self._registry.introduced.clear()
@@ -255,7 +261,7 @@ class NetworkEngine(Engine):
                 if reply.failure == "gone":
                     self._missing[name] = reply.reason
                     continue
-                content = _read_reply(name, reply, read)
+                content = read_reply(name, reply, read)
                 answered += not isinstance(content, Failure)
                 yield content
         if answered >= enough:
@@ -325,9 +331,10 @@ def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
     return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
-def _read_reply(
+def read_reply(
     name: str, reply: Reply, read: Callable[[str, Message], _Content]
 ) -> _Content | Failure:
+    """Return what a client has sent, or why it cannot be read."""
     if reply.message is None:
         return Failure(name, reply.reason)
     try:

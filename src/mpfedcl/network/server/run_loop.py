@@ -66,6 +66,8 @@ class NetworkRunLoop(RunLoop):
     ) -> dict[str, Any]:
         """Complete the record of a round by what clients read of it, and write it down."""
         if readings is not None:
+            if versions := self._network.read_versions:
+                record["remarks"]["read_versions"] = list(versions)
             record["accuracy"] = readings.table()
             record["accuracy_per_client"] = readings.per_client(self._method.reading_on("own"))
         directory.append_record(record)

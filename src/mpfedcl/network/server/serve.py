@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from mpfedcl.data.loading import find_experiment_encoder
+from mpfedcl.data.loading import find_experiment_encoder, load_data_and_model
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.errors import InvalidInput, RunCutShort
@@ -16,16 +17,18 @@ from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.network.packing import Form
+from mpfedcl.network.server.arrival_engine import ArrivalEngine
 from mpfedcl.network.server.class_agreement import agree_on_classes
 from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine
+from mpfedcl.network.server.mailbox import Mailbox
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
-from mpfedcl.rounds.timing_checks import refuse_over_network
+from mpfedcl.rounds.timing_checks import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
@@ -49,6 +52,7 @@ def serve(
     experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
     attach = companions.attach(experiment)
+    transport = _open_mailbox(transport, experiment)
     registry = ClientRegistry(experiment, transport, run_status)
     experiment = _wait_for_clients(registry, experiment)
     path = out if out is not None else unused_folder(Path("runs") / f"{experiment.method}-network")
@@ -79,6 +83,7 @@ def resume_serving(
             )
         attach = companions.attach(experiment)
         form = Form.from_json(known) if known else None
+        transport = _open_mailbox(transport, experiment)
         registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
         experiment = _wait_for_clients(registry, experiment)
         attached = attach(path, observer or Observer())
@@ -92,8 +97,13 @@ def check_experiment(experiment: Experiment) -> Experiment:
     """
     encoder = experiment.encoder.name
     method = find_method(experiment.method)
+    is_asynchronous = method.timing != "rounds"
+    if is_asynchronous and experiment.pace.kind is None:
+        # Its clock is the one on the wall.
+        experiment = experiment.replace(pace__kind="none")
     experiment = experiment.resolved(method.defaults)
     refuse_over_network(method, experiment)
+    check_timing(method, experiment)
     check_secure_sums(experiment)
     if experiment.secure_sums:
         # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.
@@ -114,9 +124,10 @@ def check_experiment(experiment: Experiment) -> Experiment:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
     if experiment.guard.bounds == "auto":
         # Written down, so that a simulation of the same experiment comes to the same. Where single
-        # clients are not seen they cannot be compared.
+        # clients are not seen, or come one by one, they cannot be compared.
         is_hidden = experiment.secure_sums or experiment.privacy.has_budget
-        experiment = experiment.replace(guard__bounds="off" if is_hidden else "on")
+        bounds = "off" if is_hidden or is_asynchronous else "on"
+        experiment = experiment.replace(guard__bounds=bounds)
     # Clients with vectors need no encoder, so a default one is chosen once they have come.
     return experiment.replace(encoder__name=encoder)
 
@@ -165,14 +176,40 @@ def _run(
         num_classes=len(classes),
         input_size=registry.form.input_size,
         device=device,
+        public=_load_public(experiment, registry.form, device),
     )
-    engine = NetworkEngine(assembly, transport, registry, known["run"], status)
+    kind = NetworkEngine if assembly.method.timing == "rounds" else ArrivalEngine
+    engine = kind(assembly, transport, registry, known["run"], status)
     run_loop = NetworkRunLoop(assembly, engine, classes)
     monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
     try:
         return run_loop.run(directory, monitor.observer)
     except RunCutShort as error:
         raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
+
+
+def _open_mailbox(transport: Transport, experiment: Experiment) -> Transport:
+    """Return a transport by which answers and introductions may be waited for at a time."""
+    in_rounds = find_method(experiment.method).timing == "rounds"
+    return transport if in_rounds else Mailbox(transport)
+
+
+def _load_public(
+    experiment: Experiment, form: Form, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Return the images that the server has: some of the data set's, where it is on this machine.
+
+    Clients that hold shares of that set leave out the same ones.
+    """
+    if not experiment.public.size:
+        return None
+    data, _ = load_data_and_model(experiment, device)
+    if data.input_size != form.input_size or data.class_names != experiment.dataset.classes:
+        raise InvalidInput(
+            f"dataset.name is {experiment.dataset.name!r}, whose images the server judges models "
+            "on; they must be of the size and the classes of the clients' own."
+        )
+    return data.public
 
 
 def make_network_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
