@@ -17,7 +17,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
-from mpfedcl.rounds.arrival_loop import make_loop
+from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop

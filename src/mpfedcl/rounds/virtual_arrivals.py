@@ -31,7 +31,7 @@ class VirtualArrivals(ArrivalLoop):
         if self._tick < _FINEST_TICK * typical:
             raise InvalidInput(
                 f"pace.tick is {self._tick:g}; it must be at least {_FINEST_TICK * typical:.3g}, a "
-                "thousandth of what clients mostly need."
+                "thousandth of what clients usually need."
             )
 
     def accepts(self, state: RoundState) -> bool:
