@@ -14,7 +14,6 @@ from mpfedcl.data.inputs import (
     make_plain_inputs,
     pixel_constants,
 )
-from mpfedcl.data.reader import find_data_folder
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder, find_encoder
@@ -23,6 +22,7 @@ from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.models import Model
 

@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean_setting
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
     find_section,
@@ -156,7 +157,11 @@ class Experiment(Settings):
                 sections[name] = read_section(name, kind, values.pop(name, {}))
             elif is_declared(method) or not isinstance(values[name], dict):
                 allowed = ", ".join([*fields, *expected])
-                raise InvalidInput(f"{name} is not a setting; an experiment has {allowed}.")
+                known = [each for each, _ in Experiment().flattened()]
+                raise InvalidInput(
+                    f"{name} is not a setting; an experiment has {allowed}"
+                    f"{did_you_mean_setting(name, known)}."
+                )
             else:
                 sections[name] = values.pop(name)
         super().__init__(**values, **sections)

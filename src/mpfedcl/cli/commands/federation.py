@@ -54,7 +54,10 @@ def federation_server_command(arguments: FederationServer) -> int:
     host = local_address(arguments.bind)
     _check_server(arguments, folder)
     if is_port_in_use(host, folder.port):
-        raise InvalidInput(f"port is {folder.port}; it is already in use: end that server first.")
+        raise InvalidInput(
+            f"port is {folder.port}, which is already in use: end what listens there, or make a "
+            "federation with another port: mpfedcl federation init NEW_FOLDER --port N."
+        )
     write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
     # No run outlives the server that it ran on.
     folder.status.unlink(missing_ok=True)
