@@ -47,7 +47,7 @@ def compare_command(arguments: Compare) -> int:
     console = stderr_console()
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}")
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
 
         def advance() -> None:

@@ -28,7 +28,7 @@ def run_command(arguments: Run) -> int:
         follow(inspect_where_asked)
         return 0
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         task = bar.add_task("starting", total=None, note="")
 
         def on_start(experiment: Experiment, rounds_done: int) -> None:
@@ -116,7 +116,7 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.number_formatting import describe_calibration
-    from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
+    from mpfedcl.report.tables import READING_TITLES, clients_table, percent, readings_table
 
     summary = result.summary
     assert summary is not None
@@ -125,10 +125,9 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
         readings_table(title, summary).show(console)
-    TextTable(
+    clients_table(
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
-        ["client", "accuracy %"],
-        [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()],
+        summary["accuracy_per_client"],
     ).show(console)
     console.print(f"mean over clients: {percent(summary['accuracy'])} %")
     if summary["accuracy_union"] is not None and experiment.partition.test != "shared":

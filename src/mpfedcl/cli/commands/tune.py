@@ -34,7 +34,7 @@ def tune_command(arguments: Tune) -> int:
     searches = _prepare(arguments, path)
     earlier = _read_earlier(path)
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         total = sum(search.most_rounds for search in searches)
         task = bar.add_task(f"{len(searches)} methods", total=total, note="")
 
