@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_LIKENESS = 0.7
+_LIKENESS = 0.66
 """From which share of common letters on two names are taken for the same one, mistyped."""
 _MOST_SHOWN = 3
 

@@ -193,7 +193,7 @@ def _data_section(subject: CardSubject) -> str:
         "## Data\n\n"
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
-        f"{held}\n\n"
+        f"{held}{_describe_pixels(experiment)}\n\n"
         f"Source and licence: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
         f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
@@ -211,6 +211,14 @@ def _describe_source(experiment: Experiment, nouns: str) -> str:
         return f"{nouns} of whoever made this run; their terms hold."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers hold; mpfedcl grants no rights to data."
+
+
+def _describe_pixels(experiment: Experiment) -> str:
+    """Say that one's own pictures were seen as pixels, where they were."""
+    size, encoder = experiment.dataset.image_size, experiment.encoder.name
+    if experiment.dataset.name != "folder" or not size or encoder not in ("none", "random-filters"):
+        return ""
+    return f" Seen as {size} x {size} pixels, without a trained encoder."
 
 
 def _list_classes(counts: list[int], classes: list[str]) -> str:

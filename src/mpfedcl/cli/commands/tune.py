@@ -11,7 +11,7 @@ from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_missing_encoder, describe_partition
 from mpfedcl.files import unused_folder
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
@@ -34,6 +34,8 @@ def tune_command(arguments: Tune) -> int:
     searches = _prepare(arguments, path)
     earlier = _read_earlier(path)
     console = stderr_console()
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
     with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         total = sum(search.most_rounds for search in searches)
         task = bar.add_task(f"{len(searches)} methods", total=total, note="")
