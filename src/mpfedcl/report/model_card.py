@@ -86,7 +86,7 @@ def _tensor_kind(file: str) -> str:
 
 
 def _front_matter(subject: CardSubject) -> str:
-    summary, experiment = subject.summary, subject.experiment
+    summary = subject.summary
     task = "image-classification" if subject.noun == "image" else "tabular-classification"
     lines = [
         "---",
@@ -95,7 +95,7 @@ def _front_matter(subject: CardSubject) -> str:
         "tags:",
         "- federated-learning",
         f"- {task}",
-        f"- {yaml_string(experiment.method)}",
+        f"- {yaml_string(subject.method)}",
         "datasets:",
         f"- {yaml_string(subject.data)}",
         "metrics:",
@@ -141,7 +141,7 @@ def _introduction(subject: CardSubject) -> str:
         f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'made'} by "
         f"federated learning with mpfedcl {escape_markdown(summary['versions']['mpfedcl'])}: "
         f"{what}. "
-        f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
+        f"Method: {escape_markdown(subject.method)}, {escape_markdown(subject.about)}. "
         f"{effort}, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"

@@ -14,7 +14,7 @@ from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.methods import find_method
+from mpfedcl.methods import find_method, name_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
@@ -34,7 +34,7 @@ def run_command(arguments: Run) -> int:
         def on_start(experiment: Experiment, rounds_done: int) -> None:
             bar.update(
                 task,
-                description=experiment.method,
+                description=_name(experiment),
                 total=experiment.rounds,
                 completed=rounds_done,
             )
@@ -82,7 +82,7 @@ def draw_figures(result: RunResult) -> list[Path]:
     content = RunDirectory(result.path).read_json("partition.json")
     assert content is not None
     data, split = describe_data(result.experiment, content)
-    name = f"{result.experiment.method} on {data}"
+    name = f"{_name(result.experiment)} on {data}"
     curves, partition = result.path / "accuracy.png", result.path / "partition.png"
     draw_run_curves(result.history, f"{name}, clients' own tests", curves)
     draw_partition(content, f"training images, {split}", partition)
@@ -106,6 +106,11 @@ def describe_round(record: Any) -> str:
     return accuracy + loss + rejected
 
 
+def _name(experiment: Experiment) -> str:
+    """Return what the method is called: a class from outside as it calls itself."""
+    return name_method(experiment.method, find_method(experiment.method))
+
+
 def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
     """Say what a client sent: each round, or once."""
     parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
@@ -122,7 +127,7 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     assert summary is not None
     experiment = result.experiment
     content = RunDirectory(result.path).read_json("partition.json") or {}
-    title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
+    title = f"{_name(experiment)} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
         readings_table(title, summary).show(console)
     clients_table(

@@ -13,6 +13,7 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
 from mpfedcl.experiment.wording import describe_missing_encoder, describe_partition
 from mpfedcl.files import unused_folder
+from mpfedcl.methods import name_methods
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions
@@ -94,6 +95,7 @@ def _read_earlier(path: Path) -> dict[str, Any]:
 
 
 def _build_table(found: Sequence[TuningResult]) -> TextTable:
+    names = name_methods(each.method for each in found)
     first = next((each for each in found if not each.is_fixed), found[0])
     rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
     partition = describe_partition(
@@ -104,7 +106,7 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         ["method", "chosen", "score", "± error", "defaults", "tried", "rounds"],
         [
             [
-                each.method,
+                names[each.method],
                 "nothing to choose" if each.is_fixed else _format_changes(each.changes),
                 percent(each.score),
                 percent(each.standard_error),
@@ -117,7 +119,9 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         "Chosen: the fewest changes among settings within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
         "No test image was opened; scores of chosen settings are flattered by the choice."
-        + "".join(f"\n{each.method} has nothing to tune." for each in found if each.is_fixed),
+        + "".join(
+            f"\n{names[each.method]} has nothing to tune." for each in found if each.is_fixed
+        ),
     )
 
 
