@@ -59,7 +59,8 @@ def training(number: int, missing: list[str] | None = None) -> dict[str, object]
 
 def test_the_server_tells_of_the_run_under_way() -> None:
     lines = RunLines()
-    waiting, done = {"what": "waiting for clients"}, {"what": "done", "path": "/runs/a"}
+    waiting: dict[str, object] = {"what": "waiting for clients"}
+    done: dict[str, object] = {"what": "done", "path": "/runs/a"}
     told = [waiting, waiting, training(1), training(2), training(2), training(4, ["b"]), done, done]
     said = [line for status in told if (line := lines.read(status))]
     assert said == [

@@ -48,7 +48,7 @@ def test_many_clients_are_summed_up() -> None:
     accuracies: dict[str, float | None] = {f"client-{n:02}": float(n) for n in range(41)}
     table = clients_table("title", {**accuracies, "new": None})
     assert table.columns[0] == "of 41 clients"
-    assert dict(table.rows) == {  # type: ignore[arg-type]
+    assert dict(table.rows) == {
         "mean": "20.0",
         "upper quartile": "30.0",
         "median": "20.0",
