@@ -17,11 +17,11 @@ import torch
 
 from mpfedcl.api import RUNNER
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.reader import find_data_folder
 from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
 from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method

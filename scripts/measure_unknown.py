@@ -16,8 +16,9 @@ import numpy
 
 from mpfedcl import Experiment, Predictor, run
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.reader import find_data_folder, open_data_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.images import Images
 from mpfedcl.report.tables import TextTable

@@ -1,5 +1,6 @@
 """What a command answers, and what its answers are held to."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,3 +33,8 @@ def assert_one_sentence(said: Said) -> str:
 def assert_fits(text: str) -> None:
     # A path is never folded, so that it can be copied.
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
+
+
+def without_progress(err: str) -> str:
+    """Return what was said on standard error beside how many rounds were done."""
+    return re.sub(r"^.+: [\d,]+ of [\d,]+ rounds\b.*\n", "", err, flags=re.MULTILINE)

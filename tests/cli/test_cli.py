@@ -60,7 +60,9 @@ def test_help_and_bad_settings_do_not_wait_for_torch(tmp_path: Path) -> None:
         "try: main(sys.argv[1:])\n"
         "except SystemExit: print(bool({'torch', 'polars'} & {*sys.modules}))"
     )
-    for words in (["--help"], ["run", "--help"], ["run", "--rounds", "0"]):
+    words_of_all = ("--help", "run --help", "run --rounds 0", "run --lr 1", "run --method FedAvg")
+    names = ("compare --methods fedvag", "run --dataset.name mnits", "run --dataset.name mnist")
+    for words in map(str.split, (*words_of_all, *names, "run --encoder.name resnet")):
         ended = subprocess.run(
             [sys.executable, "-c", program, *words],
             cwd=tmp_path,

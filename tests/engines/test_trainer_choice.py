@@ -11,12 +11,14 @@ from own_methods import Clipped, Decay
 from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
+from mpfedcl import Experiment, InvalidInput, run
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients, TrainedStack
 from mpfedcl.engines.trainer_choice import MOST_ROWS, SMALL_MODEL, TrainerChoice
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import Cnn, Mlp
+from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
@@ -127,6 +129,31 @@ def test_what_cannot_be_batched_is_said_where_it_was_asked_for(images: Path) -> 
     )
     with pytest.raises(RuntimeError, match="vmap"):
         federation.run_round(evaluate=False)
+
+
+def own_method(images: Path, engine: str) -> Experiment:
+    method = f"{__name__}:LooksAtValues"
+    return small(images, method, clients=5, engine=engine, rounds=2, model__hidden=(4,))
+
+
+def test_somebodys_own_method_that_cannot_be_batched_is_told_where_to_read(
+    images: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        run(own_method(images, "stacked"), tmp_path / "run")
+    sentence = str(refusal.value)
+    assert sentence.startswith(f"method is '{__name__}:LooksAtValues', which cannot train many")
+    assert "CONTRIBUTING.md" in sentence
+    assert "--engine loop" in sentence
+    assert "\n" not in sentence
+
+
+def test_it_trains_all_the_same_and_says_once_that_it_is_slow(images: Path, tmp_path: Path) -> None:
+    warnings: list[str] = []
+    run(own_method(images, "auto"), tmp_path / "run", Observer(on_warning=warnings.append))
+    (warning,) = warnings
+    assert warning.startswith("Clients are trained one after the other")
+    assert "CONTRIBUTING.md" in warning
 
 
 class Stumbles(Method):

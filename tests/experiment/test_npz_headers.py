@@ -12,6 +12,12 @@ from mpfedcl.experiment.npz_headers import holds_vectors
 from small_experiments import save_images, save_pictures, save_vectors
 
 
+@pytest.fixture(autouse=True)
+def named_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images have an encoder; without weights they would be pixels."""
+    monkeypatch.setenv("MPFEDCL_WEIGHTS", "resnet18.safetensors")
+
+
 def default_encoder(root: Path, **changes: object) -> str | None:
     experiment = Experiment().replace(dataset__name="folder", dataset__root=root, **changes)
     found = experiment.resolved().encoder.name

@@ -1,5 +1,6 @@
 """`mpfedcl federation` given what it cannot use: one sentence, exit code 2, nothing made."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -173,3 +174,13 @@ def test_help_loads_neither_torch_nor_flower() -> None:
     )
     assert done.returncode == 0
     assert "--min-cluster-size" in done.stdout
+
+
+def test_a_port_in_use_names_the_flag_that_helps(said: Say, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        make_federation(tmp_path / "lab", ["a"], None, port)
+        code, out, err = said("federation", "server", tmp_path / "lab")
+    assert (code, out) == (2, "")
+    assert f"port is {port}, which is already in use" in err
+    assert "mpfedcl federation init NEW_FOLDER --port N" in err

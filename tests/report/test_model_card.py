@@ -246,7 +246,7 @@ def test_a_method_of_ones_own_has_a_card(
 ) -> None:
     run(small(images, "custom_method:Scaffold"), tmp_path / "run")
     card = Card(tmp_path / "run")
-    assert card.headings[0] == "custom_method:Scaffold on folder"
+    assert card.headings[0] == "my-scaffold on folder"
     assert card.blocks("sh")[-1] == "mpfedcl run RUN/experiment.toml\n"
 
 

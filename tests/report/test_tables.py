@@ -2,11 +2,12 @@
 
 import io
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.report.tables import TextTable
+from mpfedcl.report.tables import TextTable, clients_table
 
 
 def shown(grid: TextTable, width: int) -> list[str]:
@@ -41,3 +42,27 @@ def test_a_table_that_fits_stays_in_one_part() -> None:
     # Words may be folded, so they ask for no more than the longest of them.
     words = TextTable("title", ["", "a"], [["row", "some words that are folded"]])
     assert sum("row" in line for line in shown(words, 20)) == 1
+
+
+def test_many_clients_are_summed_up() -> None:
+    accuracies: dict[str, float | None] = {f"client-{n:02}": float(n) for n in range(41)}
+    table = clients_table("title", {**accuracies, "new": None})
+    assert table.columns[0] == "of 41 clients"
+    assert dict(table.rows) == {
+        "mean": "20.0",
+        "upper quartile": "30.0",
+        "median": "20.0",
+        "lower quartile": "10.0",
+        **{f"among the worst: client-{n:02}": f"{n}.0" for n in range(5)},
+    }
+    assert table.note == "All clients: accuracy_per_client in summary.json. 1 have no number there."
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_few_clients_are_listed(count: int) -> None:
+    accuracies = {f"c{number}": 50.0 for number in range(count)}
+    assert clients_table("title", accuracies).rows == [[name, "50.0"] for name in accuracies]
+
+
+def test_many_clients_without_a_number_are_listed() -> None:
+    assert len(clients_table("title", {f"c{n}": None for n in range(21)}).rows) == 21

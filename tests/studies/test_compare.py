@@ -277,7 +277,7 @@ def test_the_example_beside_a_built_in_method(
         *flags(images, rounds=1, engine="loop"), "--jobs", 1, "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 0
-    assert "Scaffold" in out
+    assert "my-scaffold" in out
     # Its controls start at zero: after one round the model is FedAvg's.
     (path,) = (tmp_path / "out").glob("*Scaffold*")
     assert_same_results(path, tmp_path / "out" / "fedavg-seed0")

@@ -14,10 +14,12 @@ from typing import Any, NoReturn
 import tyro
 
 from mpfedcl.cli.arguments import deployment, experiments, federation, privacy
-from mpfedcl.cli.arguments.settings_flags import settings_rules
+from mpfedcl.cli.arguments.settings_flags import list_flags, settings_rules
+from mpfedcl.cli.name_checks import check_names
 from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
 from mpfedcl.experiment.settings import Settings
 
 _HELP = """\
@@ -118,6 +120,8 @@ _PLAIN_ERRORS = {
 }
 """What Python and tyro say of bad values, in the words of the other errors."""
 
+_UNKNOWN_FLAG = r"Unrecognized options: .*?--([\w.-]+)"
+
 _OUT_OF_MEMORY = (
     "there is not enough memory; clients, model and samples must be fewer or smaller "
     "(fewer --workers or --engine loop need less). What was done is kept."
@@ -181,6 +185,7 @@ def _dispatch(argv: list[str]) -> int:
         print(version("mpfedcl"))
         return 0
     arguments = parse(argv)
+    check_names(arguments)
     name, _ = _find_command(argv)
     # Only now: what a command needs, torch above all, takes seconds to load.
     module = import_module(f"mpfedcl.cli.commands.{_COMMANDS[name][1]}")
@@ -197,7 +202,10 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
     length = 2 if argv[0] in _GROUPS else 1
     name = " ".join(argv[:length])
     if name not in _COMMANDS:
-        raise InvalidInput(f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}.")
+        raise InvalidInput(
+            f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}"
+            f"{did_you_mean(name, _COMMANDS)}."
+        )
     return name, argv[length:]
 
 
@@ -259,20 +267,27 @@ class _Program:
             if end.code in (0, None):
                 raise
             sentence = _first_paragraph(said.getvalue())
+            if unknown := re.match(_UNKNOWN_FLAG, sentence):
+                raise InvalidInput(self._say_unknown(command, unknown[1])) from None
             raise InvalidInput(f"{sentence} (see {self.name} --help).") from None
+
+    def _say_unknown(self, command: type[Any], flag: str) -> str:
+        question = did_you_mean_setting(flag, list_flags(command, self.sections), "--")
+        return f"--{flag} is not an option{question}; {self.name} --help lists them all."
 
 
 def _first_paragraph(box: str) -> str:
     """Return what tyro says in the first part of its framed message, as one sentence."""
-    lines = []
-    for line in box.splitlines():
-        text = line.strip("│╭╮╰╯ ")
-        if line.startswith("╭"):
-            continue
-        if text.startswith("──") or line.startswith("╰"):
-            break
-        lines.append(text)
-    sentence = " ".join(" ".join(lines).split()).rstrip(".")
+    lines = box.splitlines()
+    texts = [line.strip("│ ") for line in lines]
+    # Where the locale has no frames, hyphens stand below the title.
+    rules = [
+        at
+        for at, text in enumerate(texts)
+        if text.startswith(("╭", "╰")) or (text and set(text) <= {"─", "-"})
+    ]
+    first, second = (*rules, len(lines), len(lines))[:2]
+    sentence = " ".join(" ".join(texts[first + 1 : second]).split()).rstrip(".")
     for python, plain in _PLAIN_ERRORS.items():
         sentence = re.sub(python, plain, sentence)
     return sentence

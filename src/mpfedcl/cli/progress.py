@@ -1,4 +1,4 @@
-"""Progress for people at a terminal; silence for files and pipes."""
+"""Progress: a bar for people at a terminal, and a line now and then for files and pipes."""
 
 import os
 import signal
@@ -9,8 +9,18 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
+LINES = 20
+"""That a log gets of a run, whatever the number of its rounds."""
 _LOST_SECONDS = 5.0
 """After which the interrupt of a second Ctrl-C was lost: torch swallows some in its callbacks."""
 
@@ -27,17 +37,59 @@ def stdout_console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
-def progress_bar(console: Console) -> Progress:
-    """Return a bar that is drawn only on a terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        disable=not console.is_terminal,
-    )
+class Milestones:
+    """Says when a log gets a line: about twenty times from beginning to end."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def is_new(self, done: int, total: int) -> bool:
+        """Tell whether so much is done since the last line that it is time for another."""
+        step = max(1, -(-total // LINES))
+        is_new = done // step > self._told // step or self._told < done == total
+        if is_new or done < self._told:
+            self._told = done
+        return is_new
+
+
+class _LoggedProgress(Progress):
+    """A bar that prints lines where it cannot be drawn."""
+
+    def __init__(self, console: Console, unit: str) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._unit = unit
+        self._milestones: dict[TaskID, Milestones] = {}
+        self._waits: list[str] = []
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        if self._unit and not self.console.is_terminal:
+            self._print_line(self.tasks[self.task_ids.index(task_id)])
+
+    def _print_line(self, task: Task) -> None:
+        note = " ".join(task.fields["note"].split())
+        if task.total is not None:
+            done, total = int(task.completed), int(task.total)
+            if self._milestones.setdefault(task.id, Milestones()).is_new(done, total):
+                told = f"{task.description}: {done:,} of {total:,} {self._unit}"
+                self.console.print(f"{told}, {note}" if note else told)
+        elif note and note not in self._waits and len(self._waits) < LINES:
+            # Nothing is counted yet: what it waits for is told once.
+            self._waits.append(note)
+            self.console.print(f"{task.description}: {note}")
+
+
+def progress_bar(console: Console, unit: str = "") -> Progress:
+    """Return a bar that is drawn on a terminal; elsewhere it prints lines, if it has a unit."""
+    return _LoggedProgress(console, unit)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from mpfedcl.data.inputs import (
     make_plain_inputs,
     pixel_constants,
 )
-from mpfedcl.data.reader import find_data_folder
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.encoders.encoder import Encoder, find_encoder
@@ -23,7 +22,7 @@ from mpfedcl.encoders.random_filters import RandomFilters
 from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.models import Model
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]
@@ -112,8 +111,7 @@ def find_experiment_encoder(
         return PixelScaling(find_image_shape(), *pixel_constants(experiment))
 
     settings = experiment.encoder
-    # For one's own images the root is the set itself; weights mostly lie with the other data.
-    folders = [find_data_folder(each)[0] for each in (experiment.dataset, DatasetSettings())]
+    folders = encoder_data_folders(experiment.dataset)
     return find_encoder(
         str(settings.name),
         settings.weights,

@@ -1,6 +1,5 @@
 """The reader of all data sets: where they are, how they lie there, and what is wrong with them."""
 
-import os
 from collections.abc import Sequence
 from importlib import resources
 from importlib.metadata import version
@@ -22,13 +21,13 @@ from mpfedcl.data.samples import (
     SampleStore,
     Subset,
 )
+from mpfedcl.data.set_folder import LAYOUT, find_set_folder
 from mpfedcl.data.tables import open_tables
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import identify_file
 
-_LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 _MOST_NAMES_LISTED = 5
 
 
@@ -196,53 +195,6 @@ def _agree_on_names(archives: dict[str, DomainArchive]) -> tuple[str, ...]:
     return first.class_names
 
 
-def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
-    """Return the folder that holds the named sets, and the setting that says so."""
-    if dataset.root is not None:
-        return dataset.root.expanduser(), "dataset.root"
-    if os.environ.get("MPFEDCL_DATA"):
-        return Path(os.environ["MPFEDCL_DATA"]).expanduser(), "$MPFEDCL_DATA"
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "mpfedcl", "the cache folder"
-
-
-def is_available(name: str, root: Path | None = None) -> bool:
-    """Tell whether a data set is in the data folder, or inside the package."""
-    if find_specification(name).embedded:
-        return True
-    try:
-        find_set_folder(DatasetSettings(name=name, root=root))
-    except InvalidInput:
-        return False
-    return True
-
-
-def find_set_folder(dataset: DatasetSettings) -> Path:
-    """Return the existing folder of the set that the settings name."""
-    folder, origin = find_data_folder(dataset)
-    if dataset.name == "folder":
-        if dataset.root is None:
-            raise InvalidInput(
-                "dataset.root is not set; dataset.name 'folder' needs it, the folder that holds "
-                f"{_LAYOUT} (mnist-sample needs no files)."
-            )
-        root = folder
-    else:
-        root = folder / dataset.name
-    if not root.exists():
-        raise InvalidInput(
-            f"dataset.name is {dataset.name!r}, but its folder {root} (from {origin}) does not "
-            f"exist; it must hold {_LAYOUT}, at a place that dataset.root or $MPFEDCL_DATA names "
-            "(mnist-sample needs no files)."
-        )
-    if not root.is_dir():
-        raise InvalidInput(
-            f"{root} (from {origin}) is a file; dataset.name {dataset.name!r} needs a folder with "
-            f"{_LAYOUT}."
-        )
-    return root
-
-
 def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
     """Return the archives and the domain folders of a set by domain."""
     entries = list_visible_entries(root)
@@ -265,7 +217,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
     for name in (*archives, *folders):
         check_domain_name(name, root)
     if not archives and not folders:
-        raise InvalidInput(f"{root} has neither npz files nor domain folders; it needs {_LAYOUT}.")
+        raise InvalidInput(f"{root} has neither npz files nor domain folders; it needs {LAYOUT}.")
     both = sorted(set(archives) & set(folders))
     if both:
         raise InvalidInput(

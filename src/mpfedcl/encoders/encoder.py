@@ -14,6 +14,7 @@ from torch import Tensor
 from mpfedcl.encoders.preprocessing import InputPreparation, PixelScaling, Preprocessing
 from mpfedcl.encoders.weights import find_weights, load_weights
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.encoder_names import unknown_encoder
 from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.images import Images
 from mpfedcl.models.resnet import ResNet18
@@ -23,7 +24,6 @@ from mpfedcl.waiting_bar import WaitingBar
 
 IMAGES_AT_ONCE = 128
 """A batch that keeps the processor busy and needs little memory (about 100 MB at 64 px)."""
-KINDS = "none, resnet18, random-filters, random-resnet18, onnx:FILE or torchvision:NAME"
 _VERSION = 1
 """Raised whenever features of the same weights would come out differently."""
 
@@ -129,7 +129,7 @@ def find_encoder(
     if kind == "random-resnet18" and (not rest or rest.isdecimal()):
         tensors = ResNet18().init(generator(int(rest or 0), "random-resnet18"), torch.float32)
         return ResNetEncoder(name, tensors, Preprocessing(), device)
-    raise InvalidInput(f"encoder.name is {name!r}; it must be {KINDS}.")
+    raise unknown_encoder(name)
 
 
 def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: InputPreparation) -> str:

@@ -13,12 +13,16 @@ from torch import Tensor
 
 from mpfedcl.encoders.preprocessing import Preprocessing
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.data_folder import (
+    SAFETENSORS,
+    TORCH,
+    WEIGHTS_VARIABLE,
+    list_weights,
+    weights_places,
+)
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
 
-WEIGHTS_VARIABLE = "MPFEDCL_WEIGHTS"
-_SAFETENSORS = (".safetensors",)
-_TORCH = (".pth", ".pt")
 _PREFIXES = ("module.", "encoder.", "backbone.")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts keep the weights beside other things."""
@@ -40,11 +44,7 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
         return _choose_file(asked.expanduser(), "encoder.weights")
     if os.environ.get(WEIGHTS_VARIABLE):
         return _choose_file(Path(os.environ[WEIGHTS_VARIABLE]).expanduser(), f"${WEIGHTS_VARIABLE}")
-    places = [
-        place / "weights"
-        for folder in data_folders
-        for place in (folder, (folder / "..").resolve())
-    ]
+    places = weights_places(*data_folders)
     for place in places:
         if found := _find_in_folder(place):
             return found
@@ -52,7 +52,8 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
         f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
         f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
         "a file resnet18*.safetensors or resnet18*.pth; it must name weights, which "
-        f"`mpfedcl pretrain` makes from any images ({_RANDOM})."
+        f"`mpfedcl pretrain` makes from any images, or --encoder.name none trains on pixels "
+        f"({_RANDOM})."
     )
 
 
@@ -61,14 +62,14 @@ def load_weights(path: Path) -> EncoderWeights:
     found: Mapping[str, Any]
     metadata: Mapping[str, str] = {}
     try:
-        if path.suffix in _SAFETENSORS:
+        if path.suffix in SAFETENSORS:
             found, metadata = read_safetensors_file(path)
-        elif path.suffix in _TORCH:
+        elif path.suffix in TORCH:
             found = read_torch_file(path)
         else:
             raise InvalidInput(
                 f"{path} ends in {path.suffix!r}; encoder weights must be a file "
-                f"{', '.join(f'*{suffix}' for suffix in (*_SAFETENSORS, *_TORCH))}."
+                f"{', '.join(f'*{suffix}' for suffix in (*SAFETENSORS, *TORCH))}."
             )
     except OSError as error:
         raise InvalidInput(
@@ -99,8 +100,8 @@ def _choose_file(path: Path, origin: str) -> Path:
 
 def _find_in_folder(folder: Path) -> Path | None:
     """Return the safetensors file of a folder, or its .pth file where it has none."""
-    for suffixes in (_SAFETENSORS, _TORCH):
-        found = sorted(path for suffix in suffixes for path in folder.glob(f"resnet18*{suffix}"))
+    for suffixes in (SAFETENSORS, TORCH):
+        found = list_weights(folder, suffixes)
         if len(found) > 1:
             raise InvalidInput(
                 f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must say "

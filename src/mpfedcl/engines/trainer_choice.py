@@ -9,6 +9,8 @@ from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
+from mpfedcl.errors import InvalidInput
+from mpfedcl.methods import is_built_in
 from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 512
@@ -72,6 +74,7 @@ class TrainerChoice:
                 ]
             except Exception as error:
                 if not self._fall_back(error):
+                    self._explain(error)
                     raise
                 continue
             for trainer, some in sorts:
@@ -86,9 +89,18 @@ class TrainerChoice:
             given_up, self._loops = self._stacked.name, True
         else:
             return False
-        said = " ".join(str(error).split())[:_LONGEST_REASON]
-        self._fallbacks.append(f"{given_up}: {type(error).__name__}: {said}")
+        self._fallbacks.append(f"{given_up}: {_shorten(error)}")
         return True
+
+    def _explain(self, error: Exception) -> None:
+        """Say in a sentence what torch says in a page, where somebody's own method is not safe."""
+        name = self._experiment.method
+        if "vmap" in str(error) and not self._loops and not is_built_in(name):
+            raise InvalidInput(
+                f"method is {name!r}, which cannot train many clients at once "
+                f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
+                "do under torch.func.vmap, and --engine loop trains without it."
+            ) from error
 
     def _sort(
         self, tasks: Sequence[ClientTask], received: object
@@ -128,3 +140,7 @@ class TrainerChoice:
             return False
         size = sum(value.numel() for value in start)
         return len(tasks) >= FEWEST_STACKED and size <= SMALL_MODEL
+
+
+def _shorten(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.class_names import CHARACTERS, CIFAR_10, CIFAR_100
+from mpfedcl.experiment.close_names import did_you_mean
 from mpfedcl.experiment.source_files import splits_domains
 
 Protocol = Mapping[str, Any]
@@ -203,6 +204,7 @@ def find_specification(name: str) -> DatasetSpecification:
     """Return a data set by name."""
     if name not in SPECIFICATIONS:
         raise InvalidInput(
-            f"dataset.name is {name!r}; it must be one of {', '.join(SPECIFICATIONS)}."
+            f"dataset.name is {name!r}; it must be one of {', '.join(SPECIFICATIONS)}"
+            f"{did_you_mean(name, SPECIFICATIONS)}."
         )
     return SPECIFICATIONS[name]

@@ -15,6 +15,8 @@ import tomli_w
 from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean_setting
+from mpfedcl.experiment.data_folder import has_weights
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
     find_section,
@@ -61,6 +63,8 @@ ONCE_THE_ONLY_VALUES: Mapping[str, Any] = {
 }
 """Settings that are filled in, and that experiments of older versions do not have: their values."""
 
+PIXELS_PER_SIDE = 32
+"""Of one's own pictures without an encoder."""
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
 
 
@@ -156,7 +160,11 @@ class Experiment(Settings):
                 sections[name] = read_section(name, kind, values.pop(name, {}))
             elif is_declared(method) or not isinstance(values[name], dict):
                 allowed = ", ".join([*fields, *expected])
-                raise InvalidInput(f"{name} is not a setting; an experiment has {allowed}.")
+                known = [each for each, _ in Experiment().flattened()]
+                raise InvalidInput(
+                    f"{name} is not a setting; an experiment has {allowed}"
+                    f"{did_you_mean_setting(name, known)}."
+                )
             else:
                 sections[name] = values.pop(name)
         super().__init__(**values, **sections)
@@ -198,6 +206,9 @@ class Experiment(Settings):
             **spec.protocol(self.partition.kind),
             **method_defaults,
         }
+        if self.lacks_encoder:
+            # Photos as they are would make a model of gigabytes.
+            defaults["dataset__image_size"] = PIXELS_PER_SIDE
         encoder = self._default_encoder(spec, method_defaults)
         defaults["encoder__name"] = encoder
         if (self.encoder.name or encoder) != "none":
@@ -240,13 +251,29 @@ class Experiment(Settings):
         if self.model.name == "cnn" and "model__name" not in method_defaults:
             return "none"
         own: str = spec.protocol(self.partition.kind)["encoder__name"]
-        is_open = self.dataset.name == "folder" and self.encoder.name is None
-        root = self.dataset.root if is_open else None
-        if root is not None and holds_vectors(root.expanduser(), self.dataset.domains):
+        if self._brings_vectors():
             # An encoder is for images; vectors are features already.
             return "none"
+        if self.lacks_encoder:
+            own = "none"
         gets_pixels = own == "none" and spec.holds_images
         return of_method if of_method and gets_pixels else own
+
+    def _brings_vectors(self) -> bool:
+        is_open = self.dataset.name == "folder" and self.encoder.name is None
+        root = self.dataset.root if is_open else None
+        return root is not None and holds_vectors(root.expanduser(), self.dataset.domains)
+
+    @property
+    def lacks_encoder(self) -> bool:
+        """Whether one's own pictures are used as pixels because there are no weights for them.
+
+        Only where nothing is said of an encoder: what is asked for is used, or missed.
+        """
+        asked = self.encoder != EncoderSettings() or self.model.name == "cnn"
+        if self.dataset.name != "folder" or self.dataset.root is None or asked:
+            return False
+        return not self._brings_vectors() and not has_weights(self.dataset)
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import (
     method_files,
@@ -47,9 +48,12 @@ def is_built_in(method: str) -> bool:
 def refuse_unknown(method: str) -> None:
     """Refuse what names neither a built-in method nor a class."""
     if is_built_in(method) and method not in method_files():
+        question = did_you_mean(method, method_files())
+        # All forty names would hide the one that was meant.
+        named = "those that mpfedcl methods lists" if question else ", ".join(method_files())
         raise InvalidInput(
-            f"method is {method!r}; it must be one of {', '.join(method_files())}, "
-            "or package.module:Class for your own."
+            f"method is {method!r}; it must be one of {named}, or package.module:Class for your "
+            f"own{question}."
         )
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean
 from mpfedcl.experiment.source_files import describe_files, partition_files, rule_files
 
 if TYPE_CHECKING:
@@ -344,6 +345,7 @@ def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> s
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(model.model_fields)
         place = f"[{section}]" if section else "an experiment"
-        return f"{field} is not a setting; {place} has {allowed}."
+        question = did_you_mean(str(first["loc"][-1]), model.model_fields)
+        return f"{field} is not a setting; {place} has {allowed}{question}."
     wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
     return f"{field} is {first['input']!r}; it must be {wanted}."

@@ -35,3 +35,16 @@ def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str
     if partition.validation:
         words += f", {100 * partition.validation:g} % of training held out as test"
     return f"{words}, seed {experiment.seed}" if with_seed else words
+
+
+def describe_missing_encoder(asked: Experiment) -> list[str]:
+    """Say that one's own pictures are used without an encoder, and how to get one; else nothing."""
+    if not asked.lacks_encoder:
+        return []
+    size, root = asked.resolved().dataset.image_size, asked.dataset.root
+    return [
+        f"No weights of an encoder were found, so methods see the pictures as {size} x {size} "
+        "pixels, which costs accuracy. An encoder of your own pictures: mpfedcl pretrain "
+        f"--dataset.name folder --dataset.root {root} --out encoder.safetensors, then give "
+        "--encoder.weights encoder.safetensors."
+    ]

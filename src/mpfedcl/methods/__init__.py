@@ -4,6 +4,7 @@ A file in this folder that defines a method is all it takes to add one.
 """
 
 import importlib
+from collections.abc import Iterable
 
 from pydantic import Field
 
@@ -52,7 +53,12 @@ __all__ = [
     "built_in_methods",
     "find_method",
     "is_built_in",
+    "name_method",
+    "name_methods",
 ]
+
+
+_LONGEST_NAME = 60
 
 
 def built_in_methods() -> dict[str, type[Method]]:
@@ -72,6 +78,26 @@ def find_method(name: str) -> type[Method]:
     """Return a method by name, or a class of the user's own by `package.module:Class`."""
     refuse_unknown(name)
     return built_in_methods()[name] if is_built_in(name) else _import_method(name)
+
+
+def name_methods(methods: Iterable[str]) -> dict[str, str]:
+    """Return what methods are called in tables and figures: classes from outside by their `name`.
+
+    One that has none of its own is called as its class is; where two would be called the same, all
+    keep the names that they were given by.
+    """
+    named = {each: name_method(each, find_method(each)) for each in methods}
+    return named if len(set(named.values())) == len(named) else {each: each for each in named}
+
+
+def name_method(given: str, method: type[Method]) -> str:
+    """Return what a method that was given by a name is called."""
+    own = vars(method).get("name")
+    # One that is also a built-in method's would claim to be that.
+    if is_built_in(given) or not isinstance(own, str) or own in method_files():
+        return given.rpartition(":")[2]
+    is_usable = own.isprintable() and 0 < len(own) <= _LONGEST_NAME
+    return own if is_usable else given.rpartition(":")[2]
 
 
 def _import_method(name: str) -> type[Method]:

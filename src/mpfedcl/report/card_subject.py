@@ -31,7 +31,12 @@ class CardSubject:
     @property
     def title(self) -> str:
         """What the models are called."""
-        return f"{self.experiment.method} on {self.data}"
+        return f"{self.method} on {self.data}"
+
+    @property
+    def method(self) -> str:
+        """What the method is called."""
+        return str(self.summary.get("method_name") or self.experiment.method)
 
     @property
     def noun(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import TESTS, Test, find_method
+from mpfedcl.methods import TESTS, Test, find_method, name_methods
 from mpfedcl.report.tables import (
     MARKS,
     READING_GROUPS,
@@ -45,8 +45,10 @@ def _build_tables(
     experiment = comparison.planned_runs[0].experiment
     num_seeds = len(content["seeds"])
     over = f"as mean(std) over {num_seeds} seeds" if num_seeds > 1 else "of one seed"
+    names = name_methods(content["methods"])
+    trained = [names[each] for each in names if find_method(each).trains]
+    content = _rename(content, names)
     methods: dict[str, Any] = content["methods"]
-    trained = [name for name in methods if find_method(name).trains]
     effort = f"lr {experiment.train.lr:g}, round {content['rounds']}, " if trained else ""
     setting = (
         f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
@@ -67,11 +69,24 @@ def _build_tables(
             ]
             for name, entry in methods.items()
         ],
-        "\n".join(_headline_notes(comparison, content, trained)),
+        "\n".join(_headline_notes(comparison, content, trained, names)),
     )
     if not all_readings:
         return [headline]
     return [headline, *_client_tables(methods), *_reading_tables(methods, tests)]
+
+
+def _rename(content: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was collected, with methods by the names that they have in tables."""
+    marks = {test: content["differences"][test]["marks"] for test in TESTS}
+    return {
+        **content,
+        "methods": {names[each]: entry for each, entry in content["methods"].items()},
+        "differences": {
+            test: {"marks": {names[each]: mark for each, mark in found.items()}}
+            for test, found in marks.items()
+        },
+    }
 
 
 def _judged_cell(content: dict[str, Any], name: str, test: str) -> str:
@@ -82,10 +97,15 @@ def _judged_cell(content: dict[str, Any], name: str, test: str) -> str:
 
 
 def _headline_notes(
-    comparison: Comparison, content: dict[str, Any], trained: Collection[str]
+    comparison: Comparison,
+    content: dict[str, Any],
+    trained: Collection[str],
+    names: Mapping[str, str],
 ) -> Iterator[str]:
     methods = content["methods"]
-    experiments = {each.experiment.method: each.experiment for each in comparison.planned_runs}
+    experiments = {
+        names[each.experiment.method]: each.experiment for each in comparison.planned_runs
+    }
     if comparison.planned_runs[0].experiment.partition.test == "shared":
         yield "All clients have the same test."
     if len(methods) > 1:
@@ -145,6 +165,7 @@ def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
     """Draw each method's headline reading per round, and the partition of the first seed."""
     from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
 
+    names = name_methods(content["methods"])
     curves: dict[str, list[Curve]] = {}
     clocked: dict[str, list[list[tuple[float, float]]]] = {}
     for each in comparison.planned_runs:
@@ -154,10 +175,10 @@ def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
         times = [record["virtual_seconds"] for record in records if "virtual_seconds" in record]
         method = each.experiment.method
         once = "" if find_method(method).trains else "; no rounds"
-        curves.setdefault(f"{method} ({READING_TITLES[reading]}{once})", []).append(curve)
+        curves.setdefault(f"{names[method]} ({READING_TITLES[reading]}{once})", []).append(curve)
         if times:
             accuracies = [accuracy for _, accuracy in curve]
-            clocked.setdefault(method, []).append(list(zip(times, accuracies, strict=True)))
+            clocked.setdefault(names[method], []).append(list(zip(times, accuracies, strict=True)))
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
     title = f"{first.experiment.dataset.name}, {setting}: clients' own tests"

@@ -130,7 +130,7 @@ class _DocumentBuilder:
             "detail": True,
         }
         if folder.kind == "run":
-            title = f"{experiments[0].method} on {experiments[0].dataset.name}"
+            title = f"{self.records[places[0]].method_name} on {experiments[0].dataset.name}"
             return section | {"title": title, "about": self._describe_setup(places)}
         datasets = list(dict.fromkeys(each.dataset.name for each in experiments))
         about = self._describe_setup(places)
@@ -236,7 +236,7 @@ def _without_seed(experiment: Experiment) -> str:
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:
     """Name groups by method, and by folder too where methods repeat."""
-    methods = [each.experiment.method for each in records]
+    methods = [each.method_name for each in records]
     if len(set(methods)) == len(methods):
         return methods
     folders = [

@@ -86,7 +86,7 @@ def _tensor_kind(file: str) -> str:
 
 
 def _front_matter(subject: CardSubject) -> str:
-    summary, experiment = subject.summary, subject.experiment
+    summary = subject.summary
     task = "image-classification" if subject.noun == "image" else "tabular-classification"
     lines = [
         "---",
@@ -95,7 +95,7 @@ def _front_matter(subject: CardSubject) -> str:
         "tags:",
         "- federated-learning",
         f"- {task}",
-        f"- {yaml_string(experiment.method)}",
+        f"- {yaml_string(subject.method)}",
         "datasets:",
         f"- {yaml_string(subject.data)}",
         "metrics:",
@@ -141,7 +141,7 @@ def _introduction(subject: CardSubject) -> str:
         f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'made'} by "
         f"federated learning with mpfedcl {escape_markdown(summary['versions']['mpfedcl'])}: "
         f"{what}. "
-        f"Method: {escape_markdown(experiment.method)}, {escape_markdown(subject.about)}. "
+        f"Method: {escape_markdown(subject.method)}, {escape_markdown(subject.about)}. "
         f"{effort}, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
@@ -193,7 +193,7 @@ def _data_section(subject: CardSubject) -> str:
         "## Data\n\n"
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
-        f"{held}\n\n"
+        f"{held}{_describe_pixels(experiment)}\n\n"
         f"Source and licence: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
         f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
@@ -211,6 +211,14 @@ def _describe_source(experiment: Experiment, nouns: str) -> str:
         return f"{nouns} of whoever made this run; their terms apply."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers apply; mpfedcl grants no rights to data."
+
+
+def _describe_pixels(experiment: Experiment) -> str:
+    """Say that one's own pictures were seen as pixels, where they were."""
+    size, encoder = experiment.dataset.image_size, experiment.encoder.name
+    if experiment.dataset.name != "folder" or not size or encoder not in ("none", "random-filters"):
+        return ""
+    return f" Seen as {size} x {size} pixels, without a trained encoder."
 
 
 def _list_classes(counts: list[int], classes: list[str]) -> str:

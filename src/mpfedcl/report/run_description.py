@@ -72,6 +72,12 @@ class RunRecords:
         return dict.fromkeys(TESTS, self._recognize_reading())
 
     @property
+    def method_name(self) -> str:
+        """What the method is called; one whose run is not finished has not told it yet."""
+        told = self.summary.method_name if self.summary else ""
+        return told or self.experiment.method.rpartition(":")[2]
+
+    @property
     def is_one_exchange(self) -> bool:
         """Whether clients send sums once and nobody trains."""
         if is_built_in(self.experiment.method):
@@ -126,7 +132,7 @@ def describe_run(records: RunRecords) -> Json:
     is_network = records.partition is not None and records.partition.network
     return {
         "name": records.name,
-        "method": experiment.method,
+        "method": records.method_name,
         "seed": experiment.seed,
         "setting": ", ".join(describe_data(experiment, {"network": is_network})),
         "rounds": records.rounds[-1].round if records.rounds else 0,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
+import numpy
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +32,9 @@ MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
+_MOST_CLIENTS, _WORST_CLIENTS = 20, 5
+"""Up to how many clients are listed one by one, and how many of more."""
+_QUARTILES = (25, 50, 75)
 _NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
 
 
@@ -163,4 +167,28 @@ def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
         ["accuracy %, last round", *(f"{test} test" for test in TESTS)],
         [[READING_TITLES[each], *(cell(test, each) for test in TESTS)] for each in READINGS],
         f"* the reading that the method is judged by on this test.\n{explain_prior(READINGS)}",
+    )
+
+
+def clients_table(title: str, accuracies: Mapping[str, float | None]) -> TextTable:
+    """Return each client's accuracy; of many clients what they have in common, and the worst."""
+    known = {name: value for name, value in accuracies.items() if value is not None}
+    if len(accuracies) <= _MOST_CLIENTS or not known:
+        rows = [[name, percent(value)] for name, value in accuracies.items()]
+        return TextTable(title, ["client", "accuracy %"], rows)
+    worst = sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]
+    first, middle, third = numpy.percentile(list(known.values()), _QUARTILES)
+    untested = len(accuracies) - len(known)
+    return TextTable(
+        title,
+        [f"of {len(known)} clients", "accuracy %"],
+        [
+            ["mean", percent(mean(list(known.values())))],
+            ["upper quartile", percent(third)],
+            ["median", percent(middle)],
+            ["lower quartile", percent(first)],
+            *([f"among the worst: {name}", percent(known[name])] for name in worst),
+        ],
+        "All clients: accuracy_per_client in summary.json."
+        + (f" {untested} have no number there." if untested else ""),
     )

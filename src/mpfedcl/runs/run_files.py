@@ -23,6 +23,8 @@ class Summary(FileContent):
 
     format: int = FORMAT
     method: str = ""
+    method_name: str = ""
+    """What the method calls itself; a report, which runs nobody's code, cannot ask it."""
     dataset: str = ""
     seed: int = 0
     rounds: int = 0

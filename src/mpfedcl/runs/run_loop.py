@@ -7,6 +7,7 @@ from typing import Any
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
+from mpfedcl.methods import is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -53,6 +54,8 @@ class RunLoop:
         self._engine = engine
         self._clock = assembly.clock
         self._class_names = class_names
+        self._is_slow = False
+        """Whether it was said that clients train one after the other."""
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left and write down what came of them."""
@@ -75,7 +78,7 @@ class RunLoop:
                 for record in self._run_round(directory, observer):
                     records.append(record)
                     observer.on_round(record)
-                    for warning in _find_warnings(record):
+                    for warning in [*_find_warnings(record), *self._find_slowness(record)]:
                         observer.on_warning(warning)
             for record in self._complete_records(directory):
                 records.append(record)
@@ -91,6 +94,19 @@ class RunLoop:
         result = self._conclude(directory, records)
         observer.on_finish(result)
         return result
+
+    def _find_slowness(self, record: Record) -> list[str]:
+        """Return why clients of somebody's own method train one after the other, once."""
+        told = record["remarks"].get("training", {}).get("fallback", [])
+        reasons = [each for each in told if each.startswith("stacked: ")]
+        if self._is_slow or not reasons or is_built_in(self._experiment.method):
+            return []
+        self._is_slow = True
+        return [
+            "Clients are trained one after the other, because the method cannot train many at once "
+            f"({reasons[0].removeprefix('stacked: ')}): CONTRIBUTING.md, under Add a method, says "
+            "what a loss may do under torch.func.vmap."
+        ]
 
     def follow(self) -> None:
         """Run the same rounds as the leader, and hand it what it writes down."""

@@ -19,6 +19,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
 from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
@@ -47,6 +48,8 @@ def run_simulation(
     """Run an experiment into a new run directory."""
     _refuse_in_worker()
     asked = experiment.rounds
+    for notice in describe_missing_encoder(experiment):
+        observer.on_warning(notice)
     method = find_method(experiment.method)
     experiment = experiment.resolved(method.defaults)
     check_timing(method, experiment)

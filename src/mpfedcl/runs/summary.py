@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpfedcl.methods import TESTS, Method
+from mpfedcl.methods import TESTS, Method, name_method
 from mpfedcl.runs.run_files import Summary
 
 
@@ -18,6 +18,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
     own, union = method.reading_on("own"), method.reading_on("union")
     return Summary(
         method=experiment.method,
+        method_name=name_method(experiment.method, type(method)),
         dataset=experiment.dataset.name,
         seed=experiment.seed,
         rounds=last["round"],

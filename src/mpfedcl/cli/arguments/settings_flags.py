@@ -6,7 +6,7 @@ Every class of settings is treated alike, so a section that is added needs nothi
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from pydantic.fields import FieldInfo
@@ -60,6 +60,32 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
         return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
 
     return rules
+
+
+def list_flags(command: type[Any], method_sections: Mapping[str, type[Settings]]) -> list[str]:
+    """Return the names of a command's flags, without the hyphens before them."""
+    found: list[str] = []
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            found += _setting_names(kind)
+            if issubclass(kind, Experiment):
+                for section, own in method_sections.items():
+                    found += [f"{section}.{each}" for each in own.model_fields]
+        elif tyro.conf.Positional not in get_args(hint):
+            found.append(name)
+    return [name.replace("_", "-") for name in found]
+
+
+def _setting_names(kind: type[Settings]) -> list[str]:
+    found: list[str] = []
+    for name, field in kind.model_fields.items():
+        within = field.annotation
+        if isinstance(within, type) and issubclass(within, Settings):
+            found += [f"{name}.{each}" for each in _setting_names(within)]
+        else:
+            found.append(name)
+    return found
 
 
 def _flag_type(field: FieldInfo) -> Any:

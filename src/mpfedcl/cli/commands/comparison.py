@@ -8,6 +8,7 @@ from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Compare
 from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.files import unused_folder
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.studies.comparison import Comparison
@@ -26,9 +27,11 @@ def compare_command(arguments: Compare) -> int:
     comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
     total = sum(each.experiment.rounds for each in comparison.planned_runs)
     console = stderr_console()
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}")
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
 
         def advance() -> None:

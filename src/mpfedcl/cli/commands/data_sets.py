@@ -20,8 +20,8 @@ from mpfedcl.data.fetch.download import DownloadProgress, RetryPolicy, fetch_sou
 from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource, fetch_plan
 from mpfedcl.data.prepare import Preparation, prepare_set
 from mpfedcl.data.prepare.destination import is_prepared
-from mpfedcl.data.reader import find_data_folder
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import lock_folder
 

@@ -3,10 +3,12 @@
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mpfedcl.cli.arguments.federation import FederationInit, FederationServer
-from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.cli.progress import Milestones, stderr_console, stdout_console
 from mpfedcl.errors import InvalidInput
 from mpfedcl.network.flower.programs import (
     environment,
@@ -18,6 +20,7 @@ from mpfedcl.network.flower.programs import (
     write_connection,
 )
 from mpfedcl.network.processes import end_of_log, is_port_in_use, running, wait_for_port
+from mpfedcl.network.server.status import read_status
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
 
 _POLL_SECONDS = 0.5
@@ -54,7 +57,10 @@ def federation_server_command(arguments: FederationServer) -> int:
     host = local_address(arguments.bind)
     _check_server(arguments, folder)
     if is_port_in_use(host, folder.port):
-        raise InvalidInput(f"port is {folder.port}; it is already in use: end that server first.")
+        raise InvalidInput(
+            f"port is {folder.port}, which is already in use: end what listens there, or make a "
+            "federation with another port: mpfedcl federation init NEW_FOLDER --port N."
+        )
     write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
     # No run outlives the server that it ran on.
     folder.status.unlink(missing_ok=True)
@@ -110,18 +116,47 @@ def _supervise(
 ) -> None:
     """Keep a process ready for the next run, and let new clients in, while the server runs."""
     known, checked = folder.clients, time.monotonic()
+    run_lines = RunLines()
     while process.poll() is None:
         with running(
             server_executor_command(folder), environment(folder.flower_home), log
         ) as executor:
             while process.poll() is None and executor.poll() is None:
                 time.sleep(_POLL_SECONDS)
+                if line := run_lines.read(read_status(folder.status)):
+                    stderr_console().print(line)
                 if time.monotonic() - checked > _CLIENTS_SECONDS:
                     checked = time.monotonic()
                     known = _register_new_clients(arguments, folder.root, known)
         # One that has done its run ends with 0; another may end again at once.
         if executor.poll() and process.poll() is None:
             time.sleep(_RESTART_SECONDS)
+
+
+class RunLines:
+    """Lines for the server's log of the run under way: one every few rounds, and how it ended."""
+
+    def __init__(self) -> None:
+        self._milestones = Milestones()
+        self._last = ""
+
+    def read(self, status: Mapping[str, Any]) -> str:
+        """Return the next line of what the run's process says of itself; empty if nothing is new.
+
+        Whoever starts a run removes what was said of the one before.
+        """
+        before, self._last = self._last, str(status.get("what", ""))
+        if not status:
+            self._milestones = Milestones()
+        elif "round" in status:
+            done, rounds = int(status["round"]), int(status["rounds"])
+            if self._milestones.is_new(done, rounds):
+                missing = f", missing: {len(status['missing'])}" if status["missing"] else ""
+                return f"Run: round {done} of {rounds}{missing}."
+        elif self._last != before:
+            details = status.get("error") or status.get("path")
+            return f"Run: {self._last}{f', {details}' if details else ''}."
+        return ""
 
 
 def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:

@@ -57,7 +57,7 @@ def follow_run(
     from mpfedcl.network.flower.control import stop_run, submit
 
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         task = bar.add_task("starting", total=None, note="")
         folder.status.unlink(missing_ok=True)
         stop_file(folder.status).unlink(missing_ok=True)

@@ -6,9 +6,10 @@ from typing import Any, get_args
 from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.reader import is_available, open_data_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.set_folder import is_available
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.errors import InvalidInput

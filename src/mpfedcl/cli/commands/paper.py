@@ -128,7 +128,7 @@ def paper_run_command(arguments: PaperRun) -> int:
 def _run_all(runs: PaperRuns, jobs: int) -> bool:
     """Run both tracks; tell whether everything is complete."""
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
 
         def show_progress(title: str, total: int, count_done: Callable[[], int]) -> JobOptions:
             task = bar.add_task(title, total=total, note="")

@@ -15,7 +15,7 @@ def pretrain_command(arguments: Pretrain) -> int:
     """Train an encoder; show progress, then where it is and how to use it."""
     cap_threads()
     console = stderr_console()
-    with progress_bar(console) as bar:
+    with progress_bar(console, "steps") as bar:
         task = bar.add_task("reading images", total=None, note="")
         last = ""
 

@@ -14,7 +14,7 @@ from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.methods import find_method
+from mpfedcl.methods import find_method, name_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
@@ -28,13 +28,13 @@ def run_command(arguments: Run) -> int:
         follow(inspect_where_asked)
         return 0
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         task = bar.add_task("starting", total=None, note="")
 
         def on_start(experiment: Experiment, rounds_done: int) -> None:
             bar.update(
                 task,
-                description=experiment.method,
+                description=_name(experiment),
                 total=experiment.rounds,
                 completed=rounds_done,
             )
@@ -82,7 +82,7 @@ def draw_figures(result: RunResult) -> list[Path]:
     content = RunDirectory(result.path).read_json("partition.json")
     assert content is not None
     data, split = describe_data(result.experiment, content)
-    name = f"{result.experiment.method} on {data}"
+    name = f"{_name(result.experiment)} on {data}"
     curves, partition = result.path / "accuracy.png", result.path / "partition.png"
     draw_run_curves(result.history, f"{name}, clients' own tests", curves)
     draw_partition(content, f"training images, {split}", partition)
@@ -106,6 +106,11 @@ def describe_round(record: Any) -> str:
     return accuracy + loss + rejected
 
 
+def _name(experiment: Experiment) -> str:
+    """Return what the method is called: a class from outside as it calls itself."""
+    return name_method(experiment.method, find_method(experiment.method))
+
+
 def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
     """Say what a client sent: each round, or once."""
     parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
@@ -116,19 +121,18 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.number_formatting import describe_calibration
-    from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
+    from mpfedcl.report.tables import READING_TITLES, clients_table, percent, readings_table
 
     summary = result.summary
     assert summary is not None
     experiment = result.experiment
     content = RunDirectory(result.path).read_json("partition.json") or {}
-    title = f"{experiment.method} on {', '.join(describe_data(experiment, content))}"
+    title = f"{_name(experiment)} on {', '.join(describe_data(experiment, content))}"
     if all_readings:
         readings_table(title, summary).show(console)
-    TextTable(
+    clients_table(
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
-        ["client", "accuracy %"],
-        [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()],
+        summary["accuracy_per_client"],
     ).show(console)
     console.print(f"mean over clients: {percent(summary['accuracy'])} %")
     if summary["accuracy_union"] is not None and experiment.partition.test != "shared":

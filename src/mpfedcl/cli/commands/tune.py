@@ -11,8 +11,9 @@ from mpfedcl.cli.commands.parallel_jobs import find_job_count
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_missing_encoder, describe_partition
 from mpfedcl.files import unused_folder
+from mpfedcl.methods import name_methods
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions
@@ -34,7 +35,9 @@ def tune_command(arguments: Tune) -> int:
     searches = _prepare(arguments, path)
     earlier = _read_earlier(path)
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console) as bar:
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
         total = sum(search.most_rounds for search in searches)
         task = bar.add_task(f"{len(searches)} methods", total=total, note="")
 
@@ -92,6 +95,7 @@ def _read_earlier(path: Path) -> dict[str, Any]:
 
 
 def _build_table(found: Sequence[TuningResult]) -> TextTable:
+    names = name_methods(each.method for each in found)
     first = next((each for each in found if not each.is_fixed), found[0])
     rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
     partition = describe_partition(
@@ -102,7 +106,7 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         ["method", "chosen", "score", "± error", "defaults", "tried", "rounds"],
         [
             [
-                each.method,
+                names[each.method],
                 "nothing to choose" if each.is_fixed else _format_changes(each.changes),
                 percent(each.score),
                 percent(each.standard_error),
@@ -116,7 +120,9 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
         "No test image was opened; the scores of chosen settings are too high, because they are "
         "the best of many."
-        + "".join(f"\n{each.method} has nothing to tune." for each in found if each.is_fixed),
+        + "".join(
+            f"\n{names[each.method]} has nothing to tune." for each in found if each.is_fixed
+        ),
     )
 
 

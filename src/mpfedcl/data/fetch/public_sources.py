@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def fetch_plan(name: str) -> FetchPlan:
     """Return what to download for a name."""
     if name not in FETCH_PLANS:
         raise InvalidInput(
-            f"{name!r} cannot be fetched; it must be one of {', '.join(FETCH_PLANS)} (data prepare "
-            "takes files that you bring)."
+            f"{name!r} cannot be fetched; it must be one of {', '.join(FETCH_PLANS)}"
+            f"{did_you_mean(name, FETCH_PLANS)}, and data prepare takes files that you bring."
         )
     return FETCH_PLANS[name]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mpfedcl.data.reader import is_available, open_data_set
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.set_folder import is_available
 from mpfedcl.experiment.settings import DatasetSettings
 
 _PAPER = ("mnist", "digit5", "office10", "domainnet")

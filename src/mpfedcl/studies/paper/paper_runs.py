@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.data.reader import find_data_folder
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method

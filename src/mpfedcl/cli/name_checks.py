@@ -1,0 +1,36 @@
+"""Names that commands are given, checked before torch is loaded, which takes seconds."""
+
+from typing import Any
+
+from mpfedcl.cli.arguments.experiments import Compare, DataFetch, DataShow, Run, Tune
+from mpfedcl.data.fetch.public_sources import fetch_plan
+from mpfedcl.data.set_folder import find_set_folder
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.encoder_names import check_encoder_name
+from mpfedcl.experiment.method_settings import refuse_unknown
+
+_ALL = "all"
+"""In the place of a method's name: every method that fits."""
+
+
+def check_names(arguments: Any) -> None:
+    """Refuse unknown names of methods, data sets and encoders, and sets that are not here."""
+    for method in getattr(arguments, "methods", ()):
+        if method != _ALL:
+            refuse_unknown(method)
+    if isinstance(arguments, DataFetch):
+        fetch_plan(arguments.name)
+    settings = getattr(arguments, "settings", None)
+    if not isinstance(settings, Experiment):
+        return
+    dataset = settings.dataset
+    if isinstance(arguments, DataShow):
+        dataset = dataset.model_copy(update={"name": arguments.name})
+    spec = find_specification(dataset.name)
+    if settings.encoder.name is not None:
+        check_encoder_name(settings.encoder.name)
+    # Over a network the data are with the clients.
+    is_read_here = isinstance(arguments, Run | Compare | Tune | DataShow)
+    if is_read_here and not spec.embedded and dataset.name != "table":
+        find_set_folder(dataset)

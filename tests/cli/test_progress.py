@@ -1,0 +1,79 @@
+"""Lines in place of a bar, where there is no terminal."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mpfedcl.cli.commands.federation import RunLines
+from mpfedcl.cli.progress import LINES, Milestones, progress_bar
+
+
+def log(total: int | None, notes: list[str], unit: str = "rounds") -> list[str]:
+    """Return the lines of a log in which so many rounds are done one by one."""
+    said = io.StringIO()
+    with progress_bar(Console(file=said, width=200), unit) as bar:
+        task = bar.add_task("fedavg", total=None, note="")
+        bar.update(task, total=total)
+        for note in notes:
+            bar.update(task, advance=1, note=note)
+    return said.getvalue().splitlines()
+
+
+def test_a_line_every_few_rounds() -> None:
+    lines = log(60, [f"accuracy {number} %  loss 1.0" for number in range(1, 61)])
+    assert len(lines) == LINES
+    assert lines[0] == "fedavg: 3 of 60 rounds, accuracy 3 % loss 1.0"
+    assert lines[-1] == "fedavg: 60 of 60 rounds, accuracy 60 % loss 1.0"
+
+
+def test_a_short_run_has_a_line_for_each_round() -> None:
+    assert log(2, ["", ""]) == ["fedavg: 1 of 2 rounds", "fedavg: 2 of 2 rounds"]
+
+
+def test_what_is_waited_for_is_said_once() -> None:
+    notes = ["0 of 2 clients", "0 of 2 clients", "1 of 2 clients", "0 of 2 clients"]
+    assert log(None, notes) == ["fedavg: 0 of 2 clients", "fedavg: 1 of 2 clients"]
+
+
+def test_quick_work_without_a_unit_is_silent() -> None:
+    assert log(5, ["x"] * 5, unit="") == []
+
+
+@given(total=st.integers(0, 5000), steps=st.lists(st.integers(0, 400), max_size=60))
+def test_lines_are_few_and_the_end_is_told(total: int, steps: list[int]) -> None:
+    milestones, done, told = Milestones(), 0, []
+    for step in [*steps, total]:
+        done = min(total, done + step)
+        told += [done] if milestones.is_new(done, total) else []
+    assert len(told) <= LINES + 1
+    assert told == sorted(set(told))
+    assert not total or told[-1] == total
+
+
+def training(number: int, missing: list[str] | None = None) -> dict[str, object]:
+    return {"what": "training", "round": number, "rounds": 40, "missing": missing or []}
+
+
+def test_the_server_tells_of_the_run_under_way() -> None:
+    lines = RunLines()
+    waiting: dict[str, object] = {"what": "waiting for clients"}
+    done: dict[str, object] = {"what": "done", "path": "/runs/a"}
+    told = [waiting, waiting, training(1), training(2), training(2), training(4, ["b"]), done, done]
+    said = [line for status in told if (line := lines.read(status))]
+    assert said == [
+        "Run: waiting for clients.",
+        "Run: round 2 of 40.",
+        "Run: round 4 of 40, missing: 1.",
+        "Run: done, /runs/a.",
+    ]
+    assert lines.read({}) == ""
+    assert lines.read(training(2)) == "Run: round 2 of 40."
+    assert lines.read({"what": "failed", "error": "no"}) == "Run: failed, no."
+
+
+@pytest.mark.parametrize("status", [{}, {"what": ""}])
+def test_nothing_said_is_no_line(status: dict[str, object]) -> None:
+    assert RunLines().read(status) == ""

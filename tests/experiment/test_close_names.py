@@ -1,0 +1,67 @@
+"""Names that nobody knows: which one was probably meant."""
+
+from pathlib import Path
+
+import pytest
+
+from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
+from mpfedcl.experiment.source_files import method_files
+
+KNOWN = ["rounds", "dataset.name", "dataset.root", "partition.alpha", "train.lr", "fedopt.lr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("fedvag", "fedavg"),
+        ("FedAvg", "fedavg"),
+        ("MP-FedCL", "mp-fedcl"),
+        ("mp_fedcl", "mp-fedcl"),
+        ("FEDGAUSS", "fedgauss"),
+        ("scafold", "scaffold"),
+    ],
+)
+def test_methods(name: str, meant: str) -> None:
+    assert did_you_mean(name, method_files()) == f" (did you mean {meant}?)"
+
+
+def test_a_known_name_is_its_own_nearest() -> None:
+    assert all(f"mean {name}?" in did_you_mean(name, method_files()) for name in method_files())
+
+
+@pytest.mark.parametrize("name", ["nope", "", "-", "xyz"])
+def test_nothing_near_asks_nothing(name: str) -> None:
+    assert did_you_mean(name, method_files()) == ""
+    assert did_you_mean_setting(name, KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("alpha", "partition.alpha"),
+        ("lr", "train.lr or fedopt.lr"),
+        ("dataset", "dataset.name"),
+        ("Dataset_Root", "dataset.root"),
+        ("partition.alfa", "partition.alpha"),
+        ("round", "rounds"),
+    ],
+)
+def test_settings(name: str, meant: str) -> None:
+    assert did_you_mean_setting(name, KNOWN) == f" (did you mean {meant}?)"
+
+
+@pytest.mark.parametrize(
+    ("document", "meant"),
+    [
+        ("lr = 0.1", "did you mean train.lr, "),
+        ("round = 3", "did you mean rounds?"),
+        ("[partition]\nalfa = 1", "did you mean alpha?"),
+        ("[partitoin]\nalpha = 1", "did you mean partition."),
+    ],
+)
+def test_files_of_settings(document: str, meant: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        Experiment.parse_toml(document, Path("mine.toml"))
+    assert meant in str(refusal.value)
