@@ -17,8 +17,8 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rng import generator
-from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
 
