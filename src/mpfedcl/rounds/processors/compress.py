@@ -58,8 +58,8 @@ class Compress(Processor):
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
         """Return what `update.compress` names."""
-        kind = experiment.setting("update__compress") or "none"
-        if kind == "none":
+        kind = experiment.setting("update__compress")
+        if kind is None or kind == "none":
             return None
         if experiment.secure_sums:
             raise InvalidInput(
