@@ -31,14 +31,14 @@
   };
 
   /** Who is missing from the last round, and why, in words. */
-  function absences({ round, missing, rejected }) {
-    if (!missing.length && !rejected.length) return [];
-    const item = (name, what) => html("li", {}, html("strong", {}, name), ` ${what}`);
+  function absences({ round, absent }) {
+    if (!absent.length) return [];
+    const said = { rejected: "was rejected", "not let in": "was not let in" };
+    const item = ([name, what, why]) => html("li", {}, html("strong", {}, name), ` ${said[what] || what}${why ? `: ${why}` : ""}`);
     return [
       html(
         "ul", { class: "absent", "aria-label": `Not taken in round ${round}` },
-        rejected.map(([name, why]) => item(name, `was rejected: ${why}`)),
-        missing.map((name) => item(name, "did not answer")),
+        absent.map(item),
       ),
     ];
   }
