@@ -9,7 +9,17 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 _LOST_SECONDS = 5.0
 """After which the interrupt of a second Ctrl-C was lost: torch swallows some in its callbacks."""
@@ -27,14 +37,22 @@ def stdout_console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
+class _NoteColumn(ProgressColumn):
+    """The note beside a bar: what does not fit of it is cut off, and nothing else is."""
+
+    def render(self, task: Task) -> Text:
+        """Return the note on one line."""
+        return Text(str(task.fields["note"]), no_wrap=True, overflow="ellipsis")
+
+
 def progress_bar(console: Console) -> Progress:
     """Return a bar that is drawn only on a terminal."""
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _NoteColumn(),
         console=console,
         disable=not console.is_terminal,
     )
