@@ -1,7 +1,6 @@
 """A client uses the model that it has trained: from its own folder, without server or data."""
 
 import json
-from operator import eq
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -61,7 +60,7 @@ def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
     images = index.store.load(test.rows, trained.input_format)
     truth = [trained.class_names[label] for label in test.labels]
     said = [each.label for each in predictor.predict(images)]
-    return 100 * sum(map(eq, said, truth)) / len(truth)
+    return 100 * sum(left == right for left, right in zip(said, truth, strict=True)) / len(truth)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def describe_mean(accuracies: Mapping[str, float | None] | None, clients: Collec
 
 
 def describe_server_model(
-    readings: Mapping[str, Mapping[Any, float | None]], judged: Mapping[str, str | None]
+    readings: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
 ) -> list[str]:
     """Say of a run over a network what its server's model reaches, where clients' own are judged.
 
@@ -39,6 +39,6 @@ def describe_server_model(
         return [stay, "The server has no model that could be used without theirs."]
     return [
         f"The server's model reaches {percent(value)} % on the same tests "
-        f"({READING_TITLES[reading]}).",  # type: ignore[index]
+        f"({READING_TITLES[reading]}).",
         stay,
     ]
