@@ -73,6 +73,10 @@ def test_nothing_is_said_of_data_that_clients_do_not_have(finished: Path) -> Non
         "its clients' own data",
         "over a network",
     )
+    (shown,) = document["runs"]
+    assert (
+        shown["map"]["notes"][0] == "Only the pool is shown: test images stayed with the clients."
+    )
     for text in (card, json.dumps(document), json.dumps(entry.entry)):
         assert "Dir(" not in text
 

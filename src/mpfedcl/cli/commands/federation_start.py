@@ -178,7 +178,7 @@ class RunFollower:
             return
         self.round = status["round"]
         records = self._directory.read_records()
-        accuracy = describe_round(records[-1]) if records else ""
+        accuracy = f"{describe_round(records[-1])}  " if records else ""
         waiting = ", ".join(status["waiting"][:4]) + (" ..." if len(status["waiting"]) > 4 else "")
         missing = f"  missing: {', '.join(status['missing'][:4])}" if status["missing"] else ""
         round_now = f"round {status['round']} of {status['rounds']}"
@@ -187,7 +187,7 @@ class RunFollower:
             description=round_now if status["what"] == "training" else status["what"],
             total=status["rounds"],
             completed=min(status["round"] - 1, status["rounds"]),
-            note=f"{accuracy}  {status['answered']} answered, waiting for: {waiting}{missing}",
+            note=f"{accuracy}{status['answered']} answered, waiting for: {waiting}{missing}",
         )
 
 

@@ -18,7 +18,7 @@
       const bytes = Object.values(group.bytes).reduce((sum, each) => sum + each, 0);
       const list = [
         ["Round", `${run.rounds}`, `of ${run.planned}`],
-        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean of clients, round ${run.read_in}`],
+        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean of ${read.length < run.clients.length ? `${read.length} of ${run.clients.length} ` : ""}clients, round ${run.read_in}`],
         ["Loss", latest ? Charts.show(latest.loss, 4) : "-", "training"],
         ["Answered", latest ? `${latest.answered}` : "-", latest ? `of ${total} in round ${latest.round}` : ""],
         ["Last round took", latest ? `${Charts.show(latest.seconds, 2)} s` : "-", `${Charts.show(seconds, 0)} s in all`],
