@@ -5,8 +5,9 @@ each round, and a finished run gets its calibration, its model card and its conv
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from mpfedcl.convergence import FILE as CONVERGENCE_FILE
@@ -18,7 +19,7 @@ from mpfedcl.deployment.join import warn_of_joined_clients
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import unused_folder
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Method, find_method
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.model_card import write_card
 from mpfedcl.report.results import LoadedComparison, load
@@ -29,7 +30,7 @@ from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions, Runner
 from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
-from mpfedcl.tracking import add_trackers, make_trackers, read_failures
+from mpfedcl.tracking import Tracker, add_trackers, make_trackers, read_failures
 
 
 def run(
@@ -100,6 +101,7 @@ def attach(experiment: Experiment) -> Attach:
     """Return what accompanies a run of this experiment; trackers that are missing are refused."""
     trackers = make_trackers(experiment.track)
     method = find_method(experiment.method)
+    _refuse_unread_options(experiment, method, trackers.values())
 
     def accompany(path: Path, observer: Observer) -> Observer:
         # A run over a network is resumed by the server's process.
@@ -127,6 +129,29 @@ def attach(experiment: Experiment) -> Attach:
         return add_trackers(trackers, path, watched)
 
     return accompany
+
+
+def _refuse_unread_options(
+    experiment: Experiment, method: type[Method], trackers: Iterable[Tracker]
+) -> None:
+    """Refuse an option that neither the method nor a tracker reads: mostly it is misspelt."""
+    knobs = (name for name in method.knobs if name.startswith("options__"))
+    known = sorted(
+        {*method.options, *(name.removeprefix("options__") for name in knobs)}.union(
+            *(each.options for each in trackers)
+        )
+    )
+    for name in experiment.options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            allowed = f"it must be one of {', '.join(known)}"
+            if not known:
+                allowed = f"neither {experiment.method} nor a tracker of this run reads any"
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InvalidInput(
+                f"options has {name!r}; {allowed}{hint}: a class names those it reads in its "
+                "attribute options."
+            )
 
 
 COMPANIONS = Companions(attach, inspect_where_asked, change_exchange)

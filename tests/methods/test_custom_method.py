@@ -1,6 +1,7 @@
 """A method of one's own: the example, and others that lean on other parts of the seam."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from command_processes import call
 from command_results import without_progress
 from mpfedcl import Context, Method, resume, run
+from mpfedcl.errors import InvalidInput
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.runs.observer import Observer
 from mpfedcl.tensors import Tensors
@@ -41,6 +43,8 @@ class WatchedFedPer(FedPer):
 
 class RemembersGlobal(Method):
     """Keeps the model that it received, as methods do that compare with the one before."""
+
+    options = ("beta", "gamma")
 
     def init_client(self, params: Tensors) -> Tensors:
         return params
@@ -143,6 +147,21 @@ def test_options_of_ones_own(images: Path, tmp_path: Path) -> None:
     result = run(experiment, tmp_path / "run")
     assert result.experiment.options == {"beta": "0.5"}
     assert "[options]" in (tmp_path / "run" / "experiment.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (REMEMBERS, "options has 'bta'; it must be one of beta, gamma (did you mean 'beta'?)"),
+        ("fedavg", "options has 'bta'; neither fedavg nor a tracker of this run reads any"),
+    ],
+)
+def test_an_option_that_nobody_reads_is_refused(
+    images: Path, tmp_path: Path, method: str, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(sentence)):
+        run(small(images, method, rounds=1, options={"bta": "0.5"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_named_after_the_class(

@@ -9,7 +9,11 @@ import pytest
 from federations import save_pictures
 
 from command_processes import environment
+from command_results import Refused
 from mpfedcl import Experiment, run
+from mpfedcl.errors import InvalidInput
+from mpfedcl.network.flower.programs import refuse_broken_flower
+from mpfedcl.network.processes import end_of_log
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Say
 
@@ -184,3 +188,33 @@ def test_a_port_in_use_names_the_flag_that_helps(said: Say, tmp_path: Path) -> N
     assert (code, out) == (2, "")
     assert f"port is {port}, which is already in use" in err
     assert "mpfedcl federation init NEW_FOLDER --port N" in err
+
+
+def test_flower_that_cannot_be_loaded(
+    refused: Refused, lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "__init__.py").write_text("raise ImportError('half of it\\nis here')")
+    for name in list(sys.modules):
+        if name.startswith(("flwr", "mpfedcl.network.flower.control")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    for words in (["server", lab], ["start", lab]):
+        sentence = refused("federation", *words)
+        assert "cannot be loaded (ImportError: half of it is here); pip install" in sentence
+
+
+def test_of_a_traceback_in_a_log_its_end_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "supernode.log"
+    assert end_of_log(log) == "it is empty"
+    log.write_text("begun\nTraceback (most recent call last):\n  File x\n    y\n")
+    with log.open("a") as file:
+        file.write("ModuleNotFoundError: No module named 'grpc'\n")
+    assert end_of_log(log) == "ModuleNotFoundError: No module named 'grpc'"
+    with pytest.raises(InvalidInput, match=r"cannot be loaded \(ModuleNotFoundError: No module"):
+        refuse_broken_flower(log)
+    # What came after it is the end.
+    with log.open("a") as file:
+        file.write("another\nprocess\nhas\nended\n")
+    assert end_of_log(log).endswith("another process has ended")
+    refuse_broken_flower(log)

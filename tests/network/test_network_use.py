@@ -1,14 +1,29 @@
 """A run over a network is an ordinary run: what it has learnt can be used."""
 
+import json
+import shlex
 from pathlib import Path
 
 import numpy
 import pytest
-from federations import LoopbackFederation, float64_experiment
+from federations import LoopbackFederation, float64_experiment, is_training, round_of
+from flwr.app import Message as FlowerMessage
 
 from mpfedcl import Predictor, run
+from mpfedcl.cli.commands.run import show_result
+from mpfedcl.cli.main import parse
 from mpfedcl.deployment.trained_run import load_trained_run
-from small_experiments import Say
+from mpfedcl.network.server.serve import check_experiment
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
+from mpfedcl.report.seed_groups import run_readings_table
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.observer import RunResult
+from mpfedcl.watch.run_discovery import RunLocation
+from mpfedcl.watch.run_list import RunListEntry
+from mpfedcl.watch.run_page import RunPage
+from small_experiments import VirtualTime
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
@@ -27,14 +42,88 @@ def test_it_predicts_what_the_simulation_does(images: Path, tmp_path: Path, meth
     assert {each.unknown for each in ours} == {None}
 
 
-def test_nothing_is_said_of_data_that_clients_do_not_have(
-    images: Path, tmp_path: Path, said: Say
-) -> None:
-    federation = LoopbackFederation(float64_experiment(images, rounds=1, clients=3), tmp_path)
-    federation.serve()
-    card = (federation.path / "CARD.md").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds, in the second of which client-2 is silent until the end."""
+
+    def silence(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
+        is_late = not is_training(request) or round_of(request) == 2
+        said_hello = str(request.metadata.message_type) == "query"
+        return None if client == "client-2" and is_late and not said_hello else reply
+
+    experiment = float64_experiment(images, rounds=2, clients=3, partition__test="matched")
+    federation = LoopbackFederation(experiment, tmp_path_factory.mktemp("lab"), silence)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpfedcl.network.server.engine.time", VirtualTime())
+        patch.setattr("mpfedcl.network.server.engine.POLL_SECONDS", 1.0)
+        federation.serve()
+    return federation.path
+
+
+def test_nothing_is_said_of_data_that_clients_do_not_have(finished: Path) -> None:
+    card = (finished / "CARD.md").read_text(encoding="utf-8")
     assert "Each client's own images" in card
-    assert "Dir(" not in card.split("## How to make it again")[0]
-    code, _, _ = said("report", federation.path)
-    assert code == 0
-    assert "over a network" in (federation.path / "report.html").read_text(encoding="utf-8")
+    document = build_document(find_result_folders([finished]))
+    (section,) = document["sections"]
+    assert section["title"] == "mp-fedcl on its clients' own data"
+    assert section["about"][0].startswith("its clients' own data, over a network; 3 clients; 2 ro")
+    entry = RunListEntry(RunLocation(finished, ()))
+    entry.refresh(set())
+    assert (entry.entry["dataset"], entry.entry["setting"]) == (
+        "its clients' own data",
+        "over a network",
+    )
+    (shown,) = document["runs"]
+    assert (
+        shown["map"]["notes"][0] == "Only the pool is shown: test images stayed with the clients."
+    )
+    for text in (card, json.dumps(document), json.dumps(entry.entry)):
+        assert "Dir(" not in text
+
+
+def test_the_commands_to_run_it_again_mean_the_same_experiment(finished: Path) -> None:
+    settings = describe_settings(RunRecords.read(finished))
+    card = (finished / "CARD.md").read_text(encoding="utf-8")
+    experiment = RunDirectory(finished).read_experiment()
+    assert "mpfedcl run" not in settings["command"] + settings["file_command"] + card
+    *others, start = settings["command"].splitlines()
+    assert [line.split()[2] for line in others] == ["init", "server", *["client"] * 3]
+    for line in others:
+        parse(shlex.split(line, comments=True)[1:])
+    for line in (start, settings["file_command"]):
+        asked = parse(shlex.split(line)[1:])
+        assert check_experiment(asked.settings).resolved() == experiment
+    assert "federation start lab" in card.split("## How to make it again")[1]
+
+
+def test_it_is_told_why_clients_were_missing(finished: Path) -> None:
+    rows = describe_run(RunRecords.read(finished))["absences"]["rows"]
+    told = [(row["client"], row["what"], row["why"], row["first"]) for row in rows]
+    silent = "no answer within 30 s"
+    assert told == [
+        ("client-2", "did not answer", silent, 2),
+        ("client-2", "did not read the last round", silent, 2),
+    ]
+    page = RunPage(RunLocation(finished, ()))
+    page.refresh()
+    assert json.loads(page.to_json())["latest"]["absent"] == [
+        ["client-2", "did not answer", silent],
+        ["client-2", "did not read the last round", silent],
+    ]
+
+
+def test_the_headline_says_whose_it_is_and_what_the_servers_model_reaches(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory(finished)
+    summary = directory.read_summary() or {}
+    result = RunResult(finished, directory.read_experiment(), 0.0, [], None, summary)
+    show_result(result, [], "headline", as_json=False)
+    shown = capsys.readouterr().out
+    reached = summary["readings"]["own"][summary["reading_union"]]
+    notes = run_readings_table(RunRecords.read(finished))["notes"]
+    card = (finished / "CARD.md").read_text(encoding="utf-8")
+    for text in (shown, " ".join(notes), card):
+        assert "mean over 2 of 3 clients (not read: client-2)" in text
+        assert f"The server's model reaches {reached:.1f} % on the same tests" in text
+        assert "mpfedcl predict DIR/clients/NAME IMAGES" in text

@@ -217,6 +217,16 @@ def test_other_settings_in_the_same_folder(images: Path, compared: Path, said: S
     assert modified(compared) == before
 
 
+def test_the_bar_of_a_finished_comparison_is_full(
+    images: Path, compared: Path, said: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, _, err = said(*words(images, compared), "--json")
+    total = sum(each["rounds"] for each in map(read_summary, compared.glob("*-seed*")))
+    assert code == 0
+    assert f"{total}/{total}" in re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", err)
+
+
 @pytest.mark.parametrize(
     ("methods", "seeds"),
     [(["local", "local"], [0]), (["local"], [3, 3]), ([], [0]), (["local"], [])],

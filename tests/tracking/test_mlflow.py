@@ -62,8 +62,11 @@ def stopped_after(rounds: int) -> Observer:
     return Observer(on_round=done.append, should_stop=lambda: len(done) == rounds)
 
 
-def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
+def test_a_run_on_the_embedded_digits_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run"
+    monkeypatch.setattr("mpfedcl.tracking.mlflow.MlflowTracker.options", ("beta",))
     experiment = Experiment(rounds=2, track=("mlflow",), options={"beta": "0.5"})
     result = run(experiment, path)
     (told,) = read_runs(path / "mlflow")

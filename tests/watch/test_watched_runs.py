@@ -182,7 +182,7 @@ def test_who_was_rejected_and_why(tmp_path: Path) -> None:
     entry = look(watcher)["run"]
     found = strict(watcher.describe(entry["id"]))
     assert entry["rejected"] == 1
-    assert found["latest"]["rejected"] == [["client-9", "it is not finite"]]
+    assert found["latest"]["absent"] == [["client-9", "rejected", "it is not finite"]]
     assert found["run"]["absences"]["rows"][0]["why"] == "it is not finite"
     assert found["attendance"]["rejected"] == [0, 0, 1]
 

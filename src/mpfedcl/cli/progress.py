@@ -13,11 +13,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 LINES = 20
 """That a log gets of a run, whatever the number of its rounds."""
@@ -52,16 +55,24 @@ class Milestones:
         return is_new
 
 
+class _NoteColumn(ProgressColumn):
+    """The note beside a bar: what does not fit of it is cut off, and nothing else is."""
+
+    def render(self, task: Task) -> Text:
+        """Return the note on one line."""
+        return Text(str(task.fields["note"]), no_wrap=True, overflow="ellipsis")
+
+
 class _LoggedProgress(Progress):
     """A bar that prints lines where it cannot be drawn."""
 
     def __init__(self, console: Console, unit: str) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            _NoteColumn(),
             console=console,
             disable=not console.is_terminal,
         )

@@ -82,6 +82,8 @@ def _load_plain_data(
         return inputs
 
     data = load(experiment, make_inputs).to(device)
+    # A client that has its samples to itself uses its model on others of the same form.
+    data.partition.setdefault("input_shape", list(shapes[0]))
     if experiment.model.name == "cnn" and not data.holds_vectors:
         # A server must know it too, and flat pixels do not tell.
         data.partition["image_shape"] = list(shapes[0])

@@ -114,14 +114,24 @@ def _measure(
         if not rule.by_prototype:
             said.append(logits.double() + (0 if prior is None else prior.to(logits.device)))
             truths.append(models.test_labels[part])
-    found: dict[str, Any] = {"images": len(rows)}
-    if distances and bool((joined := torch.cat(distances).double()).isfinite().all()):
+    return describe_held_out(
+        torch.cat(distances) if distances else None,
+        torch.cat(said) if said else None,
+        torch.cat(truths) if truths else models.test_labels[rows],
+    )
+
+
+def describe_held_out(
+    distances: Tensor | None, scores: Tensor | None, truth: Tensor
+) -> dict[str, Any] | None:
+    """Return what calibration.json keeps of a model: thresholds [n], and limits of sets [n, C]."""
+    found: dict[str, Any] = {"images": len(truth)}
+    if distances is not None and bool((joined := distances.double()).isfinite().all()):
         found["thresholds"] = find_thresholds(joined)
-    if said and bool((scores := torch.cat(said)).isfinite().all()):
-        truth = torch.cat(truths)
+    if scores is not None and bool(scores.isfinite().all()):
         likely = torch.softmax(scores, dim=1).gather(1, truth.unsqueeze(1)).squeeze(1)
         found["sets"] = find_set_limits(1 - likely)
-        if len(rows) >= _FEWEST_TO_SHARPEN:
+        if len(truth) >= _FEWEST_TO_SHARPEN:
             found["sharpness"] = find_sharpness(scores, truth)
     return found if len(found) > 1 else None
 

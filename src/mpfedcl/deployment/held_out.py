@@ -54,7 +54,7 @@ class HeldOutMeasurements:
         if "thresholds" not in self._found:
             return None, (
                 "No image is flagged as unknown: the run has recorded no distances of held-out "
-                "images for this model (calibration.json)."
+                "images for this model (calibration.json); --held-out FOLDER measures them."
             )
         if (distance := self._number("thresholds", rate)) is None:
             return None, (
@@ -71,7 +71,7 @@ class HeldOutMeasurements:
         if "sets" not in self._found:
             return None, (
                 "There are no sets of classes: the run has recorded no probabilities of held-out "
-                "images for this model (calibration.json)."
+                "images for this model (calibration.json); --held-out FOLDER measures them."
             )
         if (limit := self._number("sets", coverage)) is None:
             return None, (

@@ -1,6 +1,6 @@
 """A client that was not there while a run was trained: its images, training and accuracy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,9 +9,10 @@ from torch import Tensor
 from mpfedcl.data.client_data import load_own_samples
 from mpfedcl.data.inputs import byte_input_maker, feature_input_maker
 from mpfedcl.data.own_samples import open_own_samples
-from mpfedcl.data.sample_format import ImageFormat, choose_format
+from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
+from mpfedcl.deployment.given_samples import load_converted
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.errors import InvalidInput
@@ -188,9 +189,4 @@ class NewClient:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
             return make(sample_index, rows, experiment)
-        own = choose_format(sample_index.store.inspect(), None, input_format.dtype)
-        if isinstance(own, ImageFormat) and isinstance(input_format, ImageFormat):
-            # In their own colour mode: `convert` takes colour out as it does for a prediction.
-            own = replace(input_format, is_colour=own.is_colour)
-        samples = sample_index.store.load(rows, own)
-        return self._trained.inputs(input_format.convert(samples))
+        return self._trained.inputs(load_converted(self._trained, sample_index, rows))

@@ -12,6 +12,7 @@ from torch import Tensor
 from mpfedcl.data.image_files import convert_image, read_image_file
 from mpfedcl.data.sample_format import Samples, VectorFormat
 from mpfedcl.deployment.calibration import METRIC_FILE
+from mpfedcl.deployment.client_runs import find_run
 from mpfedcl.deployment.drift import Drift, judge_drift
 from mpfedcl.deployment.exchange_changes import has_changed
 from mpfedcl.deployment.held_out import HeldOutMeasurements
@@ -127,12 +128,13 @@ class Predictor:
         """Open a finished run.
 
         Args:
-            path: The run directory.
+            path: The run directory, or a client's folder: what it keeps of its last run.
             client, false_alarms, coverage, probabilities: As for the class.
             weights: The encoder's file, if it has moved since.
         """
+        run, client = find_run(Path(path), client)
         return cls(
-            load_trained_run(path, weights=weights),
+            load_trained_run(run, weights=weights),
             client,
             false_alarms=false_alarms,
             coverage=coverage,

@@ -4,6 +4,7 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.close_names import did_you_mean_setting
@@ -146,7 +147,15 @@ class Experiment(Settings):
     pace: PaceSettings = PaceSettings()
     public: PublicSettings = PublicSettings()
     options: dict[str, str] = Field(default_factory=dict)
-    """Settings of your own method: `--options beta 0.5` or a table [options]."""
+    """What your own method or tracker reads: `--options beta 0.5`, or a table [options]."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _take_numbers(cls, given: Any) -> Any:
+        """Take numbers and truths of a file as the texts that a command line would give."""
+        if not isinstance(given, dict):
+            return given
+        return {name: _as_text(value) for name, value in given.items()}
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
@@ -338,3 +347,10 @@ class Experiment(Settings):
             return cls(**values)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from None
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value) if is_number else value

@@ -6,11 +6,14 @@ from typing import Any
 from mpfedcl.experiment.experiment import Experiment
 
 
-def describe_data(experiment: Experiment, partition: Mapping[str, Any]) -> tuple[str, str]:
+def describe_data(
+    experiment: Experiment, partition: Mapping[str, Any], *, with_seed: bool = True
+) -> tuple[str, str]:
     """Return what the data of a run are, and how they are split, as far as that is known."""
     if partition.get("network"):
-        return "its clients' own data", f"over a network, seed {experiment.seed}"
-    return experiment.dataset.name, describe_partition(experiment)
+        seed = f", seed {experiment.seed}" if with_seed else ""
+        return "its clients' own data", f"over a network{seed}"
+    return experiment.dataset.name, describe_partition(experiment, with_seed=with_seed)
 
 
 def describe_budget(told: Mapping[str, Any]) -> str:

@@ -92,6 +92,8 @@ class Method(SumHooks):
     )
     """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
     `{**Method.knobs, "mine__beta": (0.1, 0.5)}`; the defaults are always tried."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Names that it reads of `experiment.options`, beside such knobs; others are refused."""
     settings: Settings
     """Settings of its own: a subclass says `settings: MySettings`, a class of settings in its own
     file with a `section`, and they are flags and keys of that name."""

@@ -15,6 +15,9 @@ from mpfedcl.errors import InvalidInput
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
+_TRACEBACK = "Traceback (most recent call last):"
+_LINES_OF_AN_ERROR = 3
+"""More lines after a traceback, and it is not what a log ends with."""
 
 
 @contextmanager
@@ -73,13 +76,18 @@ def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: P
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)
-    raise InvalidInput(f"the server did not start; {log} says why: {end_of_log(log)}")
+    raise InvalidInput(f"the server did not start; {log} says why: {end_of_log(log).rstrip('.')}.")
 
 
 def end_of_log(log: Path) -> str:
-    """Return the end of a log on one line."""
+    """Return the end of a log on one line; of a traceback what it ends with: half tells nothing."""
     with contextlib.suppress(OSError):
-        return " ".join(log.read_text(errors="replace").split())[-300:]
+        text = log.read_text(errors="replace").rstrip()
+        last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else ""
+        # Lines of code are indented; what went wrong is not.
+        said = [line for line in last.splitlines()[1:] if line and not line.startswith(" ")]
+        is_end = 0 < len(said) <= _LINES_OF_AN_ERROR
+        return " ".join((" ".join(said) if is_end else text).split())[-300:]
     return "it is empty"
 
 

@@ -29,6 +29,11 @@ class CardSubject:
         return describe_data(self.experiment, self.partition)[0]
 
     @property
+    def is_network(self) -> bool:
+        """Whether clients were on machines of their own, with data of their own."""
+        return bool(self.partition.get("network"))
+
+    @property
     def title(self) -> str:
         """What the models are called."""
         return f"{self.method} on {self.data}"

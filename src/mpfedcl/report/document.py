@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.wording import describe_budget, describe_partition
+from mpfedcl.experiment.wording import describe_budget, describe_data
 from mpfedcl.json_files import Json
 from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
@@ -130,9 +130,10 @@ class _DocumentBuilder:
             "detail": True,
         }
         if folder.kind == "run":
-            title = f"{self.records[places[0]].method_name} on {experiments[0].dataset.name}"
+            data = _name_data(self.records[places[0]])
+            title = f"{self.records[places[0]].method_name} on {data}"
             return section | {"title": title, "about": self._describe_setup(places)}
-        datasets = list(dict.fromkeys(each.dataset.name for each in experiments))
+        datasets = list(dict.fromkeys(_name_data(self.records[place]) for place in places))
         about = self._describe_setup(places)
         if waiting := folder.left_out:
             names = ", ".join(waiting[:5])
@@ -141,7 +142,9 @@ class _DocumentBuilder:
         return section | {
             "title": f"{len(section['groups'])} methods on {', '.join(datasets)}",
             "about": about,
-            "command": compare_command(experiments),
+            "command": None
+            if any(self.records[place].is_network for place in places)
+            else compare_command(experiments),
         }
 
     def _combined_section(self, folders: Sequence[ResultFolder]) -> Json:
@@ -197,7 +200,7 @@ class _DocumentBuilder:
         first, content = records[0].experiment, self.runs[places[0]]
         seeds = sorted({each.experiment.seed for each in records})
         words = [
-            f"{first.dataset.name}, {describe_partition(first, with_seed=False)}",
+            ", ".join(describe_data(first, {"network": records[0].is_network}, with_seed=False)),
             f"{len(content['clients'])} clients",
             *_describe_effort(records),
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
@@ -217,6 +220,10 @@ class _DocumentBuilder:
         if damaged:
             about.append(f"{damaged} damaged lines of the records are left out.")
         return about
+
+
+def _name_data(records: RunRecords) -> str:
+    return describe_data(records.experiment, {"network": records.is_network})[0]
 
 
 def _describe_effort(records: Sequence[RunRecords]) -> list[str]:

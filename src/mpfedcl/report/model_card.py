@@ -10,6 +10,7 @@ from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.card_privacy import privacy_section
 from mpfedcl.report.card_subject import CardSubject
+from mpfedcl.report.headline import describe_mean, describe_server_model
 from mpfedcl.report.markdown import (
     code_block,
     enumerate_names,
@@ -18,7 +19,12 @@ from mpfedcl.report.markdown import (
     yaml_string,
 )
 from mpfedcl.report.number_formatting import describe_calibration, deviation, mean
-from mpfedcl.report.reproduction import compare_command, run_command, without_local_paths
+from mpfedcl.report.reproduction import (
+    compare_command,
+    federation_commands,
+    run_command,
+    without_local_paths,
+)
 from mpfedcl.report.tables import (
     READING_TITLES,
     TextTable,
@@ -136,6 +142,12 @@ def _introduction(subject: CardSubject) -> str:
             f"**{percent(summary['accuracy_union'])} %** "
             f"({READING_TITLES[summary['reading_union']]}).\n"
         )
+    clients = subject.partition["clients"]
+    told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients))
+    over = f", {told}" if "not read" in told else ""
+    if subject.is_network:
+        said = describe_server_model(summary["readings"], judged_by(summary))
+        union += "".join(f"{each}\n" for each in said)
     return (
         f"# {escape_markdown(subject.title)}\n\n"
         f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'made'} by "
@@ -146,7 +158,7 @@ def _introduction(subject: CardSubject) -> str:
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
         f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test "
-        f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}).\n"
+        f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}){over}.\n"
         f"{union}"
     )
 
@@ -248,7 +260,8 @@ def _readings_section(subject: CardSubject) -> str:
     if told := describe_calibration(subject.summary):
         lines.append(f"{told.capitalize()}.\n")
     public = without_local_paths(subject.experiment)
-    command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
+    several = [public.replace(seed=seed) for seed in _SEEDS]
+    command = None if subject.is_network else compare_command(several)
     lines.append(
         "One run says nothing about the deviation over seeds; that takes several runs:\n\n"
         f"{code_block(command, 'sh')}"
@@ -316,12 +329,13 @@ def _usage_section(subject: CardSubject) -> str:
 
 
 def _reproduction_section(subject: CardSubject) -> str:
-    command = (
-        run_command(without_local_paths(subject.experiment)) or "mpfedcl run RUN/experiment.toml"
-    )
+    public = without_local_paths(subject.experiment)
+    command = run_command(public) or "mpfedcl run RUN/experiment.toml"
+    if subject.is_network:
+        command = federation_commands(public, list(subject.partition["clients"]))
     needs = (
         ""
-        if find_specification(subject.experiment.dataset.name).embedded
+        if subject.is_network or find_specification(subject.experiment.dataset.name).embedded
         else (f"\nIt needs the same {subject.noun}s; replace its paths by yours.\n")
     )
     versions = ", ".join(

@@ -145,6 +145,8 @@ def embed_test_images(
     """Return embedded test images, or None and the reason in a sentence."""
     if reason := _why_not_embedded(experiment):
         return None, reason
+    if partition is not None and partition.get("network"):
+        return None, "Only the pool is shown: test images stayed with the clients."
     try:
         method_class = find_method(experiment.method)
         data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))

@@ -13,6 +13,11 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.methods import find_method, is_built_in
 
+_FEDERATION = "lab"
+"""What the folder of a federation is called where a run does not say it."""
+_MOST_CLIENTS = 10
+"""Whose commands are written out."""
+
 
 def run_command(experiment: Experiment) -> str | None:
     """Return the command of a run, with the flags that differ from the defaults.
@@ -20,6 +25,30 @@ def run_command(experiment: Experiment) -> str | None:
     None where flags cannot say it; the run's experiment.toml always can.
     """
     return _write_command("run", {}, [experiment], leave_out=())
+
+
+def federation_commands(
+    experiment: Experiment, clients: Sequence[str], file: str = "RUN/experiment.toml"
+) -> str:
+    """Return the commands of a run over a network, one a line: on the server and at each client.
+
+    Where flags cannot say the experiment, the run's `file` does.
+    """
+    init = ["federation", "init", _FEDERATION, "--names", *clients]
+    lines = [f"{_join(init)}   # once", _join(["federation", "server", _FEDERATION])]
+    for name in clients[:_MOST_CLIENTS]:
+        words = ["federation", "client", _FEDERATION, "--name", name, "--data", "FOLDER"]
+        lines.append(f"{_join(words)}   # where its data are, or --share NUMBER")
+    if len(clients) > _MOST_CLIENTS:
+        lines.append(f"# and so on for {len(clients) - _MOST_CLIENTS:,} more")
+    start = f"federation start {_FEDERATION}"
+    flags = _write_command(start, {}, [experiment], leave_out=())
+    return "\n".join([*lines, flags or federation_start(file)])
+
+
+def federation_start(file: str) -> str:
+    """Return the command that starts a run over a network by the settings in a file."""
+    return _join(["federation", "start", _FEDERATION, file])
 
 
 def compare_command(experiments: Sequence[Experiment]) -> str | None:
@@ -71,7 +100,7 @@ def _write_command(
     several = [_write_flag(name, value) for name, value in {**flags, **settings}.items()]
     if meant != list(experiments) or not all(several):
         return None
-    return _join([command, *(word for words in several for word in words or ())])
+    return _join([*command.split(), *(word for words in several for word in words or ())])
 
 
 def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str, Any]:

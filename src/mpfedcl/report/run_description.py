@@ -1,6 +1,7 @@
 """What a report says of one run, as plain values."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,12 @@ from mpfedcl.json_files import Json, read_json_file, validate_content
 from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method, is_built_in
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
-from mpfedcl.report.reproduction import file_command, run_command
+from mpfedcl.report.reproduction import (
+    federation_commands,
+    federation_start,
+    file_command,
+    run_command,
+)
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -78,6 +84,11 @@ class RunRecords:
         return told or self.experiment.method.rpartition(":")[2]
 
     @property
+    def is_network(self) -> bool:
+        """Whether clients were on machines of their own, with data of their own."""
+        return self.partition is not None and self.partition.network
+
+    @property
     def is_one_exchange(self) -> bool:
         """Whether clients send sums once and nobody trains."""
         if is_built_in(self.experiment.method):
@@ -129,12 +140,11 @@ def describe_run(records: RunRecords) -> Json:
     experiment = records.experiment
     clients = _describe_clients(records)
     confusion = _describe_confusion(records, clients)
-    is_network = records.partition is not None and records.partition.network
     return {
         "name": records.name,
         "method": records.method_name,
         "seed": experiment.seed,
-        "setting": ", ".join(describe_data(experiment, {"network": is_network})),
+        "setting": ", ".join(describe_data(experiment, {"network": records.is_network})),
         "rounds": records.rounds[-1].round if records.rounds else 0,
         "planned": experiment.rounds,
         "finished": records.summary is not None,
@@ -148,13 +158,46 @@ def describe_run(records: RunRecords) -> Json:
     }
 
 
+def find_absences(line: RoundRecord) -> Iterator[tuple[str, str, str]]:
+    """Return each client whose answer was not used in a round: its name, what happened, and why."""
+    for name, reason in line.clients.rejected.items():
+        yield name, "rejected", reason
+    reasons = _reasons(line.remarks, "missing")
+    for name in line.clients.missing:
+        yield name, "did not answer", reasons.get(name, "")
+    for name, reason in _reasons(line.remarks, "refused").items():
+        yield name, "not let in", reason
+    # Over a network clients read the last round after it.
+    closing = line.remarks.get("closing")
+    for kind in ("missing", "rejected"):
+        for name, reason in _reasons(closing, kind).items():
+            yield name, "did not read the last round", reason
+
+
+def _reasons(remarks: Any, kind: str) -> dict[str, str]:
+    """Return why, by client, as an engine remarks it; whatever else is there is no reason."""
+    found = remarks.get(kind) if isinstance(remarks, dict) else None
+    reasons = found.items() if isinstance(found, dict) else ()
+    return {str(name): str(why) for name, why in reasons}
+
+
 def describe_settings(records: RunRecords) -> Json:
     """Return every setting of a run, how to get it again, and what it was made with."""
+    file = records.path / "experiment.toml"
+    how, command = "In one command:", run_command(records.experiment)
+    if records.is_network:
+        assert records.partition is not None
+        how = "A federation is a command for the server, one for each client, and one for the run:"
+        clients = list(records.partition.clients)
+        command = federation_commands(records.experiment, clients, str(file))
     return {
         "toml": records.experiment.to_toml(),
         "file": "experiment.toml",
-        "file_command": file_command(records.path),
-        "command": run_command(records.experiment),
+        "file_command": federation_start(str(file))
+        if records.is_network
+        else file_command(records.path),
+        "how": how,
+        "command": command,
         "versions": records.summary.versions if records.summary else {},
         "threads": records.summary.threads if records.summary else None,
     }
@@ -266,13 +309,11 @@ def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
 
 
 def _describe_absences(records: RunRecords) -> Json:
-    """Return who was rejected and why, and who did not answer, each with the rounds."""
+    """Return who was rejected, who did not answer, and why, each with the rounds."""
     absences: dict[tuple[str, str, str], list[int]] = {}
     for line in records.rounds:
-        for name, reason in line.clients.rejected.items():
-            absences.setdefault((name, "rejected", reason), []).append(line.round)
-        for name in line.clients.missing:
-            absences.setdefault((name, "did not answer", ""), []).append(line.round)
+        for name, what, why in find_absences(line):
+            absences.setdefault((name, what, why), []).append(line.round)
     rows: list[Json] = [
         {"client": name, "what": what, "why": why}
         | {"times": len(rounds), "first": rounds[0], "last": rounds[-1]}

@@ -6,6 +6,7 @@ from typing import Any
 from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json
 from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
+from mpfedcl.report.headline import describe_mean, describe_server_model
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -93,9 +94,22 @@ def run_readings_table(run: RunRecords) -> Json:
             "personal: each client's own model after its training, averaged over clients; "
             "averaged: the server's model. classifier: the network's last layer; prototype: the "
             "nearest prototype. own: each client on its own test images; union: on everybody's.",
+            *_describe_headline(run),
             explain_prior(READINGS),
         ],
     }
+
+
+def _describe_headline(run: RunRecords) -> list[str]:
+    """Say which clients are in the means, and over a network what the server's model reaches."""
+    if run.last_evaluated is None:
+        return []
+    known = run.partition.clients if run.partition else {}
+    told = describe_mean(run.last_evaluated.accuracy_per_client, known)
+    notes = [f"Personal readings: {told}."] if "not read" in told else []
+    if run.is_network and run.last_evaluated.accuracy:
+        notes += describe_server_model(run.last_evaluated.accuracy, run.readings)
+    return notes
 
 
 def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:

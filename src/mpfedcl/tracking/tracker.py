@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.files import write_atomically
@@ -33,6 +33,9 @@ class Tracker:
         >>> tracker.losses
         [2.3]
     """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Names that it reads of `experiment.options`; others are refused."""
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
         """Start with a run, or resume it; reports of rounds after `done` are no longer valid.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from mpfedcl.deployment.drift import LOG as DRIFT_LOG
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_data
 from mpfedcl.json_files import Json
 from mpfedcl.report.number_formatting import (
     choose_evenly,
@@ -131,10 +131,13 @@ class RunListEntry:
             "damaged": self._records.damaged,
         }
         if experiment is not None:
+            # Written before the first round, and by runs over a network alone.
+            is_network = file_signature(self.location.path / "federation.json") is not None
+            data, split = describe_data(experiment, {"network": is_network}, with_seed=False)
             entry |= {
                 "method": experiment.method,
-                "dataset": experiment.dataset.name,
-                "setting": describe_partition(experiment, with_seed=False),
+                "dataset": data,
+                "setting": split,
                 "seed": experiment.seed,
                 "planned": experiment.rounds,
             }

@@ -16,7 +16,12 @@ from mpfedcl.report.number_formatting import (
     round_significant,
     rounded,
 )
-from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
+from mpfedcl.report.run_description import (
+    RunRecords,
+    describe_run,
+    describe_settings,
+    find_absences,
+)
 from mpfedcl.report.seed_groups import describe_seed_group, run_readings_table
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -176,7 +181,8 @@ class RunPage:
 
     def _describe_settings(self, records: RunRecords) -> Json:
         # They change when these files do.
-        key = [self._files.get(name, (None,))[0] for name in ("experiment.toml", "summary.json")]
+        files = ("experiment.toml", "summary.json", "partition.json")
+        key = [self._files.get(name, (None,))[0] for name in files]
         if self._settings is None or self._settings[0] != key:
             self._settings = key, describe_settings(records)
         return self._settings[1]
@@ -208,8 +214,7 @@ class RunPage:
             "round": line.round,
             "asked": sum(self._attendance[-1]),
             "answered": len(line.clients.answered),
-            "missing": line.clients.missing[:_MOST_NAMES],
-            "rejected": [list(pair) for pair in line.clients.rejected.items()][:_MOST_NAMES],
+            "absent": [list(each) for each in find_absences(line)][:_MOST_NAMES],
             "loss": round_significant(line.loss),
             "seconds": rounded(sum(line.seconds.values()), 4),
             "bytes": line.bytes,

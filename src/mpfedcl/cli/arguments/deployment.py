@@ -27,7 +27,8 @@ class Predict:
     """
 
     run: _TrainedRun
-    """Folder of the run; it must have ended."""
+    """Folder of the run, which must have ended; or a client's own folder in a federation
+    (DIR/clients/NAME), for what it has kept of its last run."""
     images: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
@@ -37,7 +38,8 @@ class Predict:
     or - for paths on standard input, one per line. A run on vectors takes npz archives, one on a
     table CSV or Parquet files with the same columns."""
     client: _Client = None
-    """Predict with this client's personal model [default: the averaged model]."""
+    """Predict with this client's personal model [default: the averaged model; in a client's folder
+    the one that the run is judged by]."""
     false_alarms: float = 0.05
     """Flag an image as unknown if it is farther away than all but this share of held-out images."""
     coverage: _Number = None
@@ -48,6 +50,10 @@ class Predict:
     with --client, whose class shares are known."""
     log: Flag = False
     """Record how many images were far from the pool, for mpfedcl watch: counts only, no names."""
+    held_out: _Samples = None
+    """Labelled images that no client has trained with, FOLDER/<class>/*.png: the threshold for
+    unknown images is measured on them and kept in calibration.json. For runs over a network, whose
+    test images stay with the clients."""
     weights: _File = None
     """The encoder's weights, if the file has moved since the run."""
     json: Flag = False
@@ -66,7 +72,8 @@ class Export:
     """
 
     run: _TrainedRun
-    """Folder of the run; it must have ended."""
+    """Folder of the run, which must have ended; or a client's own folder in a federation
+    (DIR/clients/NAME), for what it has kept of its last run."""
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
     """onnx: images in, label, distance and scores out; torch-export: the same as a .pt2 program;
     safetensors: only the tensors."""
@@ -76,7 +83,7 @@ class Export:
     ] = None
     """What predicts the class [default: prototype if the run has prototypes]."""
     client: _Client = None
-    """This client's personal model [default: the averaged model]."""
+    """This client's personal model [default: as for predict]."""
     encoder: Literal["include", "exclude"] = "include"
     """exclude: the file takes the encoder's features instead of images."""
     quantize: Annotated[
@@ -87,6 +94,9 @@ class Export:
     """Share of held-out images beyond the threshold for unknown, written into the metadata."""
     check_images: int = 1000
     """Number of images that the file is checked with."""
+    held_out: _Samples = None
+    """As for predict; the file is checked with one half of them, and int8 takes its ranges from the
+    other."""
     weights: _File = None
     """The encoder's weights, if the file has moved since the run."""
     out: _File = None

@@ -37,6 +37,8 @@ def compare_command(arguments: Compare) -> int:
         def advance() -> None:
             bar.update(task, completed=comparison.rounds_done())
 
+        # Runs that are there already, perhaps all, are done.
+        advance()
         complete = comparison.run(JobOptions(RUNNER, jobs, stop, advance))
     if not complete:
         console.print(f"Stopped. The same command with --out {path} continues where it stopped.")

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from mpfedcl.cli.arguments.deployment import Export
 from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.deployment.export.exporter import ExportSettings, export_run
-from mpfedcl.deployment.predictor import Predictor
+from mpfedcl.deployment.given_samples import load_predictor
 from mpfedcl.errors import InvalidInput
 
 
@@ -14,9 +14,10 @@ def export_command(arguments: Export) -> int:
     """Write the file, then say what was checked."""
     if arguments.check_images < 1:
         raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
-    predictor = Predictor.load(
+    predictor = load_predictor(
         arguments.run,
         arguments.client,
+        held_out=arguments.held_out,
         false_alarms=arguments.false_alarms,
         weights=arguments.weights,
     )
@@ -26,10 +27,12 @@ def export_command(arguments: Export) -> int:
         arguments.encoder == "include",
         arguments.quantize is not None,
         arguments.check_images,
+        arguments.held_out,
     )
     console = stderr_console()
     with console.status("exporting") if console.is_terminal else nullcontext():
-        done = export_run(predictor, wanted, arguments.out)
+        # What a client keeps of a run is replaced by that of later ones; this stays.
+        done = export_run(predictor, wanted, arguments.out, arguments.run)
     if arguments.json:
         told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
         print(json.dumps(told, indent=2))

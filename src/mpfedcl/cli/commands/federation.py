@@ -77,7 +77,7 @@ def federation_server_command(arguments: FederationServer) -> int:
                 f"log: {log}. Ctrl-C ends it."
             )
             _supervise(arguments, folder, process, log)
-            raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log)}")
+            raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log).rstrip('.')}.")
     except KeyboardInterrupt:
         console.print("Server ended.")
         return 0
@@ -85,7 +85,7 @@ def federation_server_command(arguments: FederationServer) -> int:
 
 def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     """Refuse what would break a promise, and say what is weaker than it could be."""
-    require_flower()
+    require_flower("mpfedcl.network.flower.control")
     check_folder(folder.server)
     folder.make_secret()
     check_private(folder.secret)

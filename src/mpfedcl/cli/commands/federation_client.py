@@ -16,6 +16,7 @@ from mpfedcl.network.flower.programs import (
     LAST_WORDS,
     client_executor_command,
     environment,
+    refuse_broken_flower,
     require_flower,
 )
 from mpfedcl.network.processes import end, start
@@ -89,6 +90,8 @@ def _supervise(client: ClientFolder) -> None:
         if code == 2:
             # It has said why it will not work: starting it again would not help.
             raise InvalidInput(last[0] if last else f"{client.log} says why it ended.")
+        if code == 1:
+            refuse_broken_flower(client.log)
         ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
         console.print(
             f"{client.name}: its process {ended} and is started again; log: {client.log}."

@@ -34,7 +34,7 @@ def federation_start_command(arguments: FederationStart) -> int:
     """Run or resume an experiment with the clients of a federation."""
     folder = ServerFolder.open(arguments.directory)
     path = _choose_path(arguments)
-    require_flower()
+    require_flower("mpfedcl.network.flower.control")
     if arguments.resume is None:
         # Now: whoever starts a run is still watching, and the server may be far away.
         check_experiment(arguments.settings)
@@ -178,15 +178,16 @@ class RunFollower:
             return
         self.round = status["round"]
         records = self._directory.read_records()
-        accuracy = describe_round(records[-1]) if records else ""
+        accuracy = f"{describe_round(records[-1])}  " if records else ""
         waiting = ", ".join(status["waiting"][:4]) + (" ..." if len(status["waiting"]) > 4 else "")
         missing = f"  missing: {', '.join(status['missing'][:4])}" if status["missing"] else ""
+        round_now = f"round {status['round']} of {status['rounds']}"
         self._bar.update(
             self._task,
-            description=status["what"],
+            description=round_now if status["what"] == "training" else status["what"],
             total=status["rounds"],
             completed=min(status["round"] - 1, status["rounds"]),
-            note=f"{accuracy}  {status['answered']} answered, waiting for: {waiting}{missing}",
+            note=f"{accuracy}{status['answered']} answered, waiting for: {waiting}{missing}",
         )
 
 

@@ -21,7 +21,7 @@ def federation_update_command(arguments: FederationUpdate) -> int:
     """Let one client join a finished run of one exchange, begin anew in it, or leave it."""
     folder = ServerFolder.open(arguments.directory)
     run, client = _check(arguments)
-    require_flower()
+    require_flower("mpfedcl.network.flower.control")
     request = {
         "status": str(folder.status.resolve()),
         "update": str(run.resolve()),

@@ -10,10 +10,12 @@ from rich.console import Console
 from mpfedcl.cli.arguments.deployment import Predict
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
 from mpfedcl.deployment.drift import log_drift
+from mpfedcl.deployment.given_samples import load_predictor
 from mpfedcl.deployment.input_samples import NamedSample, list_samples, read_batches
 from mpfedcl.deployment.prediction import Prediction
 from mpfedcl.deployment.predictor import Measured, Predictor
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.wording import describe_data
 from mpfedcl.report.tables import TextTable
 
 _SOME_UNREADABLE = 3
@@ -31,9 +33,10 @@ def predict_command(arguments: Predict) -> int:
     if not arguments.images:
         raise InvalidInput("IMAGES is missing; give at least one (see mpfedcl predict --help).")
     console = stderr_console()
-    predictor = Predictor.load(
+    predictor = load_predictor(
         arguments.run,
         arguments.client,
+        held_out=arguments.held_out,
         false_alarms=arguments.false_alarms,
         coverage=arguments.coverage,
         probabilities=arguments.probabilities,
@@ -124,7 +127,8 @@ def _report_drift(
 def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:
     experiment = predictor.trained.experiment
     whose = "the averaged model" if predictor.client is None else f"{predictor.client}'s own model"
-    title = f"{experiment.method} on {experiment.dataset.name}, {whose}"
+    data, _ = describe_data(experiment, predictor.trained.partition)
+    title = f"{experiment.method} on {data}, {whose}"
     note = _sum_up(predictor, [each for _, each in predicted])
     if predictor.has_prototypes:
         columns = ["label", "distance", "margin", "prototype of", "classifier", ""]

@@ -120,8 +120,15 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
+    from mpfedcl.report.headline import describe_mean, describe_server_model
     from mpfedcl.report.number_formatting import describe_calibration
-    from mpfedcl.report.tables import READING_TITLES, clients_table, percent, readings_table
+    from mpfedcl.report.tables import (
+        READING_TITLES,
+        clients_table,
+        judged_by,
+        percent,
+        readings_table,
+    )
 
     summary = result.summary
     assert summary is not None
@@ -134,7 +141,11 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
         summary["accuracy_per_client"],
     ).show(console)
-    console.print(f"mean over clients: {percent(summary['accuracy'])} %")
+    told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()))
+    console.print(f"{told}: {percent(summary['accuracy'])} %")
+    if content.get("network"):
+        for sentence in describe_server_model(summary["readings"], judged_by(summary)):
+            console.print(sentence)
     if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
         read_by = READING_TITLES[summary["reading_union"]]
         console.print(f"everybody's test: {percent(summary['accuracy_union'])} % ({read_by})")

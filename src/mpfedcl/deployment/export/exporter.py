@@ -55,6 +55,8 @@ class ExportSettings:
     with_encoder: bool = True
     quantized: bool = False
     check_images: int = 1000
+    held_out: Path | None = None
+    """Labelled samples to check with, and to take the ranges of int8 from."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,12 @@ class ExportedFile:
 
 
 def export_run(
-    predictor: Predictor, wanted: ExportSettings, out: Path | None = None
+    predictor: Predictor,
+    wanted: ExportSettings,
+    out: Path | None = None,
+    folder: Path | None = None,
 ) -> ExportedFile:
-    """Write a run's model as one file [default: into `exported` in the run's folder]."""
+    """Write a run's model as one file [default: into `exported` in `folder`, the run's own]."""
     trained = predictor.trained
     rule = _choose_rule(predictor, wanted)
     _refuse_unsupported(trained, wanted)
@@ -86,7 +91,7 @@ def export_run(
     parts += [] if wanted.with_encoder else ["head"]
     parts += ["int8"] if wanted.quantized else []
     name = "-".join(parts) + SUFFIXES[wanted.format]
-    path = out or trained.path / "exported" / name
+    path = out or (folder or trained.path) / "exported" / name
     if path.is_dir():
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,12 +153,15 @@ def _pack_program(
         trained, params, rule, from_features=from_features, sharpness=sharpness
     )
     client = None if note["model"] == "averaged" else note["model"]
-    real = load_check_samples(trained, wanted.check_images, client)
+    real = load_check_samples(trained, wanted.check_images, client, wanted.held_out)
     if wanted.quantized and real.training is None:
+        nouns = f"{trained.input_format.noun}s"
+        where = f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not"
+        if trained.partition.get("network"):
+            where = f"they are with its clients, so --held-out must name a folder of such {nouns}"
         raise InvalidInput(
             "quantize is 'int8', whose ranges and accuracy are measured on the run's own "
-            f"{trained.input_format.noun}s; "
-            f"dataset.name {trained.experiment.dataset.name!r} must be here, and it is not."
+            f"{nouns}; {where}."
         )
     example = torch.zeros(2, trained.input_size)
     if not from_features:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ from mpfedcl.data.sample_format import ImageFormat, Samples, VectorFormat
 from mpfedcl.data.samples import Subset
 from mpfedcl.data.tables import use_columns
 from mpfedcl.deployment.export.exported_network import PredictionRule
+from mpfedcl.deployment.given_samples import draw_evenly, load_given_samples
 from mpfedcl.deployment.trained_run import TrainedRun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
@@ -55,10 +57,19 @@ class Agreement:
     accuracy_of_pytorch: float | None
 
 
-def load_check_samples(trained: TrainedRun, most: int, client: str | None = None) -> CheckSamples:
-    """Return up to so many samples in the model's input format: a client's own, if it has some."""
+def load_check_samples(
+    trained: TrainedRun, most: int, client: str | None = None, held_out: Path | None = None
+) -> CheckSamples:
+    """Return up to so many samples in the model's input format.
+
+    Those that are given, else the run's own test samples (a client's, if it has some), else others.
+    """
     experiment, wanted = trained.experiment, trained.input_format
+    if held_out is not None:
+        return _divide_given(trained, held_out, most)
     try:
+        if trained.partition.get("network"):
+            raise InvalidInput("they are with the clients.")
         sample_index = use_columns(open_data_set(experiment.dataset), trained.columns)
         split = split_among_clients(sample_index, experiment)
         if sample_index.class_names != trained.class_names:
@@ -68,9 +79,9 @@ def load_check_samples(trained: TrainedRun, most: int, client: str | None = None
         own = split.own_test.get(client) if client is not None else None
         whose = "" if own is None or not len(own) else f"{client}'s own "
         tested = split.test.select(own) if own is not None and whose else split.test
-        test = _draw_evenly(tested, most)
+        test = draw_evenly(tested, most)
         samples = sample_index.store.load(test.rows, wanted)
-        seen = _draw_evenly(Subset.join(list(split.training.values())), _SAMPLES_TO_RANGE)
+        seen = draw_evenly(Subset.join(list(split.training.values())), _SAMPLES_TO_RANGE)
         training = sample_index.store.load(seen.rows, wanted)
         origin = f"{whose}test {wanted.noun}s of {sample_index.name}"
         return CheckSamples(samples, test.labels, training, origin)
@@ -83,10 +94,29 @@ def load_check_samples(trained: TrainedRun, most: int, client: str | None = None
     sample_index = open_data_set(DatasetSettings())
     (domain,) = sample_index.domains
     assert domain.test is not None
-    rows = _draw_evenly(domain.test, most).rows
+    rows = draw_evenly(domain.test, most).rows
     digits = sample_index.store.load(rows, ImageFormat(28, 28, is_colour=False))
     origin = f"test images of {sample_index.name}, because the run's own are not here"
     return CheckSamples(wanted.convert(digits), None, None, origin)
+
+
+def _divide_given(trained: TrainedRun, folder: Path, most: int) -> CheckSamples:
+    """Return one half of given samples to check with, and of the other to take ranges from."""
+    given = load_given_samples(trained, folder, 2 * most)
+    if len(given.labels) < 2:
+        raise InvalidInput(
+            f"held_out is {str(folder)!r}, which holds {len(given.labels)} "
+            f"{trained.input_format.noun}; there must be at least 2."
+        )
+    seen = draw_evenly(
+        Subset(numpy.arange(0, len(given.labels), 2), given.labels[::2]), _SAMPLES_TO_RANGE
+    )
+    return CheckSamples(
+        given.samples[1::2],
+        given.labels[1::2],
+        given.samples[seen.rows],
+        f"{trained.input_format.noun}s of {folder.name}",
+    )
 
 
 def compare_with_pytorch(
@@ -170,10 +200,3 @@ def _is_tie(scores: NDArray[numpy.float64]) -> NDArray[numpy.bool_]:
     second, best = numpy.sort(scores, axis=1)[:, -2:].T
     tied: NDArray[numpy.bool_] = best - second < _TIE * numpy.maximum(1, numpy.abs(best))
     return tied
-
-
-def _draw_evenly(part: Subset, most: int) -> Subset:
-    """Draw evenly, and so about as many of each class."""
-    if len(part.labels) <= most:
-        return part
-    return part.select(numpy.linspace(0, len(part.labels) - 1, most).round().astype(numpy.int64))

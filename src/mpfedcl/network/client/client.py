@@ -18,8 +18,9 @@ from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.messages import Update
-from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
+from mpfedcl.network.client.final_models import FinalState, keep_final_state
 from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
@@ -175,6 +176,9 @@ class NetworkClient:
             # Whoever trains has kept it; nothing is made of one exchange before its outcome.
             if kind == "close" and own and not assembly.method.trains:
                 store.replace(after, state | as_personal(own))
+            if kind == "close":
+                final = trainer.final_state(broadcast, state, readings)
+                self._keep(store, final, assembly.method, experiment, data)
         if kind == "close":
             return Message(late)
         update, kept = trainer.train(broadcast, state)
@@ -193,6 +197,22 @@ class NetworkClient:
         else:
             answer = pack_update(pack_part_update(update, broadcast))
         return Message({**answer.values, **late, **name_dispatch(broadcast)}, answer.arrays)
+
+    def _keep(
+        self,
+        store: ClientStateStore,
+        final: FinalState,
+        method: Method,
+        experiment: Experiment,
+        data: FederatedData,
+    ) -> None:
+        """Keep what the run has brought, for this client's own use."""
+        try:
+            store.make_folder()
+            keep_final_state(store.folder, final, method, experiment, data)
+        except OSError as error:
+            # What it has read is worth more to the others than its own copy.
+            print(f"its models are not kept: {error}", file=sys.stderr, flush=True)
 
     def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
         if not experiment.secure_sums:

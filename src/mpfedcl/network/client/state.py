@@ -32,7 +32,8 @@ class ClientStateStore:
         if not re.fullmatch("[0-9a-f]{32}", run):
             raise MessageError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
         self._root = folder
-        self._folder = folder / run
+        self.folder = folder / run
+        """Of this run."""
 
     def load(self, round_number: int, device: torch.device) -> Tensors:
         """Return the state after a round; empty for round 0, or where it is gone."""
@@ -51,12 +52,12 @@ class ClientStateStore:
         Beside it stay that round, which counts until the server says otherwise, and the one that
         it began from in turn: a server that has lost its newest checkpoint goes back one.
         """
-        self._make_folder()
-        path = self._folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
+        self.make_folder()
+        path = self.folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
         write_atomically(path, pack_tensors(kept))
         accepted = self._find(after)
         before = self._find(_began_from(accepted)) if accepted else None
-        for each in self._folder.glob("round-*"):
+        for each in self.folder.glob("round-*"):
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
@@ -88,26 +89,27 @@ class ClientStateStore:
         if path.is_file():
             # Damaged, it is refused: noise that is drawn twice protects half as much.
             return load_tensors(path)
-        self._make_folder()
+        self.make_folder()
         write_atomically(path, pack_tensors(drawn))
         return drawn
 
     def _release_path(self, round_number: int) -> Path:
-        return self._folder / f"released-{round_number:06d}.safetensors"
+        return self.folder / f"released-{round_number:06d}.safetensors"
 
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Save the state after a round anew, as what the round has brought becomes known."""
         path = self._find(round_number)
         self.save(round_number, kept, after=_began_from(path) if path else 0)
 
-    def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True)
+    def make_folder(self) -> None:
+        """Make the folder of this run, which nobody else may enter."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
             self._delete_old_runs()
-        self._folder.chmod(0o700)
+        self.folder.chmod(0o700)
 
     def _find(self, round_number: int) -> Path | None:
-        return next(self._folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
+        return next(self.folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
 
     def _delete_old_runs(self) -> None:
         runs = [each for each in self._root.iterdir() if re.fullmatch("[0-9a-f]{32}", each.name)]

@@ -9,7 +9,9 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Asynchronous
+from mpfedcl.network.client.final_models import FinalState
 from mpfedcl.network.readings import ClientReadings
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.budget_check import told_readings
 from mpfedcl.rounds.evaluation import (
@@ -42,19 +44,23 @@ class ClientTrainer:
         client, received = self._data.clients[0], self._method.prepare(broadcast)
         return self._method.personalize(received, client.inputs, client.labels) or {}
 
+    def received_models(self, broadcast: Broadcast) -> tuple[Tensors | None, PrototypePool | None]:
+        """Return the averaged model and what predictions are compared with, as far as sent."""
+        shares_all = all(self._method.shared(name) for name in self._initial)
+        is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
+        has_pool = is_shared and self._method.sends_pool
+        return broadcast.params if shares_all else None, broadcast.pool if has_pool else None
+
     def evaluate(
         self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
     ) -> ClientReadings:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
-        shares_all = all(self._method.shared(name) for name in self._initial)
-        averaged = broadcast.params if shares_all else None
-        # The server sends what predictions are compared with.
-        is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
+        averaged, pool = self.received_models(broadcast)
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
             self._method.project,
-            broadcast.pool if is_shared and self._method.sends_pool else None,
+            pool,
             self._method.experiment.contrast.temperature,
         )
         shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
@@ -79,6 +85,14 @@ class ClientTrainer:
         mine = {name: value if name in told else None for name, value in table["own"].items()}
         is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
         return ClientReadings({"own": mine, "union": union}, is_personal, counts)
+
+    def final_state(
+        self, broadcast: Broadcast, state: Tensors, readings: ClientReadings
+    ) -> FinalState:
+        """Return what the client has after the last round, the one before the broadcast's."""
+        averaged, pool = self.received_models(broadcast)
+        personal = self.personal_model(broadcast, state)
+        return FinalState(broadcast.round - 1, averaged, pool, personal, readings)
 
     def _predict(
         self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False

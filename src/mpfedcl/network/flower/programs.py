@@ -1,6 +1,7 @@
 """The programs of a federation: their commands, their environment, and where the server is."""
 
 import contextlib
+import importlib
 import importlib.util
 import ipaddress
 import os
@@ -13,7 +14,7 @@ import tomli_w
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
-from mpfedcl.network.processes import is_port_in_use
+from mpfedcl.network.processes import end_of_log, is_port_in_use
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
 _CONNECTION = "mpfedcl"
@@ -24,12 +25,34 @@ LAST_WORDS = "cannot continue: "
 """How a client's process begins the sentence that says why it ends for good."""
 
 
-def require_flower() -> None:
-    """Say in one sentence what is missing, if Flower is."""
+def require_flower(module: str | None = None) -> None:
+    """Say in one sentence what is missing, if Flower is, or cannot be loaded by one of our modules.
+
+    `module` is one that uses Flower, for whoever will need it anyway.
+    """
     if importlib.util.find_spec("flwr") is None:
         raise InvalidInput(
             "Flower is not installed; a federation needs pip install 'mpfedcl[flower]'."
         )
+    try:
+        if module is not None:
+            importlib.import_module(module)
+    # Half an installation, or another version, may fail in any way while it is imported.
+    except Exception as error:
+        raise _broken(f"{type(error).__name__}: {error}") from None
+
+
+def refuse_broken_flower(log: Path) -> None:
+    """Say in one sentence that Flower cannot be loaded, if that is how a program's log ends."""
+    if (last := end_of_log(log)).startswith(("ImportError", "ModuleNotFoundError")):
+        raise _broken(last)
+
+
+def _broken(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"Flower is installed, but it cannot be loaded ({' '.join(why.split()).rstrip('.')}); "
+        "pip install --force-reinstall 'mpfedcl[flower]' installs what it needs."
+    )
 
 
 def environment(flower_home: Path) -> dict[str, str]:

@@ -246,7 +246,7 @@ const Views = {};
     return ready(
       block(
         "Run it again", null,
-        settings.command ? copy(settings.command, "In one command:") : null,
+        settings.command ? copy(settings.command, settings.how) : null,
         copy(settings.file_command, settings.command ? "Or from the run's own file, which holds every setting:" : "From the run's own file, which holds every setting:"),
         html("details", { class: "numbers" }, html("summary", {}, "All settings"), html("pre", { tabindex: 0, "aria-label": "All settings" }, html("code", {}, settings.toml))),
         versions ? sentence(`Made with ${versions}${settings.threads ? `; ${settings.threads} thread${settings.threads > 1 ? "s" : ""}` : ""}.`) : null,

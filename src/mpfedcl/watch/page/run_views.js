@@ -18,7 +18,7 @@
       const bytes = Object.values(group.bytes).reduce((sum, each) => sum + each, 0);
       const list = [
         ["Round", `${run.rounds}`, `of ${run.planned}`],
-        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean over clients, round ${run.read_in}`],
+        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean over ${read.length < run.clients.length ? `${read.length} of ${run.clients.length} ` : ""}clients, round ${run.read_in}`],
         ["Loss", latest ? Charts.show(latest.loss, 4) : "-", "training"],
         ["Answered", latest ? `${latest.answered}` : "-", latest ? `of ${total} in round ${latest.round}` : ""],
         ["Last round took", latest ? `${Charts.show(latest.seconds, 2)} s` : "-", `${Charts.show(seconds, 0)} s in all`],
@@ -31,14 +31,14 @@
   };
 
   /** Who is missing from the last round, and why, in words. */
-  function absences({ round, missing, rejected }) {
-    if (!missing.length && !rejected.length) return [];
-    const item = (name, what) => html("li", {}, html("strong", {}, name), ` ${what}`);
+  function absences({ round, absent }) {
+    if (!absent.length) return [];
+    const said = { rejected: "was rejected", "not let in": "was not let in" };
+    const item = ([name, what, why]) => html("li", {}, html("strong", {}, name), ` ${said[what] || what}${why ? `: ${why}` : ""}`);
     return [
       html(
         "ul", { class: "absent", "aria-label": `Not accepted in round ${round}` },
-        rejected.map(([name, why]) => item(name, `was rejected: ${why}`)),
-        missing.map((name) => item(name, "did not answer")),
+        absent.map(item),
       ),
     ];
   }

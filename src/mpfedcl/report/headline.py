@@ -1,0 +1,44 @@
+"""What stands beside a run's headline: which clients it is the mean of, and whose models."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mpfedcl.report.tables import READING_TITLES, percent
+
+_MOST_NAMES = 5
+
+
+def describe_mean(accuracies: Mapping[str, float | None] | None, clients: Collection[str]) -> str:
+    """Say of which clients the headline is the mean; `clients` are all of the run."""
+    found = accuracies or {}
+    left_out = [name for name in sorted({*clients, *found}) if found.get(name) is None]
+    if not left_out:
+        return "mean over clients"
+    total = len({*clients, *found})
+    more = len(left_out) - _MOST_NAMES
+    names = ", ".join(left_out[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    return f"mean over {total - len(left_out):,} of {total:,} clients (not read: {names})"
+
+
+def describe_server_model(
+    readings: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
+) -> list[str]:
+    """Say of a run over a network what its server's model reaches, where clients' own are judged.
+
+    `judged` is the reading that the method is judged by on each test.
+    """
+    if not str(judged.get("own")).startswith("personal"):
+        return []
+    stay = (
+        "The headline is of the clients' own models, which stay with the clients: there, "
+        "mpfedcl predict DIR/clients/NAME IMAGES uses them."
+    )
+    reading = str(judged.get("union"))
+    value = readings.get("own", {}).get(reading)
+    if not reading.startswith("averaged") or value is None:
+        return [stay, "The server has no model that could be used without theirs."]
+    return [
+        f"The server's model reaches {percent(value)} % on the same tests "
+        f"({READING_TITLES[reading]}).",
+        stay,
+    ]

@@ -1,0 +1,29 @@
+"""What stands beside a bar is cut off where it does not fit; the round never is."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from mpfedcl.cli.commands.federation_start import RunFollower
+from mpfedcl.cli.progress import progress_bar
+
+NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_federation_shows_its_round_at_any_width(tmp_path: Path, width: int) -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=width, color_system=None)
+    bar = progress_bar(console)
+    follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")
+    status = {"round": 17, "rounds": 120, "answered": 2, "waiting": NAMES, "missing": NAMES[:2]}
+    follower.status = {"what": "training", **status}
+    follower._show()
+    console.print(bar.make_tasks_table(bar.tasks))
+    (line,) = cast("StringIO", console.file).getvalue().splitlines()
+    assert line.startswith("round 17 of 120 ")
+    assert " 16/120 " in line
+    assert "…" in line
+    assert len(line) <= width

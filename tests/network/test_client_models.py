@@ -1,0 +1,149 @@
+"""A client uses the model that it has trained: from its own folder, without server or data."""
+
+import json
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy
+import pytest
+from federations import LoopbackFederation, folder_experiment
+from PIL import Image
+
+from command_results import Refused
+from mpfedcl import Predictor
+from mpfedcl.data.client_split import split_own_samples
+from mpfedcl.data.own_samples import open_own_samples
+from mpfedcl.network.setup.folders import make_federation
+from small_experiments import Json, Say, read_summary
+
+pytestmark = pytest.mark.whole
+CLIENTS = ("client-0", "client-1")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """The folder of a federation with two clients."""
+    make_federation(tmp_path / "lab", CLIENTS, None, 9800)
+    return tmp_path / "lab"
+
+
+def save_faint_pictures(folder: Path, seed: int) -> Path:
+    """Write pictures that are hard to tell apart, so that models differ in what they say."""
+    random = numpy.random.default_rng(seed)
+    for place, name in enumerate(("cat", "dog", "eel")):
+        (folder / name).mkdir(parents=True)
+        for number in range(24):
+            pixels = random.integers(0, 200, (6, 6), dtype=numpy.uint8)
+            pixels[place] += 45
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def serve(lab: Path, method: str, **changes: object) -> Json:
+    """Run a federation whose clients have pictures and folders of their own; return its summary."""
+    experiment = folder_experiment(method, train__lr=0.5, **changes)
+    federation = LoopbackFederation(experiment, Path(mkdtemp(dir=lab)), count=0)
+    for number, name in enumerate(CLIENTS):
+        data = lab / "pictures" / name
+        if not data.exists():
+            save_faint_pictures(data, seed=number)
+        federation.bring(number + 1, name, data, memory=str(lab / "clients" / name / "memory"))
+    federation.serve()
+    return read_summary(federation.path)
+
+
+def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
+    """Return how many of the client's held-out pictures are right, in percent."""
+    trained = predictor.trained
+    index = open_own_samples(lab / "pictures" / name, trained.class_names)
+    _, test = split_own_samples(index, name, trained.experiment)
+    images = index.store.load(test.rows, trained.input_format)
+    truth = [trained.class_names[label] for label in test.labels]
+    said = [each.label for each in predictor.predict(images)]
+    right: int = sum(map(str.__eq__, said, truth))
+    return 100 * right / len(truth)
+
+
+@pytest.mark.parametrize(
+    "method", ["mp-fedcl", "fedavg", "fedproto", "fedper", "fedpcl", "fedgauss", "mpfed"]
+)
+def test_its_model_answers_as_it_was_judged(lab: Path, method: str) -> None:
+    changes = {"encoder__name": "none"} if method == "fedgauss" else {}
+    summary = serve(lab, method, **changes)
+    for name in CLIENTS:
+        predictor = Predictor.load(lab / "clients" / name)
+        assert predictor.client == (None if method == "fedavg" else name)
+        found = read_own_tests(lab, name, predictor)
+        assert found == pytest.approx(summary["accuracy_per_client"][name])
+
+
+def test_what_it_kept_is_an_ordinary_run_directory(lab: Path) -> None:
+    serve(lab, "mp-fedcl")
+    (final,) = (lab / "clients" / "client-0" / "memory").glob("*/final")
+    assert sorted(each.name for each in final.iterdir()) == [
+        "experiment.toml", "model.safetensors", "models", "partition.json", "pool.safetensors",
+        "summary.json",
+    ]  # fmt: skip
+    assert final.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in (final / "models").iterdir()] == ["client-0.safetensors"]
+    # The other's images are none of its business.
+    assert list(json.loads((final / "partition.json").read_text())["clients"]) == ["client-0"]
+    # By its own path it has the server's model too.
+    assert Predictor.load(final).client is None
+
+
+def test_a_later_run_takes_its_place(lab: Path) -> None:
+    serve(lab, "mp-fedcl")
+    (first,) = (lab / "clients" / "client-0" / "memory").glob("*/final")
+    serve(lab, "fedproto", rounds=1)
+    assert Predictor.load(lab / "clients" / "client-0").trained.experiment.method == "fedproto"
+    assert Predictor.load(first, "client-0").trained.experiment.method == "mp-fedcl"
+
+
+def test_a_full_disk_costs_only_its_own_copy(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mpfedcl.network.client.final_models._write", fail)
+    assert None not in serve(lab, "mp-fedcl")["accuracy_per_client"].values()
+    memory = lab / "clients" / "client-0" / "memory"
+    assert [each.name[:5] for each in memory.glob("*/*")] == ["round", "round"]
+
+
+def test_unknown_images_and_int8_take_a_folder_of_the_users(lab: Path, said: Say) -> None:
+    pytest.importorskip("onnxruntime")
+    serve(lab, "mp-fedcl")
+    client, asked = lab / "clients" / "client-0", lab / "pictures" / "client-1"
+    held_out = save_faint_pictures(lab / "held-out", seed=9)
+    code, out, err = said("predict", client, asked)
+    assert (code, "unknown:" in out) == (0, False)
+    assert "--held-out FOLDER measures them" in err
+    code, out, _ = said("predict", client, asked, "--held-out", held_out)
+    assert code == 0
+    assert "mp-fedcl on its clients' own data, client-0's own model" in out
+    assert "of 72 held-out images are" in out
+    # It is kept, and its share of the folder itself is what was promised.
+    code, out, _ = said("predict", client, held_out, "--json")
+    flagged = [json.loads(line)["unknown"] for line in out.splitlines()]
+    assert (code, sum(flagged), len(flagged)) == (0, 2, 72)
+    code, out, err = said("export", client, "--quantize", "int8")
+    assert code == 2
+    assert "they are with its clients, so --held-out must name a folder of such images" in err
+    code, out, _ = said("export", client, "--quantize", "int8", "--held-out", held_out, "--json")
+    note = json.loads(out)
+    assert (code, note["model"], note["quantized"]) == (0, "client-0", "int8")
+    assert (note["checked"]["images"], note["checked"]["from"]) == (36, "images of held-out")
+    assert note["unknown"]["images"] == 72
+    assert Path(note["path"]) == client / "exported" / "client-0-prototype-int8.onnx"
+
+
+def test_a_client_that_has_kept_nothing(lab: Path, refused: Refused) -> None:
+    sentence = refused("predict", lab / "clients" / "client-0", "x.png")
+    assert "which has kept no run; one must have ended while this client took part" in sentence
+
+
+def test_a_folder_that_holds_no_images_is_refused(lab: Path, refused: Refused) -> None:
+    serve(lab, "fedavg", rounds=1)
+    (lab / "empty").mkdir()
+    words = ("predict", lab / "clients" / "client-0", lab, "--held-out", lab / "empty")
+    assert "held_out is" in refused(*words)
