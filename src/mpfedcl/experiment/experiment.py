@@ -4,7 +4,6 @@ This module imports no torch, so the command line checks its input and shows hel
 """
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.close_names import did_you_mean_setting
@@ -26,7 +25,9 @@ from mpfedcl.experiment.method_settings import (
     refuse_unknown,
     sections_of,
 )
+from mpfedcl.experiment.network_settings import NetworkSettings, SecureSettings
 from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.option_values import OptionValues
 from mpfedcl.experiment.pace_settings import PaceSettings, PublicSettings
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
@@ -36,10 +37,8 @@ from mpfedcl.experiment.settings import (
     EncoderSettings,
     GuardSettings,
     ModelSettings,
-    NetworkSettings,
     PartitionSettings,
     PrototypeSettings,
-    SecureSettings,
     Settings,
     StatisticsSettings,
     TrainSettings,
@@ -146,16 +145,8 @@ class Experiment(Settings):
     secure: SecureSettings = SecureSettings()
     pace: PaceSettings = PaceSettings()
     public: PublicSettings = PublicSettings()
-    options: dict[str, str] = Field(default_factory=dict)
+    options: OptionValues = Field(default_factory=dict)
     """What your own method or tracker reads: `--options beta 0.5`, or a table [options]."""
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _take_numbers(cls, given: Any) -> Any:
-        """Take numbers and truths of a file as the texts that a command line would give."""
-        if not isinstance(given, dict):
-            return given
-        return {name: _as_text(value) for name, value in given.items()}
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
@@ -347,10 +338,3 @@ class Experiment(Settings):
             return cls(**values)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from None
-
-
-def _as_text(value: Any) -> Any:
-    if isinstance(value, bool):
-        return str(value).lower()
-    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-    return str(value) if is_number else value
