@@ -14,6 +14,8 @@ from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method,
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import file_command, run_command
+from mpfedcl.report.tables import is_one_test
+from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -71,6 +73,22 @@ class RunRecords:
             return {test: method.reading_on(test) for test in TESTS}
         return dict.fromkeys(TESTS, self._recognize_reading())
 
+    @cached_property
+    def has_shared_test(self) -> bool:
+        """Whether all clients are tested on one test; clients of a network bring their own."""
+        is_network = self.partition is not None and self.partition.network
+        if self.experiment.partition.test != "shared" or is_network:
+            return False
+        read = self.last_evaluated.accuracy if self.last_evaluated else None
+        return not read or is_one_test(read["own"], read["union"])
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the run ended in numbers that are none."""
+        if self.rounds[-1].round < self.experiment.rounds and self.summary is None:
+            return False
+        return self.rounds[-1].has_diverged(self.readings["own"])
+
     @property
     def is_one_exchange(self) -> bool:
         """Whether clients send sums once and nobody trains."""
@@ -124,6 +142,7 @@ def describe_run(records: RunRecords) -> Json:
     clients = _describe_clients(records)
     confusion = _describe_confusion(records, clients)
     is_network = records.partition is not None and records.partition.network
+    fairness = measure_fairness(client["accuracy"] for client in clients)
     return {
         "name": records.name,
         "method": experiment.method,
@@ -136,6 +155,7 @@ def describe_run(records: RunRecords) -> Json:
         "reading": records.readings["own"],
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
+        "fairness": fairness.to_json() if fairness else None,
         "confusion": confusion,
         "partition": _describe_partition(records),
         "absences": _describe_absences(records),

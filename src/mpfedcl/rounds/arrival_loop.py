@@ -123,6 +123,7 @@ class ArrivalLoop(RoundLoop):
             processed={mark: sorted(who) for mark, who in sorted(counted.processed.items())},
             remarks={**remarks, **self.engine.remarks()},
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
+            calibration_bins=readings.calibration_bins() if readings and with_confusion else None,
             virtual_seconds=self.state.virtual_seconds,
             arrivals=counted.describe(self._arrivals),
         )

@@ -115,7 +115,7 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
-    from mpfedcl.report.number_formatting import describe_calibration
+    from mpfedcl.report.number_formatting import describe_calibration, describe_fairness
     from mpfedcl.report.tables import READING_TITLES, TextTable, percent, readings_table
 
     summary = result.summary
@@ -131,6 +131,8 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
         [[name, percent(value)] for name, value in summary["accuracy_per_client"].items()],
     ).show(console)
     console.print(f"mean over clients: {percent(summary['accuracy'])} %")
+    if told := describe_fairness(summary):
+        console.print(told)
     if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
         read_by = READING_TITLES[summary["reading_union"]]
         console.print(f"everybody's test: {percent(summary['accuracy_union'])} % ({read_by})")
