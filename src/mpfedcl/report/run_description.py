@@ -14,7 +14,7 @@ from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method,
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import file_command, run_command
-from mpfedcl.report.tables import is_one_test
+from mpfedcl.report.tables import tests_differ
 from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
@@ -80,7 +80,7 @@ class RunRecords:
         if self.experiment.partition.test != "shared" or is_network:
             return False
         read = self.last_evaluated.accuracy if self.last_evaluated else None
-        return not read or is_one_test(read["own"], read["union"])
+        return not read or not tests_differ(read["own"], read["union"])
 
     @property
     def has_diverged(self) -> bool:

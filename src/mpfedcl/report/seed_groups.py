@@ -12,7 +12,7 @@ from mpfedcl.report.comparison_section import (
     fairness_table,
 )
 from mpfedcl.report.comparison_section import table_cell as _cell
-from mpfedcl.report.method_styles import MethodStyle
+from mpfedcl.report.method_styles import MethodStyle, style_of
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -46,9 +46,14 @@ _ONE_SEED = "Of one seed alone no difference can be told from chance."
 
 
 def describe_seed_group(
-    name: str, runs: Sequence[RunRecords], places: Sequence[int], most: int, style: MethodStyle
+    name: str,
+    runs: Sequence[RunRecords],
+    places: Sequence[int],
+    most: int,
+    style: MethodStyle | None = None,
 ) -> Json:
     """Return the curves and costs of runs of one name; `places` says where they stand."""
+    style = style or style_of(runs[0].experiment.method)
     return {
         "name": name,
         "style": style.to_json(),

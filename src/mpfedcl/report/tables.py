@@ -186,11 +186,14 @@ def explain_prior(readings: Iterable[str]) -> str:
     )
 
 
-def is_one_test(own: Mapping[str, Any], union: Mapping[str, Any]) -> bool:
-    """Tell by the readings whether all clients share one test: not all are of everybody's."""
-    pairs = [(own.get(name), value) for name, value in union.items() if value is not None]
+def tests_differ(own: Mapping[str, Any], union: Mapping[str, Any]) -> bool:
+    """Tell by what was read on both whether these are two tests, or one that all clients share."""
+    pairs = [(own.get(name), value) for name, value in union.items()]
     # Means over clients of one and the same number are a rounding apart.
-    return bool(pairs) and all(a is not None and math.isclose(a, b, abs_tol=1e-6) for a, b in pairs)
+    return any(
+        None not in pair and not math.isclose(*pair, abs_tol=1e-6)  # type: ignore[arg-type]
+        for pair in pairs
+    )
 
 
 def fairness_table(methods: Mapping[str, Any]) -> TextTable:
@@ -216,7 +219,9 @@ def _known(several: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
     """Return the readings on both tests of a run, of which its summary tells."""
     readings, judged = summary["readings"], judged_by(summary)
-    shared = is_one_test(readings["own"], readings["union"]) and len(set(judged.values())) == 1
+    is_known = any(value is not None for value in readings["union"].values())
+    shared = is_known and not tests_differ(readings["own"], readings["union"])
+    shared = shared and len(set(judged.values())) == 1
     titles = {"own": "test"} if shared else {test: f"{test} test" for test in TESTS}
 
     def cell(test: str, reading: str) -> str:
