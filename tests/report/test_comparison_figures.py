@@ -1,7 +1,7 @@
 """What the figures of a comparison show: every seed, intervals, diverged seeds, few columns."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def points(axes: Axes, row: float) -> list[tuple[float, str]]:
     """Return what stands in a row of a figure: places and markers, of lines of one point."""
-    lines = [line for line in axes.lines if len(line.get_xdata()) == 1]  # type: ignore[arg-type]
+    lines: list[Any] = list(axes.lines)
     return [
-        (float(line.get_xdata()[0]), str(line.get_marker()))  # type: ignore[index]
+        (float(line.get_xdata()[0]), str(line.get_marker()))
         for line in lines
-        if math.isclose(line.get_ydata()[0], row) and line.get_marker() != "None"  # type: ignore[index]
+        if len(line.get_xdata()) == 1
+        and math.isclose(line.get_ydata()[0], row)
+        and line.get_marker() != "None"
     ]
 
 
@@ -84,8 +86,9 @@ def test_the_forest_has_the_intervals_of_a_paired_t_test(drawn: list[Figure]) ->
     draw_differences(comparison(THREE), "title", Path("differences.png"))
     (axes,) = drawn[0].axes
     expected = stats.ttest_rel(THREE["mp-fedcl"], THREE["fedavg"]).confidence_interval(0.95)
-    (bar,) = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_lw() > 2][:1]  # type: ignore[arg-type]
-    assert list(bar.get_xdata()) == pytest.approx([expected.low, expected.high])  # type: ignore[arg-type]
+    lines: list[Any] = list(axes.lines)
+    bar = next(line for line in lines if len(line.get_xdata()) == 2 and line.get_linewidth() > 2)
+    assert list(bar.get_xdata()) == pytest.approx([expected.low, expected.high])
     # Its seeds stand below it.
     assert sorted(x for x, _ in points(axes, 0.24)) == [8, 11, 14]
     assert "reference: fedavg" in texts(drawn[0])
@@ -113,7 +116,7 @@ def test_all_figures_with_and_without_what_is_new(tmp_path: Path) -> None:
 # Clients
 
 
-def per_client(values: dict[str, Sequence[float | None]]) -> Json:
+def per_client(values: Mapping[str, Sequence[float | None]]) -> Json:
     return {"methods": {"one": {"accuracy_per_client": values}}}
 
 

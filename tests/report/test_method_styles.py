@@ -1,5 +1,6 @@
 """One look for a method everywhere."""
 
+import math
 import re
 from itertools import combinations
 
@@ -82,7 +83,7 @@ def test_colours_that_look_alike_to_the_colour_blind_have_other_markers(sight: s
 def distance(a: str, b: str, sight: str) -> float:
     """Return how far apart two colours look, in CIE Lab."""
     ours, theirs = (to_lab(colour, sight) for colour in (a, b))
-    return sum((x - y) ** 2 for x, y in zip(ours, theirs, strict=True)) ** 0.5
+    return math.dist(ours, theirs)
 
 
 def to_lab(colour: str, sight: str) -> tuple[float, float, float]:

@@ -31,8 +31,10 @@ def draw_clients(content: Content, title: str, path: Path) -> None:
 
 
 def _write_values(axes: Axes, grid: Any) -> None:
-    # What is masked is grey and has no number.
-    for (row, column), value in numpy.ma.ndenumerate(grid):
+    for (row, column), value in numpy.ndenumerate(grid.filled(numpy.nan)):
+        # What is not known is grey, and has no number.
+        if numpy.isnan(value):
+            continue
         colour = "#000000" if value > 55 else "#ffffff"
         text = f"{value:.0f}"
         axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)

@@ -95,7 +95,7 @@ def describe_cost(run: RunRecords) -> Json:
 
 def describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
     """Return calibration error and bins of runs on a test; None where they have none."""
-    last = [run.rounds[-1] for run in runs]
+    last = [run.rounds[-1] for run in runs if run.rounds]
     bins = pool_bins((line.calibration_bins or {}).get(test, []) for line in last)
     errors = [(line.calibration_error or {}).get(test) for line in last]
     if not bins:

@@ -68,7 +68,7 @@ def _draw_panel(
             continue
         style: Any = style_of(name).dot()
         for x, y, gone in known:
-            look = {"marker": "x", "color": "#333333"} if gone else {**style, "alpha": 0.6}
+            look: Any = {"marker": "x", "color": "#333333"} if gone else {**style, "alpha": 0.6}
             axes.plot(x, y, ls="", ms=3.5, **look)
         middle = [numpy.mean([each[place] for each in known]) for place in (0, 1)]
         axes.plot(*middle, ls="", ms=8, mec="white", **style)

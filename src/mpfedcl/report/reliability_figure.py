@@ -25,7 +25,7 @@ def draw_reliability(content: Content, title: str, path: Path, test: Test = "own
     rows = -(-len(found) // _COLUMNS)
     columns = max(2, -(-len(found) // rows))
     size = (2.15 * columns + 0.5, 2.4 * rows + 1.1)
-    layout = {"figsize": size, "sharey": True, "squeeze": False}
+    layout: Any = {"figsize": size, "sharey": True, "squeeze": False}
     with figure_file(path, rows, columns, **layout) as (page, grid):
         for axes in list(grid.flat)[len(found) :]:
             axes.set_visible(False)

@@ -85,9 +85,10 @@ class RunRecords:
     @property
     def has_diverged(self) -> bool:
         """Whether the run ended in numbers that are none."""
-        if self.rounds[-1].round < self.experiment.rounds and self.summary is None:
+        is_over = self.rounds and self.rounds[-1].round >= self.experiment.rounds
+        if not is_over and self.summary is None:
             return False
-        return self.rounds[-1].has_diverged(self.readings["own"])
+        return bool(self.rounds) and self.rounds[-1].has_diverged(self.readings["own"])
 
     @property
     def is_one_exchange(self) -> bool:

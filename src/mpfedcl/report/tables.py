@@ -186,7 +186,7 @@ def explain_prior(readings: Iterable[str]) -> str:
     )
 
 
-def tests_differ(own: Mapping[str, Any], union: Mapping[str, Any]) -> bool:
+def tests_differ(own: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
     """Tell by what was read on both whether these are two tests, or one that all clients share."""
     pairs = [(own.get(name), value) for name, value in union.items()]
     # Means over clients of one and the same number are a rounding apart.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from mpfedcl.api import RUNNER
@@ -76,7 +77,7 @@ def compare_command(arguments: Compare) -> int:
         table.show(stdout_console())
     stdout_console().print(f"comparison: {path}")
     figures = ", ".join(sorted(each.name for each in comparison.path.glob("*.png")))
-    stdout_console().print(f"in it: table.md, comparison.json, {figures}")
+    stdout_console().print(fill(f"in it: table.md, comparison.json, {figures}", 100))
     return 0
 
 
