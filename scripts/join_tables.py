@@ -227,7 +227,7 @@ def _plot(
     kind: str,
 ) -> None:
     values = numpy.array(curves, dtype=float)
-    mean, deviation = values.mean(axis=1), values.std(axis=1)
+    mean, deviation = values.mean(axis=1), values.std(axis=1, ddof=1)
     colour = COLOURS[index]
     axes.plot(epochs, mean, color=colour, marker=MARKERS[index], ms=4, label=kind)
     axes.fill_between(epochs, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0)

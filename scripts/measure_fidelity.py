@@ -44,7 +44,9 @@ def main(out: Path) -> None:
         comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
         comparison.run(JobOptions(RUNNER, count_cores()))
         readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
-        rows.append([name, *(mean_and_deviation(readings[reading]) for reading in _READINGS)])
+        rows.append(
+            [name, *(mean_and_deviation(readings[reading], ddof=0) for reading in _READINGS)]
+        )
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(
         TextTable("", ["changed", *(READING_TITLES[r] for r in _READINGS)], rows).markdown(), end=""

@@ -47,9 +47,9 @@ def main(out: Path) -> None:
                 [
                     situation,
                     number,
-                    mean_and_deviation(readings["own"]["personal_prototype"]),
-                    mean_and_deviation(readings["union"]["personal_prototype"]),
-                    mean_and_deviation(readings["own"]["averaged_prototype"]),
+                    mean_and_deviation(readings["own"]["personal_prototype"], ddof=0),
+                    mean_and_deviation(readings["union"]["personal_prototype"], ddof=0),
+                    mean_and_deviation(readings["own"]["averaged_prototype"], ddof=0),
                     number if number != "auto" else _count_chosen(comparison),
                 ]
             )

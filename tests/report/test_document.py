@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -160,11 +160,11 @@ def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     # Written runs are all judged by personal_prototype, one below the first reading.
     for place, row in enumerate(headline["rows"]):
         values = [base + 10 * place + seed - 1 for seed in range(3)]
-        assert row[1]["text"] == f"{fmean(values):.1f}({pstdev(values):.1f})"
+        assert row[1]["text"] == f"{fmean(values):.1f}({stdev(values):.1f})"
     # The difference is 10 for every seed: no doubt about it.
     assert [row[1].get("mark") for row in headline["rows"]] == [None, "best"]
     band = document["groups"][0]["curves"]["accuracy"]["own"]["personal_prototype"]["std"]
-    assert band == pytest.approx([pstdev((0, 1, 2))] * 3, abs=1e-3)
+    assert band == pytest.approx([stdev((0, 1, 2))] * 3, abs=1e-3)
     assert section["command"].startswith("mpfedcl compare --methods fedavg mp-fedcl --seeds 0 1 2")
 
 

@@ -110,8 +110,8 @@ def test_the_card_of_a_run_on_the_embedded_digits(
         name: percent(value) for name, value in accuracies.items()
     }
     middle = sum(accuracies.values()) / 5
-    spread = math.sqrt(sum((value - middle) ** 2 for value in accuracies.values()) / 5)
-    assert f"is {middle:.1f} % with a deviation of {spread:.1f}." in card.text
+    spread = math.sqrt(sum((value - middle) ** 2 for value in accuracies.values()) / 4)
+    assert f"is {middle:.1f} % with a deviation of {spread:.1f} (ddof 1)." in card.text
     worst = min(accuracies, key=lambda name: accuracies[name])
     assert f"Worst case: {worst} with {accuracies[worst]:.1f} %." in card.text
     # What was shared, and what it may give away.

@@ -27,9 +27,15 @@ def test_numbers_that_are_none_stay_none() -> None:
     assert rounded(math.nan) is None
     assert round_significant(math.inf) is None
     assert round_significant(0.000123456, 3) == 0.000123
-    assert mean_and_deviation([1.0, None]) == "-"
-    assert mean_and_deviation([1.0, math.nan]) == "-"
-    assert mean_and_deviation([1.0, 3.0]) == "2.0(1.0)"
+
+
+def test_the_deviation_has_ddof_1_and_a_diverged_seed_is_counted() -> None:
+    assert mean_and_deviation([1.0, 3.0]) == "2.0(1.4)"
+    assert mean_and_deviation([1.0, 3.0], ddof=0) == "2.0(1.0)"
+    assert mean_and_deviation([1.0]) == "1.0"
+    assert mean_and_deviation([1.0, 3.0, None]) == "2.0(1.4)✗1"
+    assert mean_and_deviation([1.0, math.nan, None]) == "1.0✗2"
+    assert mean_and_deviation([None, None]) == "-"
 
 
 def test_the_calibration_error_is_said_where_there_is_one() -> None:

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 import pytest
 
@@ -42,9 +42,9 @@ def summaries(path: Path, method: str) -> list[Json]:
 
 
 def by_hand(values: list[float | None]) -> str:
-    """Return mean(std), std with ddof = 0."""
+    """Return mean(std), std with ddof = 1."""
     known = [value for value in values if value is not None]
-    return f"{fmean(known):.1f}({pstdev(known):.1f})" if known else "-"
+    return f"{fmean(known):.1f}({stdev(known):.1f})" if known else "-"
 
 
 # What it shows

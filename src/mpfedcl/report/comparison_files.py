@@ -11,8 +11,11 @@ from mpfedcl.report.tables import (
     READING_GROUPS,
     READING_TITLES,
     TextTable,
+    explain_deviation,
+    explain_divergence,
     explain_marks,
     explain_prior,
+    fairness_table,
     judged_by,
     mean_and_deviation,
     name_encoders,
@@ -55,7 +58,7 @@ def _build_tables(
         f"{effort}accuracy % {over}"
     )
     two_tests = experiment.partition.test != "shared"
-    tests = {test: f"{test} test" for test in (TESTS if two_tests else TESTS[:1])}
+    tests = {test: f"{test} test" for test in TESTS} if two_tests else {TESTS[0]: "test"}
     headline = TextTable(
         setting,
         ["method", *tests.values(), "MB sent", "seconds", f"read by{_ORDER if two_tests else ''}"],
@@ -73,7 +76,12 @@ def _build_tables(
     )
     if not all_readings:
         return [headline]
-    return [headline, *_client_tables(methods), *_reading_tables(methods, tests)]
+    return [
+        headline,
+        fairness_table(methods),
+        *_client_tables(methods),
+        *_reading_tables(methods, tests),
+    ]
 
 
 def _rename(content: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -108,6 +116,10 @@ def _headline_notes(
     }
     if comparison.planned_runs[0].experiment.partition.test == "shared":
         yield "All clients have the same test."
+    if note := explain_deviation(len(content["seeds"])):
+        yield note
+    if note := explain_divergence({name: each["diverged"] for name, each in methods.items()}):
+        yield note
     if len(methods) > 1:
         yield explain_marks(len(content["seeds"]))
     if note := explain_prior(r for entry in methods.values() for r in judged_by(entry).values()):
@@ -162,11 +174,13 @@ def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[
 
 
 def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
-    """Draw each method's headline reading per round, and the partition of the first seed."""
+    """Draw accuracy per round, all figures of the end, and the partition of the first seed."""
+    from mpfedcl.report.comparison_figures import draw_comparison
     from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
 
     names = name_methods(content["methods"])
     curves: dict[str, list[Curve]] = {}
+    labels: dict[str, str] = {}
     clocked: dict[str, list[list[tuple[float, float]]]] = {}
     for each in comparison.planned_runs:
         reading = content["methods"][each.experiment.method]["reading"]
@@ -175,14 +189,18 @@ def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
         times = [record["virtual_seconds"] for record in records if "virtual_seconds" in record]
         method = each.experiment.method
         once = "" if find_method(method).trains else "; no rounds"
-        curves.setdefault(f"{names[method]} ({READING_TITLES[reading]}{once})", []).append(curve)
+        label = f"{names[method]} ({READING_TITLES[reading]}{once})"
+        labels[label] = method
+        curves.setdefault(label, []).append(curve)
         if times:
             accuracies = [accuracy for _, accuracy in curve]
             clocked.setdefault(names[method], []).append(list(zip(times, accuracies, strict=True)))
     first = comparison.planned_runs[0]
     setting = describe_partition(first.experiment, with_seed=False)
-    title = f"{first.experiment.dataset.name}, {setting}: clients' own tests"
-    draw_curves(curves, title, comparison.path / "accuracy.png")
+    data = f"{first.experiment.dataset.name}, {setting}"
+    title = data if content["shared_test"] else f"{data}: clients' own tests"
+    draw_curves(curves, title, comparison.path / "accuracy.png", labels)
+    draw_comparison(content, data, comparison.path)
     if clocked:
         draw_over_time(clocked, title, comparison.path / "accuracy-over-time.png")
     partition = RunDirectory(first.path).read_json("partition.json")

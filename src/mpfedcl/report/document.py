@@ -1,5 +1,6 @@
 """All that a report shows, gathered from folders into one plain JSON document."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -8,6 +9,8 @@ from pathlib import Path
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_budget, describe_data
 from mpfedcl.json_files import Json
+from mpfedcl.report.comparison_section import describe_comparison
+from mpfedcl.report.method_styles import style_of
 from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
@@ -111,10 +114,13 @@ class _DocumentBuilder:
 
     def _describe_groups(self) -> None:
         most = min(_MOST_POINTS, max(60, _POINTS_IN_ALL // max(1, len(self._members))))
-        self.groups = [
-            describe_seed_group(name, [self.records[place] for place in places], places, most)
-            for name, places in self._members
-        ]
+        seen = Counter[str]()
+        for name, places in self._members:
+            runs = [self.records[place] for place in places]
+            method = runs[0].experiment.method
+            style = style_of(method, seen[method])
+            seen[method] += 1
+            self.groups.append(describe_seed_group(name, runs, places, most, style))
 
     def _section(self, folder: ResultFolder) -> Json:
         if folder.kind == "paper":
@@ -194,6 +200,7 @@ class _DocumentBuilder:
             return
         obstacles = find_ranking_obstacles(groups, self.records)
         section["tables"] = comparison_tables(groups, self.records, self.runs, obstacles)
+        section |= describe_comparison(groups, self.runs, is_paired=not obstacles)
 
     def _describe_setup(self, places: Sequence[int]) -> list[str]:
         records = [self.records[place] for place in places]

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from mpfedcl.report.method_styles import style_of
 from mpfedcl.report.tables import READING_TITLES
 
 # Colour-blind safe (Okabe and Ito), dark enough on white.
@@ -33,6 +35,8 @@ STYLE: Any = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
 }
+
+_MOST_BANDS = 12
 
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
@@ -116,26 +120,46 @@ def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> No
         axes.grid(visible=False, axis="y")
 
 
-def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> None:
+def draw_curves(
+    curves: Mapping[str, Sequence[Curve]],
+    title: str,
+    path: Path,
+    methods: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band.
 
-    A curve of one point beside longer ones is of one exchange: a dashed line across.
+    `methods` names the method behind a label, whose colour it has. A curve of one point beside
+    longer ones is of one exchange: a dashed line across. A point without a number, of a seed that
+    diverged, is a cross at the foot of the figure.
     """
     longest = max((curve for several in curves.values() for curve in several), key=len, default=())
+    # More bands than these hide each other.
+    has_bands = len(curves) <= _MOST_BANDS
+    band = "; band: \u00b1 1 standard deviation (ddof 1)" if has_bands else ""
+    told = dict.fromkeys(
+        f"line: mean of {len(several)} seeds{band}"
+        for several in curves.values()
+        if len(several) > 1
+    )
     with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
         for index, (label, several) in enumerate(curves.items()):
             rounds = [each[0] for each in several[0]]
             values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
-            style = {"color": COLOURS[index % 7], "marker": MARKERS[index % 7], "ms": 4}
-            # There are more readings than colours.
-            style["linestyle"] = "-" if index < len(COLOURS) else ":"
+            style = {**_curve_style(index, methods.get(label)), "ms": 4}
             if len(rounds) == 1 < len(longest):
                 rounds = [longest[0][0], longest[-1][0]]
                 values = values.repeat(2, axis=1)
                 style |= {"linestyle": "--"}
-            mean, deviation = values.mean(axis=0), values.std(axis=0)
+            lost = ~numpy.isfinite(values)
+            mean, deviation = _mean_and_band(values)
+            if lost.any():
+                told[f"✗ on the axis: {label}, a seed has no number there"] = None
+                places = numpy.array(rounds)[lost.any(axis=0)]
+                axes.plot(
+                    places, numpy.full(len(places), 1.5), "x", color=style["color"], ms=6, mew=1.8
+                )
             axes.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 10), **style)
-            if len(several) > 1:
+            if len(several) > 1 and has_bands:
                 axes.fill_between(
                     rounds,
                     mean - deviation,
@@ -144,13 +168,38 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -
                     alpha=0.15,
                     lw=0,
                 )
-        axes.set(xlabel="round", ylabel="accuracy (%)", title=title, ylim=(0, 100))
+        axes.set(xlabel="\n".join(["round", *told]), ylabel="accuracy (%)", title=title)
+        axes.set_ylim(0, 100)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if curves:
             # As large as two columns of the longest label fit the page.
             fitting = 6.9 / (0.16 + 0.0144 * max(map(len, curves)))
             size = min(10.0, max(5.0, fitting))
             figure.legend(loc="outside lower center", ncols=2, fontsize=size)
+            # Many methods have a long legend, which must not take the curves' room.
+            figure.set_figheight(4.8 + 0.024 * size * max(0, -(-len(curves) // 2) - 5))
+
+
+def _curve_style(index: int, method: str | None) -> dict[str, Any]:
+    if method is not None:
+        return style_of(method).line()
+    return {
+        "color": COLOURS[index % 7],
+        "marker": MARKERS[index % 7],
+        # There are more readings than colours.
+        "linestyle": "-" if index < len(COLOURS) else ":",
+    }
+
+
+def _mean_and_band(values: NDArray[numpy.float64]) -> tuple[Any, Any]:
+    """Return mean and deviation (ddof 1) of each column, over the seeds that have a number."""
+    known = numpy.isfinite(values)
+    count = known.sum(axis=0)
+    with numpy.errstate(invalid="ignore", divide="ignore"):
+        mean = numpy.where(known, values, 0).sum(axis=0) / count
+        squares = numpy.where(known, (values - mean) ** 2, 0).sum(axis=0)
+        deviation = numpy.where(count > 1, numpy.sqrt(squares / (count - 1)), 0.0)
+    return mean, deviation
 
 
 def draw_over_time(
@@ -158,15 +207,13 @@ def draw_over_time(
 ) -> None:
     """Draw accuracy over virtual seconds: a line for each run, as their clocks differ."""
     with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
-        for index, (label, several) in enumerate(curves.items()):
+        for label, several in curves.items():
             for number, curve in enumerate(several):
                 axes.plot(
                     [seconds for seconds, _ in curve],
                     [accuracy for _, accuracy in curve],
                     label=label if number == 0 else None,
-                    color=COLOURS[index % 7],
-                    marker=MARKERS[index % 7],
-                    ms=4,
+                    **{**style_of(label).line(), "ms": 4},
                     markevery=max(1, len(curve) // 10),
                 )
         axes.set(xlabel="virtual seconds", ylabel="accuracy (%)", title=title, ylim=(0, 100))

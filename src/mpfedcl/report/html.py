@@ -17,8 +17,12 @@ SCRIPTS = (
     "charts/bubbles.js",
     "charts/matrix.js",
     "charts/scatter.js",
+    "charts/intervals.js",
+    "charts/heat.js",
+    "charts/points.js",
     "parts.js",
     "views.js",
+    "comparison_views.js",
     "prototype_map.js",
 )
 """What every page of mpfedcl is made of. In this order: each uses only what stands before it."""

@@ -254,8 +254,8 @@ def _readings_section(subject: CardSubject) -> str:
     if values:
         lines.append(
             f"Over the {len(values):,} clients that were evaluated, the headline is "
-            f"{percent(mean(values))} % with a deviation of {percent(deviation(values))}. "
-            f"{_describe_worst_client(subject)}\n"
+            f"{percent(mean(values))} % with a deviation of {percent(deviation(values))} "
+            f"(ddof 1). {_describe_worst_client(subject)}\n"
         )
     if told := describe_calibration(subject.summary):
         lines.append(f"{told.capitalize()}.\n")

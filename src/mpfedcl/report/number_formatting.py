@@ -38,12 +38,24 @@ def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def deviation(values: Sequence[float]) -> float | None:
-    """Return the standard deviation with ddof = 0, None of nothing."""
+def deviation(values: Sequence[float], ddof: int = 1) -> float | None:
+    """Return the standard deviation; None of too few. The paper's own tables have ddof 0."""
     middle = mean(values)
-    if middle is None:
+    if middle is None or len(values) <= ddof:
         return None
-    return math.sqrt(sum((value - middle) ** 2 for value in values) / len(values))
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - ddof))
+
+
+def describe_fairness(summary: Mapping[str, Any]) -> str:
+    """Say how accuracy is spread over clients; nothing of one client, nor where it is not known."""
+    found = summary.get("fairness")
+    if not found or found["clients"] < 2:
+        return ""
+    return (
+        f"spread over clients: std {found['std']:.1f} (ddof 1), "
+        f"worst client {found['worst']:.1f} %, worst tenth {found['worst_decile']:.1f} %, "
+        f"Jain's index {found['jain']:.3f}"
+    )
 
 
 def describe_calibration(summary: Mapping[str, Any]) -> str:

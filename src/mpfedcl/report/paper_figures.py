@@ -20,10 +20,12 @@ from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.report.figures import COLOURS, MARKERS, draw_partition_into, figure_file
+from mpfedcl.report.method_styles import is_styled, style_of
 from mpfedcl.studies.paper.item import PaperItem, Picture
 from mpfedcl.studies.paper.paper_runs import PaperRuns, resolve_with_seed
 
 _CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_BARS = "(bars: \u00b1 1 standard deviation over seeds, ddof 0)"
 _CLIENTS_SHOWN = 2
 _IMAGES_SHOWN = 600
 
@@ -62,7 +64,8 @@ def _draw_lines(figures: Sequence[Mapping[str, Any]], title: str, path: Path) ->
             _draw_lines_into(axes, figure, names)
         for axes in list(grid.flat)[len(figures) :]:
             axes.set_visible(False)
-        page.suptitle(title)
+        has_bars = any(line["std"] for figure in figures for line in figure["lines"])
+        page.suptitle(f"{title}\n{_BARS}" if has_bars else title)
         handles = [_legend_handle(number, name) for number, name in enumerate(names)]
         page.legend(handles=handles, loc="outside lower center", ncols=min(5, len(names)))
 
@@ -74,8 +77,7 @@ def _draw_lines_into(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]
             line["x"],
             line["mean"],
             yerr=line["std"],
-            color=COLOURS[number % 7],
-            marker=MARKERS[number % 7],
+            **_look(number, line["name"]),
             markersize=4,
             markevery=max(1, len(line["x"]) // 12),
             errorevery=max(1, len(line["x"]) // 12),
@@ -89,8 +91,15 @@ def _draw_lines_into(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
+def _look(number: int, name: str) -> dict[str, Any]:
+    """Return a method's own colour and marker, and those of its place for what is no method."""
+    if is_styled(name):
+        return style_of(name).dot()
+    return {"color": COLOURS[number % 7], "marker": MARKERS[number % 7]}
+
+
 def _legend_handle(number: int, name: str) -> Line2D:
-    return Line2D([], [], color=COLOURS[number % 7], marker=MARKERS[number % 7], ms=4, label=name)
+    return Line2D([], [], **_look(number, name), ms=4, label=name)
 
 
 def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
@@ -115,8 +124,7 @@ def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
                     numpy.mean(union["values"]),
                     xerr=numpy.std(cell["values"]),
                     yerr=numpy.std(union["values"]),
-                    color=COLOURS[number % 7],
-                    marker=MARKERS[number % 7],
+                    **_look(number, titles[cell["row"]]),
                     markersize=7,
                     elinewidth=0.9,
                 )
@@ -129,7 +137,8 @@ def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
                 axes.plot([0, 100], [0, 100], color="#bbbbbb", lw=0.8, zorder=0)
                 axes.set_xlabel("own test, %")
             row[0].set_ylabel("union test, %")
-        page.suptitle(f"{result['title']}: right is better for a client, up is better for all")
+        said = "right is better for a client, up is better for all"
+        page.suptitle(f"{result['title']}: {said}\n{_BARS}")
         handles = [_legend_handle(number, name) for number, name in enumerate(titles.values())]
         page.legend(handles=handles, loc="outside lower center", ncols=len(titles))
 

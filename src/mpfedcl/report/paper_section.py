@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpfedcl.json_files import Json, read_json_file
 from mpfedcl.report.file_schemas import FigureLine, PaperCell, PaperResultFile
+from mpfedcl.report.method_styles import is_styled, style_of
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,
@@ -139,7 +140,7 @@ def _format_value(cell: PaperCell) -> str:
     """Return mean(std), or a count in full; a dash where a seed lacks its value."""
     middle = _mean(cell)
     if cell.unit != "numbers" or middle is None:
-        return mean_and_deviation(cell.values)
+        return "-" if middle is None else mean_and_deviation(cell.values, ddof=0)
     return f"{middle:,.0f}"
 
 
@@ -164,9 +165,11 @@ def _compare_with_paper(cell: PaperCell) -> str:
 def _legend(places: dict[tuple[str, str], list[PaperCell]]) -> str:
     marked = {cell.better for cells in places.values() for cell in cells if cell.mark}
     if not marked:
-        return "Std with ddof 0."
+        return "Std with ddof 0, as in the paper."
     best = _BEST[marked.pop() if len(marked) == 1 else None]
-    return f"best: {best} of a column. ≈: within noise of the best. Std with ddof 0."
+    return (
+        f"best: {best} of a column. ≈: within noise of the best. Std with ddof 0, as in the paper."
+    )
 
 
 def _describe_line(line: FigureLine) -> Json:
@@ -176,6 +179,8 @@ def _describe_line(line: FigureLine) -> Json:
         "x": [round_significant(line.x[place], 6) for place in chosen],
         "mean": [round_significant(line.mean[place], 5) for place in chosen],
     }
+    if is_styled(line.name):
+        curve["style"] = style_of(line.name).to_json()
     if line.std is not None:
         curve["std"] = [rounded(line.std[place], 4) for place in chosen]
     return curve

@@ -83,7 +83,7 @@ def format_cell(cell: dict[str, Any] | None) -> str:
         return "-"
     if cell["unit"] == "numbers":
         return f"{statistics.fmean(cell['values']):,.0f}"
-    return MARKS.get(cell["mark"] or "", "") + mean_and_deviation(cell["values"])
+    return MARKS.get(cell["mark"] or "", "") + mean_and_deviation(cell["values"], ddof=0)
 
 
 def _format_published(cell: dict[str, Any] | None) -> str:

@@ -20,6 +20,8 @@ from mpfedcl.report.reproduction import (
     file_command,
     run_command,
 )
+from mpfedcl.report.tables import tests_differ
+from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -76,6 +78,22 @@ class RunRecords:
             method = find_method(self.experiment.method)(self.experiment, num_classes)
             return {test: method.reading_on(test) for test in TESTS}
         return dict.fromkeys(TESTS, self._recognize_reading())
+
+    @cached_property
+    def has_shared_test(self) -> bool:
+        """Whether all clients are tested on one test; clients of a network bring their own."""
+        if self.experiment.partition.test != "shared" or self.is_network:
+            return False
+        read = self.last_evaluated.accuracy if self.last_evaluated else None
+        return not read or not tests_differ(read["own"], read["union"])
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the run ended in numbers that are none."""
+        is_over = self.rounds and self.rounds[-1].round >= self.experiment.rounds
+        if not is_over and self.summary is None:
+            return False
+        return bool(self.rounds) and self.rounds[-1].has_diverged(self.readings["own"])
 
     @property
     def method_name(self) -> str:
@@ -140,6 +158,7 @@ def describe_run(records: RunRecords) -> Json:
     experiment = records.experiment
     clients = _describe_clients(records)
     confusion = _describe_confusion(records, clients)
+    fairness = measure_fairness(client["accuracy"] for client in clients)
     return {
         "name": records.name,
         "method": records.method_name,
@@ -152,6 +171,7 @@ def describe_run(records: RunRecords) -> Json:
         "reading": records.readings["own"],
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
+        "fairness": fairness.to_json() if fairness else None,
         "confusion": confusion,
         "partition": _describe_partition(records),
         "absences": _describe_absences(records),

@@ -6,7 +6,14 @@ from typing import Any
 from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json
 from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
+from mpfedcl.report.comparison_section import (
+    describe_calibration,
+    describe_cost,
+    fairness_table,
+)
+from mpfedcl.report.comparison_section import table_cell as _cell
 from mpfedcl.report.headline import describe_mean, describe_server_model
+from mpfedcl.report.method_styles import MethodStyle, style_of
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     deviation,
@@ -16,10 +23,12 @@ from mpfedcl.report.number_formatting import (
     rounded,
 )
 from mpfedcl.report.round_costs import describe_round_costs
-from mpfedcl.report.run_description import RunRecords, find_worst_client_and_class
+from mpfedcl.report.run_description import RunRecords
 from mpfedcl.report.tables import (
     READING_GROUPS,
     READING_TITLES,
+    explain_deviation,
+    explain_divergence,
     explain_prior,
     mean_and_deviation,
     name_encoders,
@@ -34,13 +43,19 @@ _LEGEND = (
     "the difference, paired by seed, contains 0. With few seeds such intervals are wide."
 )
 _COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
+_ONE_TEST = "All clients share one test."
 _ONE_SEED = "With one seed, no difference can be told from chance."
 
 
 def describe_seed_group(
-    name: str, runs: Sequence[RunRecords], places: Sequence[int], most: int
+    name: str,
+    runs: Sequence[RunRecords],
+    places: Sequence[int],
+    most: int,
+    style: MethodStyle | None = None,
 ) -> Json:
     """Return the curves and costs of runs of one name; `places` says where they stand."""
+    style = style or style_of(runs[0].experiment.method)
     accuracy = {
         test: {
             reading: curve
@@ -56,6 +71,12 @@ def describe_seed_group(
     }
     return {
         "name": name,
+        "style": style.to_json(),
+        "shared_test": all(run.has_shared_test for run in runs),
+        "end": {test: [run.value(test, run.readings[test]) for run in runs] for test in TESTS},
+        "diverged": [run.has_diverged for run in runs],
+        "costs": [describe_cost(run) for run in runs],
+        "calibration": {test: describe_calibration(runs, test) for test in TESTS},
         "judged_by": runs[0].readings,
         "one_exchange": runs[0].is_one_exchange,
         "runs": list(places),
@@ -81,19 +102,25 @@ def run_readings_table(run: RunRecords) -> Json:
         note = "judged by this" if is_judged else None
         return {**_cell("-" if value is None else f"{value:.2f}", note=note), "strong": is_judged}
 
+    titles = _title_tests([run])
     rows = [
-        [_cell(READING_TITLES[reading]), *(cell(test, reading) for test in TESTS)]
+        [_cell(READING_TITLES[reading]), *(cell(test, reading) for test in titles)]
         for reading in READINGS
     ]
     return {
         "caption": "Accuracy in %"
         + (f" in round {number}, the last one evaluated" if number else ""),
-        "columns": ["reading", *_TEST_TITLES.values()],
+        "columns": ["reading", *titles.values()],
         "rows": rows,
         "notes": [
             "personal: each client's own model after its training, averaged over clients; "
             "averaged: the server's model. classifier: the network's last layer; prototype: the "
-            "nearest prototype. own: each client on its own test images; union: on everybody's.",
+            "nearest prototype. "
+            + (
+                _ONE_TEST
+                if len(titles) == 1
+                else "own: each client on its own test images; union: on everybody's."
+            ),
             *_describe_headline(run),
             explain_prior(READINGS),
         ],
@@ -169,7 +196,7 @@ def comparison_tables(
     """
     return [
         _headline_table(groups, runs, obstacles),
-        _worst_cases_table(groups, content),
+        fairness_table(groups, content),
         *_reading_tables(groups, runs),
     ]
 
@@ -180,7 +207,8 @@ def _headline_table(
     is_ranked = not obstacles and len(groups) > 1
     seeds = sorted({seed for group in groups for seed in group["seeds"]})
     columns, notes = [], []
-    for test in TESTS:
+    titles = _title_tests([runs[place] for group in groups for place in group["runs"]])
+    for test in titles:
         by_seed: dict[str, dict[int, float | None]] = {}
         for place, group in enumerate(groups):
             here = [runs[number] for number in group["runs"]]
@@ -193,6 +221,18 @@ def _headline_table(
             _cell(mean_and_deviation(list(each.values())), mark=found.get(name))
             for name, each in by_seed.items()
         ])  # fmt: skip
+    if len(seeds) > 1:
+        notes.append(explain_deviation(len(seeds)))
+    lost = {
+        group["name"]: [
+            s for s, gone in zip(group["seeds"], group["diverged"], strict=True) if gone
+        ]
+        for group in groups
+    }
+    if told := explain_divergence(lost):
+        notes.append(told)
+    if len(titles) == 1:
+        notes.append(_ONE_TEST)
     if is_ranked:
         notes.append(_LEGEND)
     if any(len(group["seeds"]) == 1 for group in groups):
@@ -206,7 +246,7 @@ def _headline_table(
     notes += [each for each in (explain_prior(judged), name_encoders(encoders)) if each]
     rows = [
         [
-            _cell(group["name"], note=name_readings(group["judged_by"].values())),
+            _cell(group["name"], note=name_readings(group["judged_by"][test] for test in titles)),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
             _cell(f"{training_seconds(group['seconds']):,.1f}"),
@@ -218,49 +258,28 @@ def _headline_table(
     over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
     return {
         "caption": f"Accuracy in % of the last round, never the best one: {over}, each method by "
-        "the reading it is judged by on each test",
-        "columns": ["method", *_TEST_TITLES.values(), "MB sent", "seconds"],
+        f"the reading it is judged by{'' if len(titles) == 1 else ' on each test'}",
+        "columns": ["method", *titles.values(), "MB sent", "seconds"],
         "rows": rows,
         "notes": [*notes, _COSTS],
     }
 
 
-def _worst_cases_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
-    rows = []
-    for group in groups:
-        worst = [find_worst_client_and_class(content[place]) for place in group["runs"]]
-        clients = [client["accuracy"] if client else None for client, _ in worst]
-        classes = [each["accuracy"] if each else None for _, each in worst]
-        names = [
-            ", ".join(dict.fromkeys(each["name"] for each in column if each))
-            for column in zip(*worst, strict=True)
-        ]
-        rows.append([
-            _cell(group["name"]),
-            _cell(mean_and_deviation(clients), note=names[0]),
-            _cell(mean_and_deviation(classes), note=names[1]),
-        ])  # fmt: skip
-    return {
-        "caption": "Who is left behind: the worst client and the worst class of each run, "
-        "accuracy in % on the clients' own tests",
-        "columns": ["method", "worst client", "worst class"],
-        "rows": rows,
-        "notes": [],
-    }
-
-
 def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
-    """Return all readings: for each test those without a label prior, then those with one."""
+    """Return all readings: for each test those without a label prior, then those with one.
+
+    They stand below the charts: there are many, and few look for them first.
+    """
 
     def values(group: Json, test: Test) -> dict[str, list[float | None]]:
         return {r: [runs[place].value(test, r) for place in group["runs"]] for r in READINGS}
 
-    titles = {test: f"the {title}" for test, title in _TEST_TITLES.items()}
-    if not any(_differ(values(group, "own"), values(group, "union")) for group in groups):
-        titles = {"own": "the own test, which is the union test here"}
+    named = _title_tests([runs[place] for group in groups for place in group["runs"]])
+    titles = {test: f"the {title}" for test, title in named.items()}
     return [
         {
             "caption": f"Readings {name} on {title}, accuracy in % of the last round",
+            "later": True,
             "columns": ["method", *(READING_TITLES[reading] for reading in readings)],
             "rows": [
                 [
@@ -285,13 +304,9 @@ def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[
     ]
 
 
-def _differ(own: Mapping[str, Any], union: Mapping[str, Any]) -> bool:
-    """Tell whether tests differ, by what was read of both: not all readings are of everybody's."""
-    return any(None not in values and values != own[name] for name, values in union.items())
-
-
-def _cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
-    return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
+def _title_tests(runs: Sequence[RunRecords]) -> dict[Test, str]:
+    """Return the tests with their titles: one where all clients of all runs share it."""
+    return {"own": "test"} if all(run.has_shared_test for run in runs) else _TEST_TITLES
 
 
 def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:
@@ -301,19 +316,25 @@ def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, fl
 
 
 def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
-    """Return mean and deviation in the rounds that all runs have, at most so many of them."""
-    common = [
-        number
+    """Return mean and deviation in the rounds that all runs have, at most so many of them.
+
+    `lost` counts the runs that have no number there: they diverged.
+    """
+    known = {
+        number: finite_values([each[number] for each in several])
         for number in several[0]
-        if all(len(finite_values([each.get(number)])) == 1 for each in several)
-    ]
+        if all(number in each for each in several)
+    }
+    common = [number for number, values in known.items() if values]
     if not common:
         return None
     chosen = [common[place] for place in choose_evenly(len(common), most)]
-    values = [finite_values([each[number] for each in several]) for number in chosen]
+    values = [known[number] for number in chosen]
     curve: Json = {"x": chosen, "mean": [round_significant(mean(each), 5) for each in values]}
     if len(several) > 1:
-        curve["std"] = [round_significant(deviation(each), 3) for each in values]
+        curve["std"] = [round_significant(deviation(each), 3) or 0.0 for each in values]
+        lost = [len(several) - len(each) for each in values]
+        curve |= {"lost": lost} if any(lost) else {}
     return curve
 
 

@@ -1,5 +1,6 @@
 """Tables that fit 100 columns, for the terminal and for Markdown."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,16 @@ READING_TITLES = {
 }
 READING_GROUPS = {"without a label prior": READINGS[:4], "with a label prior": READINGS[4:]}
 """All readings, in two tables: side by side they do not fit."""
+FAIRNESS_TITLES = {
+    "worst": "worst client",
+    "worst_decile": "worst tenth",
+    "best_decile": "best tenth",
+    "std": "spread",
+}
+FAIRNESS_NOTE = (
+    "worst tenth: mean of the worst tenth of the clients, of one at least; spread: standard "
+    "deviation over clients (ddof 1); Jain's index: 1 where all clients are served alike."
+)
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number, so that numbers stay in line: not the star that marks a reading."""
 _BETWEEN = 3
@@ -35,7 +46,7 @@ _BETWEEN = 3
 _MOST_CLIENTS, _WORST_CLIENTS = 20, 5
 """Up to how many clients are listed one by one, and how many of more."""
 _QUARTILES = (25, 50, 75)
-_NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?\*?")
+_NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?(✗\d+)?\*?")
 
 
 @dataclass
@@ -101,13 +112,38 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> str:
-    """Return mean(std) over seeds, std with ddof = 0; a dash where a seed has no number."""
+def mean_and_deviation(values: Sequence[float | None], *, ddof: int = 1) -> str:
+    """Return mean(std) over seeds; a dash where no seed has a number.
+
+    "✗1" after it says that one seed has none: the mean is of the others, and nobody ranks it.
+    """
     known = finite_values(values)
-    if not known or len(known) < len(values):
+    if not known:
         return "-"
-    middle = f"{mean(known):.1f}"
-    return middle if len(known) == 1 else f"{middle}({deviation(known):.1f})"
+    missing = f"✗{len(values) - len(known)}" if len(known) < len(values) else ""
+    spread = "" if len(known) == 1 else f"({deviation(known, ddof):.1f})"
+    return f"{mean(known):.1f}{spread}{missing}"
+
+
+def explain_deviation(num_seeds: int) -> str:
+    """Say what stands in parentheses."""
+    return "" if num_seeds < 2 else "(std): standard deviation over seeds, ddof 1."
+
+
+def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
+    """Name the runs that diverged, by method and seed; nothing where there are none."""
+    told = [
+        f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        for name, seeds in diverged.items()
+        if seeds
+    ]
+    if not told:
+        return ""
+    return (
+        f"Diverged: {'; '.join(told)}. Nothing that clients sent in the last round could be used. "
+        "Where the server has kept a model, the number is that model's; ✗1: one seed has no number "
+        "and is not in the mean."
+    )
 
 
 def explain_marks(num_seeds: int) -> str:
@@ -154,9 +190,43 @@ def explain_prior(readings: Iterable[str]) -> str:
     )
 
 
+def tests_differ(own: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
+    """Tell by what was read on both whether these are two tests, or one that all clients share."""
+    pairs = [(own.get(name), value) for name, value in union.items()]
+    # Means over clients of one and the same number are a rounding apart.
+    return any(
+        None not in pair and not math.isclose(*pair, abs_tol=1e-6)  # type: ignore[arg-type]
+        for pair in pairs
+    )
+
+
+def fairness_table(methods: Mapping[str, Any]) -> TextTable:
+    """Return who is served worst by each method of a comparison."""
+    rows = []
+    for name, entry in methods.items():
+        known = [each or {} for each in entry["fairness"]]
+        numbers = ([each.get(key) for each in known] for key in FAIRNESS_TITLES)
+        rows.append([name, *(mean_and_deviation(each) for each in numbers)])
+        rows[-1].append(f"{mean(jain):.3f}" if (jain := _known(known, "jain")) else "-")
+    return TextTable(
+        "who is served worst, by the method's own reading on each client's own test",
+        ["method", *FAIRNESS_TITLES.values(), "Jain's index"],
+        rows,
+        FAIRNESS_NOTE,
+    )
+
+
+def _known(several: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return finite_values([each.get(key) for each in several])
+
+
 def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
     """Return the readings on both tests of a run, of which its summary tells."""
     readings, judged = summary["readings"], judged_by(summary)
+    is_known = any(value is not None for value in readings["union"].values())
+    shared = is_known and not tests_differ(readings["own"], readings["union"])
+    shared = shared and len(set(judged.values())) == 1
+    titles = {"own": "test"} if shared else {test: f"{test} test" for test in TESTS}
 
     def cell(test: str, reading: str) -> str:
         star = "*" if reading == judged[test] else ""
@@ -164,8 +234,8 @@ def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
 
     return TextTable(
         title,
-        ["accuracy %, last round", *(f"{test} test" for test in TESTS)],
-        [[READING_TITLES[each], *(cell(test, each) for test in TESTS)] for each in READINGS],
+        ["accuracy %, last round", *titles.values()],
+        [[READING_TITLES[each], *(cell(test, each) for test in titles)] for each in READINGS],
         f"* the reading that the method is judged by on this test.\n{explain_prior(READINGS)}",
     )
 

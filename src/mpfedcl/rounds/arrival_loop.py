@@ -148,6 +148,7 @@ class ArrivalLoop(RoundLoop, ABC):
             processed={mark: sorted(who) for mark, who in sorted(counted.processed.items())},
             remarks={**remarks, **self.engine.remarks()},
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
+            calibration_bins=readings.calibration_bins() if readings and with_confusion else None,
             **self._show_clock(),
         )
 

@@ -1,6 +1,7 @@
 """How far probabilities can be believed: the expected calibration error, from sums that add up."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +35,29 @@ def add_bins(parts: Iterable[BinSums]) -> BinSums:
             for rows in zip(total, part, strict=True)
         ]
     return total
+
+
+def describe_bins(bins: BinSums) -> list[list[float]]:
+    """Return [images, right answers, mean probability] of each bin that holds an image."""
+    return [
+        [count, right, round(probability / (count * _UNIT), 6)]
+        for count, right, probability in bins
+        if count
+    ]
+
+
+def pool_bins(several: Iterable[Iterable[Sequence[float]]]) -> list[list[float]]:
+    """Add described bins of several runs; a bin's mean probability tells which it is."""
+    sums: dict[int, list[float]] = {}
+    for count, right, probability in (each for bins in several for each in bins):
+        total = sums.setdefault(math.ceil(probability * NUM_BINS), [0.0, 0.0, 0.0])
+        total[0] += count
+        total[1] += right
+        total[2] += count * probability
+    return [
+        [count, right, round(weight / count, 6)]
+        for _, (count, right, weight) in sorted(sums.items())
+    ]
 
 
 def expected_calibration_error(bins: BinSums) -> float | None:

@@ -13,6 +13,7 @@ from mpfedcl.rounds.calibration_error import (
     BinSums,
     add_bins,
     count_bins,
+    describe_bins,
     expected_calibration_error,
 )
 from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
@@ -67,6 +68,11 @@ class RoundReadings:
     def calibration_error(self) -> dict[Test, float | None]:
         """Return the expected calibration error in %; None where no classifier is judged."""
         return {test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS}
+
+    def calibration_bins(self) -> dict[Test, list[list[float]]] | None:
+        """Return the bins of that error which hold images; None where no classifier is judged."""
+        found = {test: describe_bins(bins) for test, bins in self.bins.items()}
+        return {test: bins for test, bins in found.items() if bins} or None
 
     def _mean(self, test: str, reading: str) -> float | None:
         names = self.trained if reading.startswith("personal") else list(self.clients)

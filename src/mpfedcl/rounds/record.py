@@ -13,6 +13,10 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
+LAST_ROUND_ONLY = ("calibration_error", "calibration_bins")
+"""What is measured in a run's last round alone."""
+
+
 class Attendance(FileContent):
     """Who took part in a round."""
 
@@ -34,6 +38,10 @@ class ArrivalRecord(FileContent):
     """Clients whose answer was given no weight."""
     under_way: _Count = 0
     """Clients that were sent the model and are not back yet."""
+
+
+CalibrationBin = Annotated[list[_Number], Field(min_length=3, max_length=3)]
+"""Test images, those of them that were right, and the mean probability of the class predicted."""
 
 
 class RoundRecord(FileContent):
@@ -60,6 +68,8 @@ class RoundRecord(FileContent):
     """What else the method and the engine say of the round."""
     calibration_error: dict[Test, _Percent | None] | None = None
     """Expected calibration error in %, of the readings that are judged; of the last round."""
+    calibration_bins: dict[Test, list[CalibrationBin]] | None = None
+    """What it is made of: bins that hold images, by rising probability."""
     privacy: dict[str, Any] | None = None
     """The budget and what is spent of it after this round, where there is one."""
     diagnostics: dict[str, Any] | None = None
@@ -71,10 +81,19 @@ class RoundRecord(FileContent):
     arrivals: ArrivalRecord | None = None
     """Asynchronous methods: a record is of as many answers as a round has clients."""
 
+    def has_diverged(self, reading: Reading) -> bool:
+        """Tell of a last round whether the run ended in numbers that are none.
+
+        Then no update of it was accepted, or the reading has no finite accuracy.
+        """
+        if self.unchanged and self.clients.rejected:
+            return True
+        return self.accuracy is not None and self.accuracy["own"].get(reading) is None
+
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
         clocks = ("virtual_seconds", "elapsed_seconds")
-        measured = ("calibration_error", "diagnostics", "privacy", "arrivals", *clocks)
+        measured = (*LAST_ROUND_ONLY, "diagnostics", "privacy", "arrivals", *clocks)
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

@@ -184,6 +184,7 @@ class RoundLoop:
                 **self.engine.remarks(),
             },
             calibration_error=readings.calibration_error() if readings and with_confusion else None,
+            calibration_bins=readings.calibration_bins() if readings and with_confusion else None,
             diagnostics=self.engine.diagnostics(),
             virtual_seconds=None if self._pace is None else self.state.virtual_seconds,
         )

@@ -16,7 +16,7 @@ from mpfedcl.json_files import load_json, validate_content
 from mpfedcl.methods import Reading
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
-from mpfedcl.rounds.record import parse_record
+from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
 from mpfedcl.runs.change import finish_change, is_changing
 from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
 from mpfedcl.tensors import Tensors, pack_tensors
@@ -160,7 +160,8 @@ class RunDirectory:
         if not is_over:
             # Measured in the last round alone, which that one is no more.
             for record in records:
-                record.pop("calibration_error", None)
+                for name in LAST_ROUND_ONLY:
+                    record.pop(name, None)
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         write_atomically(self.path / "rounds.jsonl", lines.encode())
         return records

@@ -10,6 +10,7 @@ from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
 from mpfedcl.json_files import FileContent
 from mpfedcl.methods import TESTS, Reading, Test
+from mpfedcl.rounds.fairness import Fairness
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -37,6 +38,8 @@ class Summary(FileContent):
     accuracy_union: float | None = None
     """The same of `reading_union`."""
     accuracy_per_client: dict[str, float | None] | None = None
+    fairness: Fairness | None = None
+    """How these are spread over clients; None in runs of older versions."""
     calibration_error: dict[Test, float | None] = Field(
         default_factory=lambda: dict.fromkeys(TESTS)
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mpfedcl.methods import TESTS, Method, name_method
+from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.runs.run_files import Summary
 
 
@@ -27,6 +28,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         accuracy=last["accuracy"]["own"][own],
         accuracy_union=last["accuracy"]["union"][union],
         accuracy_per_client=last["accuracy_per_client"],
+        fairness=measure_fairness((last["accuracy_per_client"] or {}).values()),
         calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
         readings=last["accuracy"],
         loss=last["loss"],

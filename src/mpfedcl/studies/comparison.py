@@ -7,8 +7,12 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.json_files import validate_content
 from mpfedcl.methods import READINGS, TESTS, find_method
+from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.fairness import measure_fairness
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
@@ -75,6 +79,9 @@ class Comparison:
         for planned in self.planned_runs:
             summary = planned.summary()
             assert summary is not None
+            last = validate_content(
+                RunDirectory(planned.path).read_records()[-1], RoundRecord, str(planned.path)
+            )
             entry = methods.setdefault(
                 planned.experiment.method,
                 {
@@ -85,11 +92,19 @@ class Comparison:
                     "accuracy_union": [],
                     "readings": {test: {r: [] for r in READINGS} for test in TESTS},
                     "accuracy_per_client": {name: [] for name in summary["accuracy_per_client"]},
+                    "fairness": [],
+                    "calibration": {test: {"error": [], "bins": []} for test in TESTS},
                     "bytes": [],
                     "seconds": [],
                     "runs": [],
+                    "diverged": [],
                 },
             )
+            if last.has_diverged(entry["reading"]):
+                entry["diverged"].append(planned.experiment.seed)
+            fairness = measure_fairness((summary["accuracy_per_client"] or {}).values())
+            entry["fairness"].append(fairness and fairness.to_json())
+            _add_calibration(entry["calibration"], last)
             entry["accuracy"].append(summary["readings"]["own"].get(entry["reading"]))
             entry["accuracy_union"].append(summary["readings"]["union"].get(entry["reading_union"]))
             for client, accuracy in summary["accuracy_per_client"].items():
@@ -106,6 +121,9 @@ class Comparison:
             # Methods of one exchange have one, whatever the others have.
             "rounds": max(planned.experiment.rounds for planned in self.planned_runs),
             "seeds": seeds,
+            "shared_test": all(
+                each.experiment.partition.test == "shared" for each in self.planned_runs
+            ),
             "methods": methods,
             "differences": {
                 "level": LEVEL,
@@ -117,6 +135,16 @@ class Comparison:
     def write(self, content: dict[str, Any]) -> None:
         """Write the collected readings beside the runs."""
         RunDirectory(self.path).write_json("comparison.json", content)
+
+
+def _add_calibration(calibration: dict[str, Any], last: RoundRecord) -> None:
+    """Add a run's calibration error and bins, as far as it has any, to those of other seeds."""
+    for test in TESTS:
+        found = calibration[test]
+        error = (last.calibration_error or {}).get(test)
+        if error is not None:
+            found["error"].append(error)
+        found["bins"] = pool_bins([found["bins"], (last.calibration_bins or {}).get(test, [])])
 
 
 def _compare(values: dict[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 
 def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
     from mpfedcl.report.headline import describe_mean, describe_server_model
-    from mpfedcl.report.number_formatting import describe_calibration
+    from mpfedcl.report.number_formatting import describe_calibration, describe_fairness
     from mpfedcl.report.tables import (
         READING_TITLES,
         clients_table,
@@ -143,6 +143,8 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     ).show(console)
     told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()))
     console.print(f"{told}: {percent(summary['accuracy'])} %")
+    if spread := describe_fairness(summary):
+        console.print(spread)
     if content.get("network"):
         for sentence in describe_server_model(summary["readings"], judged_by(summary)):
             console.print(sentence)

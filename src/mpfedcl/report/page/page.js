@@ -23,7 +23,7 @@
   function open(section, place) {
     const node = html("section", { class: "report", id: `section-${place}`, "aria-labelledby": `heading-${place}` }, heading(section, place));
     main.append(node);
-    const results = section.tables.map(Parts.table);
+    const results = section.tables.filter((table) => !table.later).map(Parts.table);
     if (results.length) node.append(Parts.block("Result", null, results));
     if (section.kind === "paper") paper(node, section);
     else if (section.kind === "tuning") tuning(node, section);
@@ -34,7 +34,7 @@
     for (const figure of section.figures) {
       const chart = html("div");
       node.append(Parts.block(figure.title, null, chart));
-      const spread = figure.lines.some((line) => line.std) ? "The band is one standard deviation over seeds." : "";
+      const spread = figure.lines.some((line) => line.std) ? "The band is one standard deviation over seeds (ddof 0, as in the paper)." : "";
       Charts.lines(chart, { ...figure, title: `${figure.y} by ${figure.x}`, description: spread });
     }
     const notes = section.notes.map((each) => html("li", {}, each));
@@ -53,7 +53,18 @@
 
   function runs(node, section) {
     const groups = section.groups.map((place) => report.groups[place]);
-    show(node, [Views.rounds(groups), Views.cost(groups)]);
+    const more = groups.length > 1;
+    show(node, [
+      Views.rounds(groups),
+      more ? Views.seeds(groups) : null,
+      section.differences ? Views.differences(groups, section.differences) : null,
+      Views.cost(groups),
+      more ? Views.worth(groups) : null,
+      section.heat ? Views.clientHeat(groups, section.heat) : null,
+      Views.reliability(groups),
+    ].filter(Boolean));
+    const later = section.tables.filter((table) => table.later).map(Parts.table);
+    if (later.length) node.append(Parts.block("All readings", null, later));
     if (section.command) node.append(Parts.block("Run it again", null, Parts.copy(section.command, "The whole comparison in one command:")));
     if (section.detail) closer(node, groups);
   }

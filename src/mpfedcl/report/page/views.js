@@ -32,7 +32,8 @@ const Views = {};
     const set = (name, value) => { state[name] = value; draw(); };
     const draw = () => {
       const isLoss = state.measure === "loss";
-      for (const each of [tests, readings, axes]) each.hidden = isLoss;
+      for (const each of [readings, axes]) each.hidden = isLoss;
+      tests.hidden = isLoss || isShared(groups);
       const axis = isLoss ? "round" : state.axis;
       const known = groups.filter((group) => group.costs_by_round[axis]);
       const lines = isLoss ? lossLines(groups) : accuracyLines(known, state, alone);
@@ -42,11 +43,12 @@ const Views = {};
       }
       const over = axis === "round" ? "per round" : `over ${AXES[axis]}`;
       const apart = isLoss || known.length === groups.length ? "" : " Runs without a virtual clock are left out.";
-      const spread = lines.some((line) => line.std) ? " The band is one standard deviation over seeds." : "";
+      const spread = lines.some((line) => line.std) ? " The band is one standard deviation over seeds (ddof 1)." : "";
+      const lost = lines.some((line) => line.lost) ? " ✗ at the foot: a seed has no number there, because it diverged." : "";
       const read = state.reading === "judged" ? (alone ? "all readings" : "each method by its own reading") : `by the reading ${READINGS[state.reading]}`;
       Charts.lines(chart, {
-        title: isLoss ? "Training loss per round" : `Accuracy ${over} on ${TESTS[state.test]}`,
-        description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}` : `In %, ${read}.${spread}${apart}`,
+        title: isLoss ? "Training loss per round" : `Accuracy ${over} on ${isShared(groups) ? "the test" : TESTS[state.test]}`,
+        description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}${lost}` : `In %, ${read}.${spread}${lost}${apart}`,
         x: AXES[axis], y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1,
         low: 0, high: isLoss ? undefined : 100, lines,
       });
@@ -54,6 +56,9 @@ const Views = {};
     const measures = choice("Show", [["accuracy", "accuracy"], ["loss", "loss"]], (value) => set("measure", value));
     return ready(block("Round by round", null, controls(measures, axes, tests, readings), chart), draw, (next) => { groups = next; axes.offer(axesOf(groups)); draw(); });
   };
+
+  /** Whether all clients share one test. */
+  const isShared = (groups) => groups.every((group) => group.shared_test);
 
   /** What accuracies can be drawn over: not all runs have a virtual clock. */
   const axesOf = (groups) => Object.entries(AXES).filter(([axis]) => groups.some((group) => group.costs_by_round[axis]));
@@ -68,7 +73,7 @@ const Views = {};
     }
     return groups.flatMap((group) => {
       const curve = group.curves.accuracy[test][reading === "judged" ? group.judged_by[test] : reading];
-      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, ...place(group, curve) }] : [];
+      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, style: group.style, ...place(group, curve) }] : [];
     });
   }
 
@@ -79,7 +84,7 @@ const Views = {};
   }
 
   const lossLines = (groups) =>
-    groups.flatMap((group) => (group.curves.loss ? [{ name: group.name, ...group.curves.loss }] : []));
+    groups.flatMap((group) => (group.curves.loss ? [{ name: group.name, style: group.style, ...group.curves.loss }] : []));
 
   /** Seconds by phase and bytes by direction, of a whole run. */
   Views.cost = (given) => {
@@ -128,6 +133,10 @@ const Views = {};
       if (worst) {
         const below = Charts.fixed(mean - worst.accuracy);
         told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
+      }
+      if (worst && run.fairness) {
+        const { std, worst_decile: tenth, jain, clients: count } = run.fairness;
+        told.append(` Over ${Charts.show(count)} clients the standard deviation is ${Charts.fixed(std)} (ddof 1), the worst tenth has ${percent(tenth)}, and Jain's index is ${Charts.fixed(jain, 3)}.`);
       }
       if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
       if (run.clients.length) {

@@ -95,6 +95,12 @@ const Charts = {};
     return (value) => start + (value - from) * factor;
   };
 
+  /** Return a star of so many points; a pentagon where it is as deep as its sides. */
+  const star = (points, long, short) =>
+    `M${Array.from({ length: 2 * points }, (_, k) => {
+      const [far, turn] = [k % 2 ? short : long, (k * Math.PI) / points];
+      return `${(far * Math.sin(turn)).toFixed(2)},${(-far * Math.cos(turn)).toFixed(2)}`;
+    }).join("L")}z`;
   const SHAPES = [
     (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0z`,
     (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
@@ -102,7 +108,10 @@ const Charts = {};
     (r) => `M0,${-1.35 * r}L${1.35 * r},0L0,${1.35 * r}L${-1.35 * r},0z`,
     (r) => `M0,${1.2 * r}L${1.15 * r},${-0.9 * r}H${-1.15 * r}z`,
     (r) => `M${-r},${-r / 3}h${(2 * r) / 3}v${(-2 * r) / 3}h${(2 * r) / 3}v${(2 * r) / 3}h${(2 * r) / 3}v${(2 * r) / 3}h${(-2 * r) / 3}v${(2 * r) / 3}h${(-2 * r) / 3}v${(-2 * r) / 3}h${(-2 * r) / 3}z`,
-    (r) => `M${-r},${-r}L0,${-r / 3}L${r},${-r}L${r / 3},0L${r},${r}L0,${r / 3}L${-r},${r}L${-r / 3},0z`,
+    (r) => star(5, r * 1.2, r * 1.2 * Math.cos(Math.PI / 5)),
+    (r) => `M${-1.2 * r},0L${0.9 * r},${-1.15 * r}V${1.15 * r}z`,
+    (r) => `M${1.2 * r},0L${-0.9 * r},${-1.15 * r}V${1.15 * r}z`,
+    (r) => star(5, 1.5 * r, 0.6 * r),
   ];
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "5 2 1 2 1 2"];
 
@@ -110,6 +119,16 @@ const Charts = {};
   Charts.marker = (index, radius) => SHAPES[index % SHAPES.length](radius);
   Charts.dash = (index) => DASHES[index % DASHES.length];
   Charts.colour = (index) => `colour-${index % 10}`;
+  /** Return the look of the n-th thing of a chart, unless it has one of its own, as methods have. */
+  Charts.look = (style, index) => style || { colour: index, marker: index, dash: index };
+  /** A cross where a seed diverged. */
+  Charts.cross = (x, y) => Charts.svg("path", { class: "lost", d: "M-4,-4L4,4M-4,4L4,-4", transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` });
+
+  /** Return the key of a method in a legend. */
+  Charts.key = (name, look) => {
+    const shape = Charts.svg("path", { d: Charts.marker(look.marker, 4.4), transform: "translate(8,7)" });
+    return Charts.html("span", { class: "key" }, Charts.svg("svg", { class: `swatch line ${Charts.colour(look.colour)}`, width: 16, height: 14, viewBox: "0 0 16 14", "aria-hidden": "true" }, shape), name);
+  };
 
   /**
    * Lay a chart out: caption, legend, drawing, table. `draw(width)` returns

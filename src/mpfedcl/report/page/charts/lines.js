@@ -1,7 +1,10 @@
 "use strict";
 /*
  * Charts.lines(element, { title, description, x, y, low?, high?, digits?, lines })
- * lines: [{ name, x: [...], mean: [...], std?: [...], level? }]; x and y are the titles of the axes.
+ * lines: [{ name, x: [...], mean: [...], std?: [...], lost?: [...], level?, style?, plain?, notes? }]; x and
+ * y are the titles of the axes. `lost` counts seeds without a number, seen as crosses below; a line's
+ * style is { colour, marker, dash }; a plain line has neither markers nor spots; notes say more of
+ * each point.
  * A line that is level has one point, and is drawn across: it holds for every x.
  * Lines can be switched off and on in the legend.
  */
@@ -24,7 +27,7 @@
     const area = { left: 46, right: width - 14, top: 28, bottom: HEIGHT - 44 };
     const [first, last] = ends(data.lines);
     const edge = last === first ? first + 1 : last;
-    const shown = data.lines.map((line, index) => ({ ...stretch(line, first, edge), index })).filter((line) => !hidden.has(line.name));
+    const shown = data.lines.map((line, index) => ({ ...stretch(line, first, edge), index, look: Charts.look(line.style, index) })).filter((line) => !hidden.has(line.name));
     const reached = shown.flatMap((line) =>
       line.mean.flatMap((value, place) => {
         if (value === null) return [];
@@ -48,6 +51,7 @@
     for (const line of shown) svg.append(band(line, x, limit));
     for (const line of shown) {
       svg.append(path(line, x, limit));
+      line.lost?.forEach((count, place) => { if (count) svg.append(Charts.cross(x(line.x[place]), area.bottom - 6)); });
       spots.push(...spotsOf(line, x, limit, data));
     }
     return { svg, spots, legend: data.lines.length > 1 ? legend(data.lines, hidden, redraw) : [] };
@@ -74,27 +78,28 @@
       const upper = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] + line.std[place])}`);
       const lower = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] - line.std[place])}`);
       group.append(
-        Charts.svg("polygon", { class: `band ${Charts.colour(line.index)}`, points: [...upper, ...lower.reverse()].join(" ") }),
+        Charts.svg("polygon", { class: `band ${Charts.colour(line.look.colour)}`, points: [...upper, ...lower.reverse()].join(" ") }),
       );
     }
     return group;
   }
 
   function path(line, x, y) {
-    const group = Charts.svg("g", { class: `line ${Charts.colour(line.index)}` });
-    const every = Math.max(1, Math.ceil(line.x.length / 9));
+    const group = Charts.svg("g", { class: `line ${Charts.colour(line.look.colour)}` });
+    const every = line.notes ? 1 : Math.max(1, Math.ceil(line.x.length / 9));
     for (const piece of pieces(line)) {
       const points = piece.map((place) => `${x(line.x[place]).toFixed(1)},${y(line.mean[place]).toFixed(1)}`);
       group.append(
-        Charts.svg("polyline", { points: points.join(" "), "stroke-dasharray": Charts.dash(line.index) || null }),
+        Charts.svg("polyline", { points: points.join(" "), "stroke-dasharray": Charts.dash(line.look.dash) || null }),
       );
     }
+    if (line.plain) return group;
     line.mean.forEach((value, place) => {
       const marked = place % every === (line.index * 2) % every || place === line.x.length - 1;
       if (value === null || !marked) return;
       group.append(
         Charts.svg("path", {
-          d: Charts.marker(line.index, 3.6),
+          d: Charts.marker(line.look.marker, 3.6),
           transform: `translate(${x(line.x[place]).toFixed(1)},${y(value).toFixed(1)})`,
         }),
       );
@@ -113,23 +118,27 @@
   }
 
   function spotsOf(line, x, y, data) {
+    if (line.plain) return [];
     return line.x.flatMap((at, place) => {
       const value = line.mean[place];
       if (value === null) return [];
       const spread = line.std ? ` ± ${Charts.fixed(line.std[place], data.digits ?? 1)}` : "";
       const where = line.level ? "" : `${data.x} ${Charts.show(at, 3)}: `;
       const text = [line.name, `${where}${Charts.fixed(value, data.digits ?? 1)}${spread}`];
+      if (line.notes) text.push(line.notes[place]);
+      if (line.lost?.[place]) text.push(`without ${line.lost[place]} diverged`);
       return [{ x: x(at), y: y(value), row: line.index, text }];
     });
   }
 
   function legend(lines, hidden, redraw) {
     return lines.map((line, index) => {
+      const look = Charts.look(line.style, index);
       const swatch = Charts.svg(
         "svg",
-        { class: `swatch line ${Charts.colour(index)}`, width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" },
-        Charts.svg("polyline", { points: "1,7 33,7", "stroke-dasharray": Charts.dash(index) || null }),
-        Charts.svg("path", { d: Charts.marker(index, 3.6), transform: "translate(17,7)" }),
+        { class: `swatch line ${Charts.colour(look.colour)}`, width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" },
+        Charts.svg("polyline", { points: "1,7 33,7", "stroke-dasharray": Charts.dash(look.dash) || null }),
+        line.plain ? null : Charts.svg("path", { d: Charts.marker(look.marker, 3.6), transform: "translate(17,7)" }),
       );
       const button = Charts.html(
         "button",
@@ -158,7 +167,7 @@
           const place = places[index].get(at);
           if (place === undefined || line.mean[place] === null) return "-";
           const spread = line.std ? `(${Charts.fixed(line.std[place], digits)})` : "";
-          return `${Charts.fixed(line.mean[place], digits)}${spread}`;
+          return `${Charts.fixed(line.mean[place], digits)}${spread}${line.lost?.[place] ? `✗${line.lost[place]}` : ""}`;
         }),
       ]),
     };
