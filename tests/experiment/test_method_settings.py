@@ -44,7 +44,8 @@ def test_what_is_read_is_what_would_be_imported() -> None:
         # Several files may declare parts of one section.
         fields = {n: field for each in named[section] for n, field in each.model_fields.items()}
         assert kind.__doc__ == named[section][0].__doc__
-        assert repr(kind.model_fields) == repr(fields)
+        assert repr(kind.model_fields) == repr({n: fields[n] for n in kind.model_fields})
+        assert kind.model_fields.keys() == fields.keys()
         assert all(field.description for field in kind.model_fields.values())
 
 

@@ -1,6 +1,6 @@
 """Accuracy of several runs per round and over virtual time, and who holds what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mpfedcl.experiment.wording import describe_data, describe_partition
@@ -15,14 +15,16 @@ Groups = Mapping[str, Sequence[RunRecords]]
 def draw_accuracy(groups: Groups, path: Path) -> None:
     """Draw each method's headline reading per round, on the clients' own tests."""
     curves: dict[str, list[Curve]] = {}
+    methods: dict[str, str] = {}
     for name, runs in groups.items():
         once = "; no rounds" if runs[0].is_one_exchange else ""
         label = f"{name} ({READING_TITLES[runs[0].readings['own']]}{once})"
+        methods[label] = runs[0].experiment.method
         read = [_accuracy_by_round(run) for run in runs]
         # A run under way has fewer; a mean is of those rounds that all have.
         common = [number for number in read[0] if all(number in each for each in read)]
         curves[label] = [[(number, each[number]) for number in common] for each in read]
-    draw_curves(curves, _title(groups), path)
+    draw_curves(curves, _title(groups), path, methods)
 
 
 def has_virtual_time(groups: Groups) -> bool:
@@ -71,10 +73,16 @@ def _times(run: RunRecords) -> dict[int, float]:
     }
 
 
-def _title(groups: Groups) -> str:
-    runs = [run for several in groups.values() for run in several]
+def describe_runs(runs: Iterable[RunRecords]) -> str:
+    """Return the data of runs and how they are split, each once."""
     settings = [
         f"{run.experiment.dataset.name}, {describe_partition(run.experiment, with_seed=False)}"
         for run in runs
     ]
-    return f"{'; '.join(dict.fromkeys(settings))}: clients' own tests"
+    return "; ".join(dict.fromkeys(settings))
+
+
+def _title(groups: Groups) -> str:
+    runs = [run for several in groups.values() for run in several]
+    of_whom = "" if all(run.has_shared_test for run in runs) else ": clients' own tests"
+    return f"{describe_runs(runs)}{of_whom}"

@@ -3,6 +3,8 @@
 A method has the same colour and marker in each of them.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mpfedcl.report.client_heat_map import draw_clients
@@ -12,15 +14,14 @@ from mpfedcl.report.reliability_figure import draw_reliability
 from mpfedcl.report.seed_figures import draw_differences, draw_seeds
 
 
-def draw_comparison(content: Content, title: str, folder: Path) -> list[Path]:
-    """Draw all figures of a comparison's end into a folder."""
-    names = ("seeds", "differences", "clients", "costs", "reliability")
-    paths = {name: folder / f"{name}.png" for name in names}
-    draw_seeds(content, title, paths["seeds"])
-    draw_costs(content, title, paths["costs"])
+def comparison_figures(content: Content, title: str) -> dict[str, Callable[[Path], object]]:
+    """Return what draws each figure of a comparison's end into a file, by name."""
+    figures: dict[str, Callable[[Path], object]]
+    figures = {"seeds": partial(draw_seeds, content, title)}
     if len(content["methods"]) > 1:
-        draw_differences(content, title, paths["differences"])
+        figures["differences"] = partial(draw_differences, content, title)
     if any(entry["accuracy_per_client"] for entry in content["methods"].values()):
-        draw_clients(content, title, paths["clients"])
-    draw_reliability(content, title, paths["reliability"])
-    return [path for path in paths.values() if path.is_file()]
+        figures["clients"] = partial(draw_clients, content, title)
+    figures["costs"] = partial(draw_costs, content, title)
+    # Of a method that gives no probabilities there is none; then nothing is written.
+    return figures | {"reliability": partial(draw_reliability, content, title)}

@@ -6,6 +6,8 @@ from typing import Any
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import TESTS, Test, find_method, name_methods
+from mpfedcl.report.results.loaded import LoadedComparison
+from mpfedcl.report.run_description import RunRecords
 from mpfedcl.report.tables import (
     MARKS,
     READING_GROUPS,
@@ -21,7 +23,6 @@ from mpfedcl.report.tables import (
     name_encoders,
     name_readings,
 )
-from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
 
 _MOST_CLIENTS = 6
@@ -35,7 +36,9 @@ def write_comparison(
     """Write comparison.json, the figures and table.md; return the numbers and the tables."""
     content = comparison.collect()
     comparison.write(content)
-    _draw(comparison, content)
+    records = [RunRecords.read(each.path) for each in comparison.planned_runs]
+    for name, draw in LoadedComparison(comparison.path, records).figures.items():
+        draw(comparison.path / f"{name}.png")
     tables = _build_tables(comparison, content, all_readings=all_readings)
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(comparison.path / "table.md", text.encode())
@@ -171,42 +174,3 @@ def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[
         for test, title in tests.items()
         for group, readings in READING_GROUPS.items()
     ]
-
-
-def _draw(comparison: Comparison, content: dict[str, Any]) -> None:
-    """Draw accuracy per round, all figures of the end, and the partition of the first seed."""
-    from mpfedcl.report.comparison_figures import draw_comparison
-    from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
-
-    names = name_methods(content["methods"])
-    curves: dict[str, list[Curve]] = {}
-    labels: dict[str, str] = {}
-    clocked: dict[str, list[list[tuple[float, float]]]] = {}
-    for each in comparison.planned_runs:
-        reading = content["methods"][each.experiment.method]["reading"]
-        records = [r for r in RunDirectory(each.path).read_records() if r["accuracy"]]
-        curve = [(record["round"], record["accuracy"]["own"].get(reading)) for record in records]
-        times = [record["virtual_seconds"] for record in records if "virtual_seconds" in record]
-        method = each.experiment.method
-        once = "" if find_method(method).trains else "; no rounds"
-        label = f"{names[method]} ({READING_TITLES[reading]}{once})"
-        labels[label] = method
-        curves.setdefault(label, []).append(curve)
-        if times:
-            accuracies = [accuracy for _, accuracy in curve]
-            clocked.setdefault(names[method], []).append(list(zip(times, accuracies, strict=True)))
-    first = comparison.planned_runs[0]
-    setting = describe_partition(first.experiment, with_seed=False)
-    data = f"{first.experiment.dataset.name}, {setting}"
-    title = data if content["shared_test"] else f"{data}: clients' own tests"
-    draw_curves(curves, title, comparison.path / "accuracy.png", labels)
-    draw_comparison(content, data, comparison.path)
-    if clocked:
-        draw_over_time(clocked, title, comparison.path / "accuracy-over-time.png")
-    partition = RunDirectory(first.path).read_json("partition.json")
-    assert partition is not None
-    draw_partition(
-        partition,
-        f"training images, {describe_partition(first.experiment)}",
-        comparison.path / "partition.png",
-    )

@@ -9,16 +9,18 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_data, describe_partition
+from mpfedcl.experiment.wording import describe_data
 from mpfedcl.json_files import Json
 from mpfedcl.methods import TESTS
 from mpfedcl.report.accuracy_figures import (
+    describe_runs,
     draw_accuracy,
     draw_accuracy_over_time,
     draw_split,
     has_virtual_time,
     knows_split,
 )
+from mpfedcl.report.comparison_figures import comparison_figures
 from mpfedcl.report.document import compare_runs
 from mpfedcl.report.figures import DrawnFigure, draw_for_python, draw_run_curves
 from mpfedcl.report.file_schemas import SearchRecord
@@ -30,6 +32,7 @@ from mpfedcl.report.run_description import RunRecords, describe_run
 from mpfedcl.report.search_figure import draw_scores
 from mpfedcl.report.seed_groups import find_ranking_obstacles, run_readings_table
 from mpfedcl.report.tuning_section import describe_tuning
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.statistics import LEVEL, paired_difference
 from mpfedcl.studies.tuning.result import present_values
 
@@ -173,12 +176,15 @@ class LoadedComparison(Loaded):
 
     @property
     def figures(self) -> Mapping[str, Callable[[Path], object]]:
-        """accuracy, partition (of the first run); accuracy-over-time, where clocks are virtual."""
+        """accuracy, seeds, differences, clients, costs, reliability, the first partition."""
         figures: dict[str, Callable[[Path], object]]
-        figures = {"accuracy": partial(draw_accuracy, self._groups), **_split_of(self._records[0])}
+        figures = {"accuracy": partial(draw_accuracy, self._groups)}
+        # A folder of runs that nobody has compared has no such file.
+        if content := RunDirectory(self.path).read_json("comparison.json"):
+            figures |= comparison_figures(content, describe_runs(self._records))
         if has_virtual_time(self._groups):
             figures["accuracy-over-time"] = partial(draw_accuracy_over_time, self._groups)
-        return figures
+        return figures | _split_of(self._records[0])
 
     @cached_property
     def _described(self) -> Json:
@@ -207,10 +213,8 @@ class LoadedComparison(Loaded):
         return LongTable(columns, rows)
 
     def _headline(self) -> tuple[str, Json]:
-        experiments = [each.experiment for each in self._records]
-        data = [f"{e.dataset.name}, {describe_partition(e, with_seed=False)}" for e in experiments]
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
-        about = f"{len(self._groups)} methods on {'; '.join(dict.fromkeys(data))}; {seeds}"
+        about = f"{len(self._groups)} methods on {describe_runs(self._records)}; {seeds}"
         waiting = [each.name for each in self._records if each.summary is None]
         ended = f"; not finished: {', '.join(waiting)}" if waiting else ""
         return f"{about}{ended} ({self.path})", self._described["tables"][0]
