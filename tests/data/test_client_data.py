@@ -37,7 +37,7 @@ def load(root: Path | None = None, **changes: Any) -> FederatedData:
     name = "mnist-sample" if root is None else "folder"
     # Plain bytes over 255, so that an image can be told by its first pixels.
     dataset = DatasetSettings(name=name, root=root, standardize=False)
-    experiment = Experiment(dataset=dataset).replace(**changes)
+    experiment = Experiment(dataset=dataset).replace(encoder__name="none").replace(**changes)
     return load_federated_data(experiment.resolved())
 
 

@@ -59,6 +59,7 @@ OTHER = {
     "track_to": "/logs",
     "model.name": "cnn",
     "model.norm": "group",
+    "update.compress": "int8",
 }
 """A value that is not the default, where none can be made up."""
 

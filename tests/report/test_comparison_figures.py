@@ -13,7 +13,7 @@ from scipy import stats
 from test_document import write_comparison
 
 from mpfedcl.report.comparison_content import MOST_CLIENTS, PARTS, client_grid, sorted_parts
-from mpfedcl.report.comparison_figures import draw_comparison
+from mpfedcl.report.comparison_figures import comparison_figures
 from mpfedcl.report.seed_figures import draw_differences, draw_seeds
 from small_experiments import Json
 
@@ -103,14 +103,22 @@ def test_another_reference_and_one_seed(drawn: list[Figure]) -> None:
     assert "no interval" in texts(drawn[0])
 
 
+def draw_all(content: Json, folder: Path) -> set[str]:
+    """Draw what there is into a folder; return the names of the files."""
+    folder.mkdir()
+    for name, draw in comparison_figures(content, "title").items():
+        draw(folder / f"{name}.png")
+    return {path.stem for path in folder.iterdir()}
+
+
 def test_all_figures_with_and_without_what_is_new(tmp_path: Path) -> None:
-    written = draw_comparison(comparison(THREE), "title", tmp_path)
     # Runs of an older version have no bins.
-    assert [path.stem for path in written] == ["seeds", "differences", "clients", "costs"]
+    drawn = draw_all(comparison(THREE), tmp_path / "before")
+    assert drawn == {"seeds", "differences", "clients", "costs"}
     content = comparison(THREE)
     found = {"error": [4.0], "bins": [[10.0, 5.0, 0.4], [30.0, 29.0, 0.95]]}
     content["methods"]["fedavg"]["calibration"] = {"own": found, "union": found}
-    assert "reliability" in {path.stem for path in draw_comparison(content, "title", tmp_path)}
+    assert "reliability" in draw_all(content, tmp_path / "now")
 
 
 # Clients
