@@ -131,7 +131,8 @@ def describe(rate: float, comparison: Comparison) -> dict[str, Any]:
     """Return a method's results, a number per seed."""
     runs = [RunDirectory(each.path).read_records() for each in comparison.planned_runs]
     (entry,) = comparison.collect()["methods"].values()
-    num_clients = len(runs[0][-1]["clients"]["answered"]) or 1
+    # In the last round of a run that has diverged nobody's update counts.
+    num_clients = max(len(record["clients"]["answered"]) for record in runs[0]) or 1
     return {
         "lr": rate,
         "own": entry["accuracy"],
