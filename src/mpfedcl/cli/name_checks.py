@@ -1,5 +1,6 @@
 """Names that commands are given, checked before torch is loaded, which takes seconds."""
 
+import os
 from typing import Any
 
 from mpfedcl.cli.arguments.experiments import Compare, DataFetch, DataShow, Run, Tune
@@ -30,7 +31,8 @@ def check_names(arguments: Any) -> None:
     spec = find_specification(dataset.name)
     if settings.encoder.name is not None:
         check_encoder_name(settings.encoder.name)
-    # Over a network the data are with the clients.
+    # Over a network the data are with the clients; a process that torchrun has started must first
+    # join the others, or they would wait for it.
     is_read_here = isinstance(arguments, Run | Compare | Tune | DataShow)
-    if is_read_here and not spec.embedded and dataset.name != "table":
+    if is_read_here and "RANK" not in os.environ and not spec.embedded and dataset.name != "table":
         find_set_folder(dataset)
