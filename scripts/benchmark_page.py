@@ -13,6 +13,8 @@ from mpfedcl.studies.statistics import paired_difference
 PAGE = Path("docs/benchmark.md")
 RANKS = Path("docs/results/benchmark.json")
 """The ranks alone, for docs/methods.md."""
+NOTES = Path("docs/results/benchmark-notes.md")
+"""What somebody has found out about the numbers; it ends the page."""
 TARGET = 0.9
 """Of FedAvg's last accuracy, by seed: how soon it is reached."""
 TITLES = {
@@ -55,6 +57,8 @@ def write_page(content: Mapping[str, Any], *, rounds: int, rates: Sequence[float
             )
             text += "\n"
     text += summarize(content)
+    if NOTES.exists():
+        text += f"\n{NOTES.read_text()}"
     write_atomically(PAGE, text.encode())
     ranks = {
         title: {

@@ -36,7 +36,7 @@ def describe(method: type[Method], ranks: dict[str, Any]) -> str:
         lines += [f"*Our interpretation.* {method.our_reading}", ""]
     lines += [f"Judged by: {_name_readings(method)}.{_name_settings(method)}", ""]
     if found := _tell_ranks(method.name, ranks):
-        lines += [f"Measured ([all](benchmark.md)): {found}.", ""]
+        lines += [f"Rank here, own/union test ([benchmark](benchmark.md)): {found}.", ""]
     return "\n".join(lines)
 
 
@@ -60,15 +60,14 @@ def _name_settings(method: type[Method]) -> str:
 
 
 def _tell_ranks(name: str, ranks: dict[str, Any]) -> str:
-    """Return where it stands, in every setting: those that it loses too."""
-    told = []
-    for title, tests in ranks.items():
-        places = [
-            f"{test} {tests[test][name][0]}" for test in ("own", "union") if name in tests[test]
-        ]
-        if places:
-            told.append(f"{title} {', '.join(places)} of {len(tests['own'])}")
-    return "; ".join(told)
+    """Return a method's ranks on both tests of each situation; nothing where it was not run."""
+    told, most = [], 0
+    for situation, tests in ranks.items():
+        if name in tests["own"]:
+            own, union = (tests[test][name][0] for test in ("own", "union"))
+            told.append(f"{situation} {own}/{union}")
+            most = len(tests["own"])
+    return f"{', '.join(told)}, of {most}" if told else ""
 
 
 def write_methods() -> str:
