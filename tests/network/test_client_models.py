@@ -121,7 +121,7 @@ def test_unknown_images_and_int8_take_a_folder_of_the_users(lab: Path, said: Say
     code, out, _ = said("predict", client, asked, "--held-out", held_out)
     assert code == 0
     assert "mp-fedcl on its clients' own data, client-0's own model" in out
-    assert "of 72 held-out images are" in out
+    assert "of 72 held-out images" in out
     # It is kept, and its share of the folder itself is what was promised.
     code, out, _ = said("predict", client, held_out, "--json")
     flagged = [json.loads(line)["unknown"] for line in out.splitlines()]

@@ -101,4 +101,4 @@ def test_a_folder_is_found_if_none_is_given(
     monkeypatch.chdir(tmp_path)
     found = compare(small(images, rounds=1), "local", seeds=[0])
     assert str(found.path) == "runs/comparison"
-    assert "Of one seed alone" in repr(found)
+    assert "With one seed" in repr(found)
