@@ -19,7 +19,7 @@ def draw_accuracy(groups: Groups, path: Path) -> None:
     for name, runs in groups.items():
         once = "; no rounds" if runs[0].is_one_exchange else ""
         label = f"{name} ({READING_TITLES[runs[0].readings['own']]}{once})"
-        methods[label] = runs[0].experiment.method
+        methods[label] = runs[0].method_name
         read = [_accuracy_by_round(run) for run in runs]
         # A run under way has fewer; a mean is of those rounds that all have.
         common = [number for number in read[0] if all(number in each for each in read)]

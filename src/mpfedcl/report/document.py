@@ -117,7 +117,7 @@ class _DocumentBuilder:
         seen = Counter[str]()
         for name, places in self._members:
             runs = [self.records[place] for place in places]
-            method = runs[0].experiment.method
+            method = runs[0].method_name
             style = style_of(method, seen[method])
             seen[method] += 1
             self.groups.append(describe_seed_group(name, runs, places, most, style))

@@ -128,13 +128,13 @@ class LoadedRun(Loaded):
 
     def _draw_accuracy(self, path: Path) -> None:
         data, _ = _describe_data(self._records)
-        title = f"{self.experiment.method} on {data}, clients' own tests"
+        title = f"{self._records.method_name} on {data}, clients' own tests"
         draw_run_curves(self.history, title, path)
 
     def _headline(self) -> tuple[str, Json]:
         done, planned = self._records.rounds[-1].round, self.experiment.rounds
         ended = "" if self._records.summary else f", not finished: round {done} of {planned}"
-        about = f"{self.experiment.method} on {', '.join(_describe_data(self._records))}{ended}"
+        about = f"{self._records.method_name} on {', '.join(_describe_data(self._records))}{ended}"
         table = run_readings_table(self._records)
         rows = [
             [cell | {"text": f"{cell['text']}*"} if cell.get("strong") else cell for cell in row]
@@ -181,6 +181,8 @@ class LoadedComparison(Loaded):
         figures = {"accuracy": partial(draw_accuracy, self._groups)}
         # A folder of runs that nobody has compared has no such file.
         if content := RunDirectory(self.path).read_json("comparison.json"):
+            names = {each.experiment.method: each.method_name for each in self._records}
+            content["methods"] = {names.get(n, n): e for n, e in content["methods"].items()}
             figures |= comparison_figures(content, describe_runs(self._records))
         if has_virtual_time(self._groups):
             figures["accuracy-over-time"] = partial(draw_accuracy_over_time, self._groups)
