@@ -27,3 +27,16 @@ def test_a_federation_shows_its_round_at_any_width(tmp_path: Path, width: int) -
     assert " 16/120 " in line
     assert "…" in line
     assert len(line) <= width
+
+
+def test_who_cannot_take_part_is_said_at_once_and_once(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), width=200)
+    bar = progress_bar(console, "rounds")
+    follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")
+    waiting = {"what": "waiting for clients", "here": [], "wanted": 2}
+    for refused in ({}, {"a": "no data."}, {"a": "no data."}, {"a": "no data.", "b": "too old."}):
+        follower.status = {**waiting, "refused": refused}
+        follower._show()
+    lines = cast("StringIO", console.file).getvalue().splitlines()
+    told = [line for line in lines if "take part" in line]
+    assert told == ["a does not take part: no data.", "b does not take part: too old."]

@@ -106,6 +106,7 @@ def test_clients_rounds_and_runs(comparison: Path) -> None:
 
 def test_one_library_holds_what_another_does(comparison: Path) -> None:
     found = loaded_comparison(comparison)
+    assert repr(found.long_tables).startswith("[accuracy, ")
     for name in found.long_tables:
         columns = found.frame(name, "columns")
         assert found.frame(name, "polars").to_dict(as_series=False) == columns

@@ -163,7 +163,7 @@ def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> 
             assert re.match("[▲≈]?", cell)[0] == signs[marks[test]["marks"][method]]  # type: ignore[index]
     legend = " ".join(out.split())
     assert "▲ best mean; ≈ not clearly behind: 0 is in the 95 % interval" in legend
-    assert "With 2 seeds it reaches 9.0 deviations" in legend
+    assert "With 2 seeds the interval reaches 9.0 deviations" in legend
     assert "≈ not clearly behind" in (compared / "table.md").read_text()
 
 

@@ -86,7 +86,8 @@ class DatasetSettings(Settings):
     standardize: bool = True
     """Scale pixels to about mean 0 and deviation 1 with constants of the set; else to 0 to 1."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """Resize images to this many pixels per side [default: as they are; 28 where sizes differ]."""
+    """Resize images to this many pixels per side [default: as they are; 28 where sizes differ; 32
+    for your own pictures without an encoder]."""
 
 
 class PartitionSettings(Settings):

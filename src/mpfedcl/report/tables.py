@@ -154,7 +154,7 @@ def explain_marks(num_seeds: int) -> str:
     wide = ", so few differences are clear" if reach > 1 else ""
     return (
         f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
-        f"interval of the difference, paired by seed.\nWith {num_seeds} seeds it reaches "
+        f"interval of the difference, paired by seed.\nWith {num_seeds} seeds the interval reaches "
         f"{reach:.1f} deviations of the difference each way{wide}."
     )
 

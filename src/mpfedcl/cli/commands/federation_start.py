@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ class RunFollower:
         self._began = time.monotonic()
         self._reached = self._moved = self._began
         self._modified = 0.0
+        self._refusals: dict[str, str] = {}
+        """Who may not take part, and why, as far as it was shown."""
 
     def is_running(self) -> bool:
         """Show where the run is; tell whether it is still under way."""
@@ -175,6 +178,7 @@ class RunFollower:
         if "wanted" in status:
             note = f"{len(status['here'])} of {status['wanted']} clients are here"
             self._bar.update(self._task, description=status["what"], note=note)
+            self._show_refusals(status.get("refused", {}))
             return
         self.round = status["round"]
         records = self._directory.read_records()
@@ -189,6 +193,13 @@ class RunFollower:
             completed=min(status["round"] - 1, status["rounds"]),
             note=f"{accuracy}{status['answered']} answered, waiting for: {waiting}{missing}",
         )
+
+    def _show_refusals(self, refusals: Mapping[str, str]) -> None:
+        """Say at once who cannot take part: the wait is long, and may be in vain."""
+        for name, why in sorted(refusals.items()):
+            if self._refusals.get(name) != why:
+                self._bar.console.print(f"{name} does not take part: {why}")
+        self._refusals = dict(refusals)
 
 
 def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -> int:

@@ -85,7 +85,7 @@ class ClientRegistry:
     def wait_for_only(self) -> None:
         """Wait for the one client that is wanted, at most `network.patience` seconds."""
         if not self._wait_for(1, f"waiting for {self._only}"):
-            reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
+            reasons = self._tell_reasons()
             patience = self._experiment.network.patience
             raise RunCutShort(f"{self._only} was not there after {patience:g} s.{reasons}")
 
@@ -258,8 +258,12 @@ class ClientRegistry:
             )
         return "its encoder is not the others'"
 
+    def _tell_reasons(self) -> str:
+        told = sorted(self.refused.items())
+        return "".join(f" {name}: {why.removesuffix('.')}." for name, why in told)
+
     def _explain_too_few(self, words: str) -> str:
-        reasons = "".join(f" {name}: {why}." for name, why in sorted(self.refused.items()))
+        reasons = self._tell_reasons()
         return (
             f"min_clients is {self._experiment.min_clients}; fewer {words} after "
             f"{self._experiment.network.patience:g} s of waiting.{reasons}"

@@ -37,6 +37,13 @@ from mpfedcl.studies.statistics import LEVEL, paired_difference
 from mpfedcl.studies.tuning.result import present_values
 
 
+class Offers(dict[str, Callable[..., Any]]):
+    """What can be asked for, by name; it shows the names alone."""
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(self)}]"
+
+
 class Loaded(ABC):
     """A result that was read from its folder. A notebook shows it as a table."""
 
@@ -124,7 +131,7 @@ class LoadedRun(Loaded):
     @property
     def figures(self) -> Mapping[str, Callable[[Path], object]]:
         """accuracy; partition, where it is known."""
-        return {"accuracy": self._draw_accuracy, **_split_of(self._records)}
+        return Offers({"accuracy": self._draw_accuracy, **_split_of(self._records)})
 
     def _draw_accuracy(self, path: Path) -> None:
         data, _ = _describe_data(self._records)
@@ -186,7 +193,7 @@ class LoadedComparison(Loaded):
             figures |= comparison_figures(content, describe_runs(self._records))
         if has_virtual_time(self._groups):
             figures["accuracy-over-time"] = partial(draw_accuracy_over_time, self._groups)
-        return figures | _split_of(self._records[0])
+        return Offers(figures | _split_of(self._records[0]))
 
     @cached_property
     def _described(self) -> Json:
@@ -248,15 +255,15 @@ class LoadedSearch(Loaded):
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
         """scores, settings."""
-        return {
-            "scores": partial(scores_table, self._searches),
-            "settings": partial(settings_table, self._searches),
-        }
+        return Offers(
+            scores=partial(scores_table, self._searches),
+            settings=partial(settings_table, self._searches),
+        )
 
     @property
     def figures(self) -> Mapping[str, Callable[[Path], object]]:
         """scores."""
-        return {"scores": partial(draw_scores, self._searches)}
+        return Offers(scores=partial(draw_scores, self._searches))
 
     def _headline(self) -> tuple[str, Json]:
         section = describe_tuning(self._files)
@@ -273,13 +280,13 @@ def _choose(
     return offered[name]
 
 
-def _tables_of_runs(records: Sequence[RunRecords]) -> dict[str, Callable[[], LongTable]]:
-    return {
-        "accuracy": partial(run_tables.accuracy_table, records),
-        "clients": partial(run_tables.clients_table, records),
-        "rounds": partial(run_tables.rounds_table, records),
-        "runs": partial(run_tables.runs_table, records),
-    }
+def _tables_of_runs(records: Sequence[RunRecords]) -> Offers:
+    return Offers(
+        accuracy=partial(run_tables.accuracy_table, records),
+        clients=partial(run_tables.clients_table, records),
+        rounds=partial(run_tables.rounds_table, records),
+        runs=partial(run_tables.runs_table, records),
+    )
 
 
 def _split_of(records: RunRecords) -> dict[str, Callable[[Path], object]]:
