@@ -135,6 +135,7 @@ def run_installed(*words: object, cwd: Path) -> int:
     return subprocess.run(program, cwd=cwd, env=environment(), timeout=300, check=False).returncode
 
 
+@pytest.mark.thorough
 @pytest.mark.whole
 def test_only_the_command_line_finds_a_class_in_the_current_folder(
     images: Path, tmp_path: Path
@@ -161,6 +162,7 @@ def test_only_the_command_line_finds_a_class_in_the_current_folder(
     assert "beta = 0.5" in page
 
 
+@pytest.mark.thorough
 @pytest.mark.whole
 def test_a_file_added_to_the_package_is_all_it_takes(tmp_path: Path) -> None:
     package = tmp_path / "package" / "mpfedcl"

@@ -25,6 +25,7 @@ class Evil(Method):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.whole
 @pytest.mark.parametrize("words", ["predict run x.png", "run --resume run"])
 def test_a_run_directory_brings_nothing_of_the_current_folder_to_run(

@@ -62,6 +62,7 @@ def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answ
         assert -answers["scores"][number].max() == answers["distance"][number]
 
 
+@pytest.mark.thorough
 def test_a_thousand_digits(digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path) -> None:
     predictor, done = Predictor.load(digits_run), digits_onnx
     images, labels = digits()
@@ -184,6 +185,7 @@ def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
     assert head.num_bytes < 1_000_000
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("narrow_resnet")
 def test_a_trained_encoder_is_always_inside(pictures: Path, tmp_path: Path) -> None:
     predictor, _, _ = export_inside(pictures, tmp_path / "run", encoder__train=True)

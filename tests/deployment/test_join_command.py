@@ -112,6 +112,7 @@ def test_no_run_at_all(tmp_path: Path, late: Path, said: Say) -> None:
         assert "it must be a folder that holds a run" in errors
 
 
+@pytest.mark.thorough
 def test_on_the_embedded_digits_in_a_process_of_its_own(tmp_path: Path, said: Say) -> None:
     """A federation of five skewed clients, and a newcomer that has digits of all classes."""
     run(Experiment(rounds=2, evaluate_every=2), tmp_path / "digits")

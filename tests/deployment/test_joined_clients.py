@@ -221,6 +221,7 @@ def test_a_crash_while_leaving(path: Path, late: Path, tmp_path: Path) -> None:
         assert len([kind for kind, name in story_of(crashed) if name == "late"]) == 2
 
 
+@pytest.mark.thorough
 def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
     before = files_of(path)
     words = ["join", path, "--data", late, "--name", "late", "--epochs", 100_000, "--add"]

@@ -212,6 +212,7 @@ def export(path: Path, out: Path, **settings: Any) -> ExportedFile:
     return export_run(Predictor.load(path), ExportSettings(**settings), out)
 
 
+@pytest.mark.thorough
 def test_other_formats(small_run: Path, tmp_path: Path) -> None:
     asked = numpy.random.default_rng(3).normal(size=(7, 5)).astype(numpy.float32)
     predictor = Predictor.load(small_run)

@@ -64,6 +64,7 @@ def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
     return 100 * right / len(truth)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "method", ["mp-fedcl", "fedavg", "fedproto", "fedper", "fedpcl", "fedgauss", "mpfed"]
 )
@@ -92,6 +93,7 @@ def test_what_it_kept_is_an_ordinary_run_directory(lab: Path) -> None:
     assert Predictor.load(final).client is None
 
 
+@pytest.mark.thorough
 def test_a_later_run_takes_its_place(lab: Path) -> None:
     serve(lab, "mp-fedcl")
     (first,) = (lab / "clients" / "client-0" / "memory").glob("*/final")
@@ -110,6 +112,7 @@ def test_a_full_disk_costs_only_its_own_copy(lab: Path, monkeypatch: pytest.Monk
     assert [each.name[:5] for each in memory.glob("*/*")] == ["round", "round"]
 
 
+@pytest.mark.thorough
 def test_unknown_images_and_int8_take_a_folder_of_the_users(lab: Path, said: Say) -> None:
     pytest.importorskip("onnxruntime")
     serve(lab, "mp-fedcl")

@@ -41,7 +41,7 @@ def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Pa
         assert_like_simulation(found.path, other.path, experiment)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", [*IN_ROUNDS, SCAFFOLD])
 def test_every_method_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str

@@ -217,6 +217,7 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_from_a_program_of_its_own(tmp_path: Path) -> None:
     """What Python itself does when it ends must stay silent, too."""
     reading, writing = os.pipe()

@@ -34,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> PaperRuns:
     return runs
 
 
+@pytest.mark.thorough
 def test_settings_are_chosen_on_validation_images_of_other_draws(runs: PaperRuns) -> None:
     for base in runs.tuned_experiments():
         folder = runs.tuning_folder(base)
