@@ -20,11 +20,11 @@ from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
 from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
+from federation_fixtures import fault_log, federation, shared_federation  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
 from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.tensors import Tensors
-from process_federation import CLIENTS, FaultLog, ProcessFederation
 from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
 from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
 from unrendered_figures import render, rendered
@@ -315,37 +315,3 @@ def source(tmp_path: Path) -> Path:
 def data(tmp_path: Path) -> Path:
     """The data folder that it is written to."""
     return tmp_path / "data"
-
-
-# A federation of processes
-
-
-@pytest.fixture(scope="session")
-def shared_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederation]:
-    """A federation with TLS and keys; each of its clients holds a share of the embedded data.
-
-    One for all tests: its processes take seconds to start. Others than the usual clients have keys.
-    """
-    federation = ProcessFederation(tmp_path_factory.mktemp("federation"))
-    try:
-        federation.make("--names", *CLIENTS, "tamperer", "impostor")
-        yield federation
-    finally:
-        federation.finish()
-
-
-@pytest.fixture
-def federation(shared_federation: ProcessFederation) -> ProcessFederation:
-    """The same, with its server and all its clients running."""
-    shared_federation.repair()
-    return shared_federation
-
-
-@pytest.fixture(scope="session")
-def fault_log() -> Iterator[FaultLog]:
-    """Collects how long faults took; the table is left in build/faults.md."""
-    fault_log = FaultLog()
-    yield fault_log
-    folder = Path(__file__).parents[1] / "build"
-    folder.mkdir(exist_ok=True)
-    fault_log.save(folder / "faults.md")

@@ -62,6 +62,15 @@ def test_a_receipt_lists_what_is_sent_to_the_byte(
     assert not Path("nowhere").exists()
 
 
+def test_a_scale_stands_for_the_samples_of_what_it_scales(images: Path) -> None:
+    experiment = float64_experiment(images, "mp-fedcl", update__compress="int8")
+    receipt = receipt_for(experiment.resolved(), 0)
+    least = {each.name: each.least for each in receipt.fields}
+    scales = [name for name in least if name.startswith("coding/averaged/")]
+    assert scales
+    assert {least[name] for name in scales} == {receipt.train}
+
+
 def test_what_is_sent_in_the_last_round_alone_is_listed(images: Path) -> None:
     listed: dict[str, dict[str, int]] = {}
     for method in ("mpfed", "mp-fedcl", "fedavg"):

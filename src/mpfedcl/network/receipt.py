@@ -211,9 +211,11 @@ def _least_in(name: str, arrays: Mapping[str, Any], counts: Counts) -> int | Non
     # Masked, a number is one of the sum, and tells of no samples by itself.
     if not arrays[name].size or name == "masked":
         return None
-    if name.startswith("prototypes/"):
+    # The scale of a compressed tensor tells of whom the tensor does.
+    base = name.removeprefix("coding/")
+    if base.startswith("prototypes"):
         return int(arrays["prototypes/counts"].min())
-    if name.startswith(_OF_ALL):
+    if base.startswith(_OF_ALL):
         return int(counts.sum())
     held = counts[counts > 0]
     return int(held.min()) if len(held) else None

@@ -6,11 +6,7 @@ from typing import Any
 from mpfedcl.experiment import Experiment
 from mpfedcl.json_files import Json
 from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
-from mpfedcl.report.comparison_section import (
-    describe_calibration,
-    describe_cost,
-    fairness_table,
-)
+from mpfedcl.report.comparison_section import describe_calibration, describe_cost, fairness_table
 from mpfedcl.report.comparison_section import table_cell as _cell
 from mpfedcl.report.headline import describe_mean, describe_server_model
 from mpfedcl.report.method_styles import MethodStyle, style_of

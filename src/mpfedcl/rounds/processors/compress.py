@@ -17,6 +17,7 @@ from mpfedcl.rng import generator
 from mpfedcl.rounds.processors.base import Processor
 from mpfedcl.tensors import Tensors
 
+Rounding = Literal["half", "int8"]
 FEWEST_NUMBERS = 256
 """A tensor of fewer is sent as it is: there is little to save."""
 _LARGEST_CODE = 127
@@ -74,23 +75,29 @@ class Compress(Processor):
         if update.left_out:
             # A part of a model is small already, and only the server knows where its numbers go.
             return update
-        encoder = _Encoder(self._kind, self._seed, broadcast, update.client)
+        key = (self._seed, broadcast.round, broadcast.dispatch or 0, update.client, "rounding")
+        encoder = _Encoder(key)
         averaged = update.written_out().averaged
         if averaged is not None:
             assert not isinstance(averaged, StackMember)
             if self._kind == "topk":
                 averaged = self._send_largest(update.client, averaged, broadcast, encoder.coding)
-            averaged = encoder.encode_all("averaged", averaged, broadcast.params)
-        summed = encoder.with_at_most("half").encode_all("summed", dict(update.summed), {})
-        prototypes = update.prototypes
-        vectors = encoder.encode("prototypes", prototypes.vectors)
-        # Not through the class: what travels need not be what it asks of prototypes.
-        prototypes = replace(prototypes, vectors=vectors)
+            else:
+                averaged = {
+                    name: encoder.encode(
+                        f"averaged/{name}", value, self._kind, broadcast.params.get(name)
+                    )
+                    for name, value in averaged.items()
+                }
+        # Sums must still be possible sums, which a byte is too coarse for.
+        summed = {n: encoder.encode(f"summed/{n}", v, "half") for n, v in update.summed.items()}
+        kind: Rounding = "half" if self._kind == "topk" else self._kind
+        vectors = encoder.encode("prototypes", update.prototypes.vectors, kind)
         return replace(
             update,
             averaged=averaged,
             summed=summed,
-            prototypes=prototypes,
+            prototypes=replace(update.prototypes, vectors=vectors),
             coding=encoder.coding,
         )
 
@@ -162,34 +169,15 @@ class Compress(Processor):
 class _Encoder:
     """Writes one client's tensors in one byte or two per number, and notes down their scales."""
 
-    def __init__(
-        self,
-        kind: Literal["half", "int8", "topk"],
-        seed: int,
-        broadcast: Broadcast,
-        client: str,
-        coding: Tensors | None = None,
-    ) -> None:
-        self._kind = kind
-        self._key = (seed, broadcast.round, broadcast.dispatch or 0, client, "rounding")
-        self._broadcast, self._seed, self._client = broadcast, seed, client
-        self.coding: Tensors = {} if coding is None else coding
+    def __init__(self, key: tuple[int, int, int, str, str]) -> None:
+        self._key = key
+        self.coding: Tensors = {}
 
-    def with_at_most(self, kind: Literal["half"]) -> "_Encoder":
-        """Return one that goes no further than half precision; its notes are the same."""
-        return _Encoder(kind, self._seed, self._broadcast, self._client, self.coding)
-
-    def encode_all(self, group: str, tensors: Tensors, starts: Tensors) -> Tensors:
-        """Return the tensors of a group; of those with a start, their changes are sent."""
-        return {
-            name: self.encode(f"{group}/{name}", value, starts.get(name))
-            for name, value in tensors.items()
-        }
-
-    def encode(self, key: str, value: Tensor, start: Tensor | None = None) -> Tensor:
-        """Return a tensor in fewer bytes, where that is worth it and can be undone."""
-        is_sent = key in self.coding or (self._kind == "topk" and key.startswith("averaged/"))
-        if is_sent or not _is_worth_it(value):
+    def encode(
+        self, key: str, value: Tensor, kind: Rounding, start: Tensor | None = None
+    ) -> Tensor:
+        """Return a tensor, or its change, in fewer bytes where that is worth it."""
+        if not _is_worth_it(value):
             return value
         change = value if start is None else value - start
         largest = change.abs().max()
@@ -198,7 +186,7 @@ class _Encoder:
             return value
         if not bool(largest > 0):
             largest = torch.ones_like(largest)
-        if self._kind == "int8":
+        if kind == "int8":
             self.coding[key] = largest / _LARGEST_CODE
             draws = torch.rand(value.shape, generator=generator(*self._key, key))
             exact = change / self.coding[key]
@@ -225,9 +213,7 @@ def _decode(sent: Tensor, code: Tensor, start: Tensor | None) -> Tensor:
         return start + change
     if code.ndim != 0 or code.dtype not in (torch.float32, torch.float64):
         raise ValueError("a scale must be one number")
-    change = sent.to(code.dtype) * code
-    if start is None:
-        return change
-    if change.shape != start.shape:
+    if start is not None and sent.shape != start.shape:
         raise ValueError("a change must have the shape of what it changes")
-    return start + change
+    change = sent.to(code.dtype) * code
+    return change if start is None else start + change
