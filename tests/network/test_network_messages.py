@@ -227,6 +227,8 @@ def test_the_list_is_the_documents() -> None:
     patterns = [*UP_ARRAYS["train"], *POOL]
     plain = {name for name in patterns if re.fullmatch("[a-z/]+", name)}
     families = {"averaged/<parameter>", "summed/<name>", "params/<parameter>", "extra/<name>"}
+    # Of clients that compress what they send.
+    families |= {"coding/<group>/<name>", "coding/prototypes"}
     assert told == listed | plain | families | {"units/<layer>"}
 
 
