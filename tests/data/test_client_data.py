@@ -125,7 +125,10 @@ def test_names_sort_as_numbers_do() -> None:
     assert data.names[:3] == ("client-00", "client-01", "client-02")
     assert data.names[-1] == "client-10"
     assert list(data.names) == sorted(data.names)
-    assert data.client("client-10") is data.clients[-1]
+    named, last = data.client("client-10"), data.clients[-1]
+    assert named.name == last.name == "client-10"
+    # Both are views of the same samples.
+    assert named.inputs.data_ptr() == last.inputs.data_ptr()
     assert load(clients=10, partition__kind="iid").names[-1] == "client-9"
 
 

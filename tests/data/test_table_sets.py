@@ -10,8 +10,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.preprocessing import StandardScaler
 
-from mpfedcl.data.client_data import FederatedData, is_same_partition, load_federated_data
+from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.table_columns import Words, fit_columns

@@ -1,17 +1,23 @@
 """The clients' data: samples of a set, split among them and turned into tensors."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Self
 
-import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.data.client_split import describe_public, split_among_clients, split_own_samples
+from mpfedcl.data.by_client import ByClient
+from mpfedcl.data.client_split import (
+    ClientSplit,
+    describe_public,
+    split_among_clients,
+    split_own_samples,
+)
+from mpfedcl.data.client_table import ClientData, ClientTable
 from mpfedcl.data.inputs import InputMaker, make_plain_inputs
+from mpfedcl.data.partition_table import with_input_means
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex, Subset
 from mpfedcl.data.tables import find_columns, fit_tables
@@ -19,18 +25,7 @@ from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
-
-@dataclass(frozen=True)
-class ClientData:
-    """One client: its training images, and which images of the union test set are its own."""
-
-    name: str
-    inputs: Tensor
-    """[samples, numbers]: pixels standardized by the set's constants or in 0 to 1, or features."""
-    labels: Tensor
-    """[images], int64."""
-    test: Tensor
-    """[test images], int64: indices into the union test set; may be empty."""
+__all__ = ["ClientData", "FederatedData", "load_federated_data", "load_own_samples"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,8 @@ class FederatedData:
 
     dataset: str
     class_names: tuple[str, ...]
-    clients: tuple[ClientData, ...]
+    clients: Sequence[ClientData]
+    """Kept as a table, however they are given."""
     test_inputs: Tensor
     test_labels: Tensor
     partition: dict[str, Any]
@@ -50,6 +46,15 @@ class FederatedData:
     """What whoever uses the data should know of them, a sentence each."""
     public: tuple[Tensor, Tensor] | None = None
     """Inputs and labels of training images that the server has in place of a client."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", ClientTable.join(self.clients))
+
+    @property
+    def table(self) -> ClientTable:
+        """The clients' samples in a few arrays, for whoever needs many clients at once."""
+        assert isinstance(self.clients, ClientTable)
+        return self.clients
 
     @property
     def num_classes(self) -> int:
@@ -65,19 +70,24 @@ class FederatedData:
     @property
     def names(self) -> tuple[str, ...]:
         """The clients' names in order."""
-        return tuple(client.name for client in self.clients)
+        return self.table.names
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many training samples each client has, in order of name."""
+        return dict(zip(self.names, self.table.sizes.tolist(), strict=True))
 
     def client(self, name: str) -> ClientData:
         """Return a client by name."""
-        return self._by_name[name]
-
-    @cached_property
-    def _by_name(self) -> dict[str, ClientData]:
-        return {client.name: client for client in self.clients}
+        return self.table.find(name)
 
     def with_clients(self, names: Collection[str]) -> Self:
         """Return the data of some clients, with the test images of all."""
-        return replace(self, clients=tuple(c for c in self.clients if c.name in names))
+        table = self.table.select(names)
+        if table is self.table:
+            return self
+        # A copy: a view would hold on to the samples of all clients.
+        return replace(self, clients=table, test_inputs=self.test_inputs.clone())
 
     def with_one_client(self, name: str, new_name: str | None = None) -> Self:
         """Return one client's data with its own test images alone, under a new name if given."""
@@ -94,27 +104,19 @@ class FederatedData:
 
     def label_counts(self) -> Indices:
         """Count the training images [clients, classes]."""
-        counts = [
-            torch.bincount(client.labels, minlength=self.num_classes).cpu().numpy()
-            for client in self.clients
-        ]
-        return numpy.stack(counts)
+        return self.table.count_labels(self.num_classes)
+
+    def label_counts_by_client(self) -> ByClient[list[int]]:
+        """Return the same by name."""
+        counts = self.label_counts()
+        return ByClient(self.names, lambda place: counts[place].tolist())
 
     def to(self, device: torch.device | str) -> Self:
         """Return the data on a device."""
-        clients = tuple(
-            replace(
-                client,
-                inputs=client.inputs.to(device),
-                labels=client.labels.to(device),
-                test=client.test.to(device),
-            )
-            for client in self.clients
-        )
         public = self.public
         return replace(
             self,
-            clients=clients,
+            clients=self.table.to(device),
             test_inputs=self.test_inputs.to(device),
             test_labels=self.test_labels.to(device),
             public=public and (public[0].to(device), public[1].to(device)),
@@ -162,52 +164,44 @@ def load_federated_data(
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
     make_inputs = make_inputs or make_plain_inputs
+    # In the clients' order at once: then all that is anybody's is a view of this one tensor.
     inputs = make_inputs(sample_index, split.all_rows, experiment)
     # On record, because flat pixels no longer tell what images they were.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
     partition = {**split.describe(sample_index.class_names), "input_shape": shape}
     if columns := find_columns(sample_index):
         partition["columns"] = columns.to_json()
-    clients = tuple(
-        ClientData(
-            name,
-            inputs[torch.from_numpy(split.positions_of(subset))],
-            torch.from_numpy(subset.labels),
-            torch.from_numpy(split.own_test[name]),
-        )
-        for name, subset in split.training.items()
+    num_public = 0 if split.public is None else len(split.public.labels)
+    num_test = len(split.test.labels)
+    trained, held_out, tested = torch.split(
+        inputs, [len(inputs) - num_public - num_test, num_public, num_test]
     )
+    table = _make_table(split, trained)
     public, notices = None, sample_index.notices
     if split.public is not None:
-        held_out = inputs[torch.from_numpy(split.positions_of(split.public))]
         public = held_out, torch.from_numpy(split.public.labels)
-        notices = (*notices, *describe_public(len(split.public.labels), experiment))
+        notices = (*notices, *describe_public(num_public, experiment))
     return FederatedData(
         sample_index.name,
         sample_index.class_names,
-        clients,
-        inputs[torch.from_numpy(split.positions_of(split.test))],
+        table,
+        tested,
         torch.from_numpy(split.test.labels),
-        {**partition, "input_means": {c.name: float(c.inputs.double().mean()) for c in clients}},
+        with_input_means(partition, table.input_means()),
         sample_index.vector_width is not None,
         notices,
         public,
     )
 
 
-def is_same_partition(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Tell whether two descriptions are of the same partition, up to rounding in the inputs."""
-    # Older runs have neither a shape nor all means on record.
-    means = {**now["input_means"], **before.get("input_means", {})}
-    return _is_close({"input_shape": now.get("input_shape"), **before, "input_means": means}, now)
-
-
-def _is_close(before: Any, now: Any) -> bool:
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = before.keys()
-        return names == now.keys() and all(_is_close(before[each], now[each]) for each in names)
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) == len(now) and all(map(_is_close, before, now))
-    if isinstance(before, float) and isinstance(now, float):
-        return math.isclose(before, now, rel_tol=1e-4, abs_tol=1e-6)
-    return bool(before == now)
+def _make_table(split: ClientSplit, inputs: Tensor) -> ClientTable:
+    training, own_test = split.training, split.own_test
+    return ClientTable(
+        training.names,
+        inputs,
+        torch.from_numpy(training.everything.labels),
+        training.sizes,
+        torch.arange(len(split.test.labels)),
+        own_test.begins,
+        own_test.sizes,
+    )

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy
 
+from mpfedcl.data.by_client import RangesByClient, SubsetsByClient
+from mpfedcl.data.partition_table import describe_clients
 from mpfedcl.data.partitions import divide
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
-from mpfedcl.data.train_test_split import Indices, split_by_class
+from mpfedcl.data.train_test_split import Indices, draw_training, split_by_class
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.source_files import splits_domains
@@ -21,38 +22,29 @@ from mpfedcl.rng import numpy_generator
 class ClientSplit:
     """Training images by client in order of name, the union test set, and who has which of it."""
 
-    training: dict[str, Subset]
+    training: SubsetsByClient
     test: Subset
-    own_test: dict[str, Indices]
+    own_test: RangesByClient
     """Each client's indices into the union test set."""
     public: Subset | None = None
     """Training images that the server has in place of a client."""
 
     def describe(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Return who has how many training images of each class, and how many test images."""
-
-        def count(subset: Subset) -> list[int]:
-            found: list[int] = numpy.bincount(subset.labels, minlength=len(class_names)).tolist()
-            return found
-
+        num_classes = len(class_names)
+        counts, tests = self.training.count_labels(num_classes), self.own_test.sizes
+        public = self.public
         return {
             "classes": list(class_names),
-            "clients": {
-                name: {"train": count(subset), "test": len(self.own_test[name])}
-                for name, subset in self.training.items()
-            },
-            **({} if self.public is None else {"public": count(self.public)}),
+            **describe_clients(self.training.names, counts, tests),
+            **({} if public is None else {"public": _count(public, num_classes)}),
         }
 
-    @cached_property
+    @property
     def all_rows(self) -> Indices:
-        """The numbers of all images that somebody needs, each once, in order."""
+        """The numbers of all images that somebody needs: clients', public ones, the test's."""
         public = [] if self.public is None else [self.public]
-        return numpy.unique(Subset.join([*self.training.values(), self.test, *public]).rows)
-
-    def positions_of(self, subset: Subset) -> Indices:
-        """Return where a subset's images are among `all_rows`."""
-        return numpy.searchsorted(self.all_rows, subset.rows)
+        return Subset.join([self.training.everything, *public, self.test]).rows
 
 
 def split_among_clients(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
@@ -94,18 +86,26 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
     Each class keeps an image to train on, so a client with single images has none to be tested on.
     """
     fraction = experiment.partition.validation
-    training, tests = {}, {}
-    for name, subset in split.training.items():
-        generator = numpy_generator(experiment.seed, "partition", "validation", name)
-        kept, held_out = split_by_class(subset.labels, fraction, generator)
-        training[name], tests[name] = subset.select(kept), subset.select(held_out)
-    test, own_test = _join_tests(tests, experiment)
+    kept, held_out = _hold_out(split.training, fraction, experiment, "validation")
+    test, own_test = _join_tests(held_out, experiment)
     if len(test.labels) == 0:
         raise InvalidInput(
             f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
             "clients must have more training images of a class."
         )
-    return replace(split, training=training, test=test, own_test=own_test)
+    return replace(split, training=kept, test=test, own_test=own_test)
+
+
+def _hold_out(
+    samples: SubsetsByClient, fraction: float, experiment: Experiment, purpose: str
+) -> tuple[SubsetsByClient, SubsetsByClient]:
+    """Return what each client trains on, and the share of each class that it holds out."""
+
+    def generator_of(place: int) -> numpy.random.Generator:
+        return numpy_generator(experiment.seed, "partition", purpose, samples.names[place])
+
+    trains = draw_training(samples.everything.labels, samples.sizes, fraction, generator_of)
+    return samples.keep(trains), samples.keep(~trains)
 
 
 def describe_public(found: int, experiment: Experiment) -> list[str]:
@@ -134,29 +134,31 @@ def _split_by_domain(sample_index: SampleIndex, experiment: Experiment) -> Clien
             f"partition.kind is {experiment.partition.kind!r}, but {sample_index.name} has one "
             f"domain ({domains[0].name}); it must have at least two, or the kind must be another."
         )
-    training, tests = {}, {}
+    parts: tuple[dict[str, Subset], dict[str, Subset]] = {}, {}
     for own in divide([domain.name for domain in domains], experiment):
         name = "+".join(domains[number].name for number in own)
         halves = [_split_domain(domains[number], experiment) for number in own]
-        train, tests[name] = (Subset.join(each) for each in zip(*halves, strict=True))
-        training[name] = _draw_training(train, name, experiment)
-        found, wanted = len(training[name].labels), experiment.partition.min_size
+        train, test = (Subset.join(each) for each in zip(*halves, strict=True))
+        train = _draw_training(train, name, experiment)
+        found, wanted = len(train.labels), experiment.partition.min_size
         if wanted is not None and found < wanted:
             raise InvalidInput(
                 f"partition.min_size is {wanted:,}, but the domain {name} has {found:,} training "
                 f"images; it must be at most that under partition.kind {experiment.partition.kind}."
             )
+        parts[0][name], parts[1][name] = train, test
+    training, tests = (SubsetsByClient.join(each) for each in parts)
     split = ClientSplit(training, *_join_tests(tests, experiment))
     if not (asked := experiment.public.size):
         return split
-    share = asked / sum(len(each.labels) for each in training.values())
+    share = asked / len(training.everything.labels)
     pairs = {
         name: _hold_out_public(each, share * len(each.labels), experiment, name)
         for name, each in training.items()
     }
     return replace(
         split,
-        training={name: kept for name, (kept, _) in pairs.items()},
+        training=SubsetsByClient.join({name: kept for name, (kept, _) in pairs.items()}),
         public=Subset.join([public for _, public in pairs.values()]),
     )
 
@@ -168,19 +170,15 @@ def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSpli
         pool = _draw_pool([train for train, _ in splits], sample_index.name, experiment)
         pool, public = _take_public(pool, experiment)
         test = Subset.join([test for _, test in splits])
-        indices = _assign_images(pool.labels, experiment, test_fraction=None)
-        own_test = dict.fromkeys(indices, numpy.arange(len(test.labels)))
-        training = {name: pool.select(own) for name, own in indices.items()}
+        training = _assign_images(pool, experiment, test_fraction=None)
+        own_test = RangesByClient.same_for_all(training.names, len(test.labels))
         return ClientSplit(training, test, own_test, public)
     # Matched: a client is tested on some of its own images, not on an official test set.
     pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
     pool, public = _take_public(pool, experiment)
     fraction = _test_fraction(experiment)
-    training, tests = {}, {}
-    for name, own in _assign_images(pool.labels, experiment, fraction).items():
-        generator = numpy_generator(experiment.seed, "partition", "matched", name)
-        train, held_out = split_by_class(pool.labels[own], fraction, generator)
-        training[name], tests[name] = pool.select(own[train]), pool.select(own[held_out])
+    everyones = _assign_images(pool, experiment, fraction)
+    training, tests = _hold_out(everyones, fraction, experiment, "matched")
     return ClientSplit(training, *_join_tests(tests, experiment), public)
 
 
@@ -192,13 +190,15 @@ def _take_public(pool: Subset, experiment: Experiment) -> tuple[Subset, Subset |
 
 
 def _assign_images(
-    labels: Indices, experiment: Experiment, test_fraction: float | None
-) -> dict[str, Indices]:
-    """Return which images each client gets, by the client's name."""
-    indices = divide(labels, experiment, test_fraction)
+    pool: Subset, experiment: Experiment, test_fraction: float | None
+) -> SubsetsByClient:
+    """Return which images each client gets."""
+    indices = divide(pool.labels, experiment, test_fraction)
     # Padded, so that names sort as numbers do.
     width = len(str(len(indices) - 1))
-    return {f"client-{number:0{width}}": own for number, own in enumerate(indices)}
+    names = [f"client-{number:0{width}}" for number in range(len(indices))]
+    sizes = numpy.array([len(own) for own in indices], dtype=numpy.int64)
+    return SubsetsByClient(names, pool.select(numpy.concatenate(indices)), sizes)
 
 
 def _split_pooled(domain: DomainIndex, experiment: Experiment) -> tuple[Subset, Subset]:
@@ -268,17 +268,18 @@ def _draw_training(subset: Subset, name: str, experiment: Experiment) -> Subset:
     return subset.select(numpy.sort(generator.choice(available, size, replace=False)))
 
 
-def _join_tests(
-    tests: dict[str, Subset], experiment: Experiment
-) -> tuple[Subset, dict[str, Indices]]:
+def _join_tests(tests: SubsetsByClient, experiment: Experiment) -> tuple[Subset, RangesByClient]:
     """Return the union of the clients' test images and each client's indices into it."""
-    names = sorted(tests)
-    ends = numpy.cumsum([len(tests[name].labels) for name in names])
-    union = Subset.join([tests[name] for name in names])
+    union = tests.everything
     if experiment.partition.test == "shared":
-        return union, dict.fromkeys(tests, numpy.arange(len(union.labels)))
-    ranges = numpy.split(numpy.arange(len(union.labels)), ends[:-1])
-    return union, dict(zip(names, ranges, strict=True))
+        return union, RangesByClient.same_for_all(tests.names, len(union.labels))
+    begins = numpy.cumsum(tests.sizes) - tests.sizes
+    return union, RangesByClient(tests.names, begins, tests.sizes)
+
+
+def _count(subset: Subset, num_classes: int) -> list[int]:
+    found: list[int] = numpy.bincount(subset.labels, minlength=num_classes).tolist()
+    return found
 
 
 def _test_fraction(experiment: Experiment) -> float:

@@ -63,15 +63,19 @@ def feature_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of features [images, feature_size]; images are opened only if it must be."""
 
     def make(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+        # Kept in one order, whichever they are asked for in: another split finds them again.
+        ordered, places = numpy.unique(rows, return_inverse=True)
+
         def load() -> Images:
             # In the encoder's size at once: less memory, and every image is resized once.
-            return sample_index.store.load(rows, encoder_input_format(encoder))
+            return sample_index.store.load(ordered, encoder_input_format(encoder))
 
-        names = json.dumps(sample_index.store.identify(rows)).encode()
+        names = json.dumps(sample_index.store.identify(ordered)).encode()
         with FeatureCache() as cache:
             signature = hashlib.sha256(names).hexdigest()
             features = cache.encode_source(encoder, signature, load)
-        return torch.from_numpy(features).to(getattr(torch, experiment.dtype))
+        found = torch.from_numpy(features).to(getattr(torch, experiment.dtype))
+        return found if numpy.array_equal(ordered, rows) else found[torch.from_numpy(places)]
 
     return make
 

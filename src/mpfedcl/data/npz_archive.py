@@ -221,6 +221,7 @@ def _read_rows(
 ) -> Samples:
     """Read some samples of an array, piece by piece: a set may be larger than the memory."""
     order = numpy.argsort(rows, kind="stable")
+    ascending = rows[order]
     samples: Samples | None = None
     with _explain_faults(f"{shown}: {key}"):
         for begin, piece in _read_pieces(archive, key, shown):
@@ -230,9 +231,8 @@ def _read_rows(
                 )
             if samples is None:
                 samples = numpy.empty((len(rows), *piece.shape[1:]), dtype)
-            first, last = numpy.searchsorted(rows[order], (begin, begin + len(piece)))
-            chosen = order[first:last]
-            samples[chosen] = piece[rows[chosen] - begin]
+            first, last = numpy.searchsorted(ascending, (begin, begin + len(piece)))
+            samples[order[first:last]] = piece[ascending[first:last] - begin]
     assert samples is not None
     return samples
 

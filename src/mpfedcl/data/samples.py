@@ -55,8 +55,13 @@ class JoinedSampleStore:
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Load each store's samples into their places."""
+        parts = self._split_by_store(rows)
+        if len(parts) == 1:
+            # As they are: a copy would take as much memory again.
+            ((store, _, within),) = parts
+            return store.load(within, wanted)
         samples = numpy.empty((len(rows), *wanted.shape), dtype=wanted.dtype)
-        for store, positions, within in self._split_by_store(rows):
+        for store, positions, within in parts:
             samples[positions] = store.load(within, wanted)
         return samples
 
@@ -79,7 +84,7 @@ class Subset:
     rows: Indices
     labels: Indices
 
-    def select(self, chosen: Indices | NDArray[numpy.bool_]) -> "Subset":
+    def select(self, chosen: Indices | NDArray[numpy.bool_] | slice) -> "Subset":
         """Return some of them, by position."""
         return Subset(self.rows[chosen], self.labels[chosen])
 

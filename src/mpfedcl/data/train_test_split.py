@@ -1,6 +1,11 @@
 """Splits into training and test images, class by class, so that both have the same classes."""
 
+from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
+
 import numpy
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 Indices = NDArray[numpy.int64]
@@ -19,20 +24,45 @@ def count_training(counts: Indices, test_fraction: float | None) -> Indices:
 
 
 def split_by_class(
-    labels: Indices, test_fraction: float, generator: numpy.random.Generator
+    labels: Indices, test_fraction: float, generator: Generator
 ) -> tuple[Indices, Indices]:
     """Return the positions that train and those that test, each in ascending order."""
-    training: list[Indices] = []
-    testing: list[Indices] = []
-    for label in numpy.unique(labels):
-        members = generator.permutation(numpy.flatnonzero(labels == label))
-        cut = int(count_training(numpy.asarray(len(members)), test_fraction))
-        training.append(members[:cut])
-        testing.append(members[cut:])
-    return _join(training), _join(testing)
+    sizes = numpy.array([len(labels)])
+    trains = draw_training(labels, sizes, test_fraction, lambda _: generator)
+    return numpy.flatnonzero(trains), numpy.flatnonzero(~trains)
 
 
-def _join(pieces: list[Indices]) -> Indices:
-    joined = numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *pieces])
-    joined.sort()
-    return joined
+def draw_training(
+    labels: Indices, sizes: Indices, test_fraction: float, generator_of: Callable[[int], Generator]
+) -> NDArray[numpy.bool_]:
+    """Tell of each sample whether it trains or is held out, client by client, class by class.
+
+    Args:
+        labels: Those of all clients, one client after the other.
+        sizes: How many samples each client has.
+        test_fraction: The share of each class that a client holds out.
+        generator_of: Each client's own randomness, by its place; its classes use it in their order.
+    """
+    trains = numpy.ones(len(labels), dtype=bool)
+    if not len(labels):
+        return trains
+    num_classes = int(labels.max()) + 1
+    cells = numpy.repeat(numpy.arange(len(sizes)), sizes) * num_classes + labels
+    order = numpy.argsort(cells, kind="stable")
+    found, begins, counts = numpy.unique(cells[order], return_index=True, return_counts=True)
+    # Only drawing goes client by client; a class with a single sample needs no draw.
+    several = counts > 1
+    ends = begins + counts
+    drawn = zip(
+        (found[several] // num_classes).tolist(),
+        begins[several].tolist(),
+        ends[several].tolist(),
+        strict=True,
+    )
+    for place, group in groupby(drawn, key=itemgetter(0)):
+        shuffle = generator_of(place).shuffle
+        for _, begin, end in group:
+            shuffle(order[begin:end])
+    last = begins + count_training(counts, test_fraction)
+    trains[order] = numpy.arange(len(order)) < numpy.repeat(last, counts)
+    return trains

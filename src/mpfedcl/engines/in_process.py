@@ -42,7 +42,7 @@ class InProcessEngine(Engine):
     """Runs clients in this process, several at once where that is faster."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
-        self.sizes = {client.name: len(client.labels) for client in data.clients}
+        self.sizes = data.sizes
         self._experiment = assembly.experiment
         self._method = assembly.method
         self._model = assembly.model
@@ -229,15 +229,12 @@ class InProcessEngine(Engine):
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield what each client would predict with: its last own model, where it keeps one."""
-        for client in self._data.clients:
-            if client.name in self._trained:
-                trained, index = self._trained[client.name]
-                yield client.name, trained.params(index)
-            elif client.name in self._local_parameters:
-                yield (
-                    client.name,
-                    {**self._initial, **shared, **self._local_parameters[client.name]},
-                )
+        for name in self._data.names:
+            if name in self._trained:
+                trained, index = self._trained[name]
+                yield name, trained.params(index)
+            elif name in self._local_parameters:
+                yield name, {**self._initial, **shared, **self._local_parameters[name]}
 
     def state(self) -> Tensors:
         """Return parameters kept at home and the method's client states, by client."""

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpfedcl.data.client_data import FederatedData, is_same_partition
+from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.deployment.trained_run import read_model, read_pool
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from mpfedcl.data.partition_table import compact_table, expand_table
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, Experiment
 from mpfedcl.files import read_bounded, remove_leftovers, write_atomically
@@ -215,6 +216,11 @@ class RunDirectory:
 
     def write_partition(self, content: dict[str, Any]) -> None:
         """Write who holds what; what is not known is left out."""
+        if "table" in (compact := compact_table(content)):
+            # On one line: a number a line would make megabytes of blanks.
+            text = json.dumps(compact, allow_nan=False) + "\n"
+            write_atomically(self.path / "partition.json", text.encode())
+            return
         partition = Partition.model_validate(content)
         self.write_json("partition.json", partition.model_dump(mode="json", exclude_unset=True))
 
@@ -234,7 +240,7 @@ class RunDirectory:
             raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
         # What others have written gets the same sentence here as in a report.
         validate_content(content, SCHEMAS.get(name, AnyTable), str(path), strict=True)
-        return content
+        return expand_table(content) if name == "partition.json" else content
 
     def read_summary(self) -> dict[str, Any] | None:
         """Return the summary of a finished run, else None."""

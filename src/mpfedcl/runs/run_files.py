@@ -69,11 +69,38 @@ class ClientSamples(FileContent):
     test: _Count
 
 
+class ClientLists(FileContent):
+    """The same of many clients, in lists of one length."""
+
+    names: list[str]
+    train: list[list[_Count]]
+    test: list[_Count]
+    input_means: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        lists = (
+            self.train,
+            self.test,
+            self.names if self.input_means is None else self.input_means,
+        )
+        if {len(each) for each in lists} != {len(set(self.names))}:
+            raise ValueError("its lists do not have one entry for each of different names")
+        return self
+
+    def by_client(self) -> dict[str, ClientSamples]:
+        """Return what each client holds."""
+        parts = zip(self.names, self.train, self.test, strict=True)
+        return {n: ClientSamples.model_construct(train=a, test=b) for n, a, b in parts}
+
+
 class Partition(FileContent):
     """partition.json: who holds what."""
 
     classes: list[str]
-    clients: dict[str, ClientSamples]
+    clients: dict[str, ClientSamples] = Field(default_factory=dict)
+    """In the file of many clients there is a table in its place."""
+    table: ClientLists | None = None
     input_shape: list[int] | None = None
     """Of one sample, as the model or its encoder takes it."""
     input_means: dict[str, float] = Field(default_factory=dict)
@@ -91,6 +118,11 @@ class Partition(FileContent):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.table is not None:
+            # Past what makes it read-only: from here on there is one form.
+            object.__setattr__(self, "clients", self.table.by_client())
+        elif "clients" not in self.model_fields_set:
+            raise ValueError("it has no clients")
         if any(len(each.train) != len(self.classes) for each in self.clients.values()):
             raise ValueError("a client does not have one number per class")
         return self

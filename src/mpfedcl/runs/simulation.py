@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from mpfedcl.data.client_data import FederatedData, is_same_partition
+from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.engines import (
     DispatchingEngine,
     DistributedEngine,
@@ -105,7 +106,8 @@ class _Simulation(RunLoop):
         device = find_device(experiment.device)
         self._group = group
         self._data, model = _load_in_turn(experiment, device, group)
-        self._own_tests = {client.name: client.test for client in self._data.clients}
+        self._own_tests = self._data.table.own_tests()
+        self._label_counts = self._data.label_counts_by_client()
         assembly = assemble(
             experiment,
             model,
@@ -114,7 +116,7 @@ class _Simulation(RunLoop):
             device=device,
             public=self._data.public,
         )
-        sizes = {client.name: len(client.labels) for client in self._data.clients}
+        sizes = self._data.sizes
         if group is not None:
             self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
         is_asynchronous = assembly.method.timing != "rounds"
@@ -126,8 +128,7 @@ class _Simulation(RunLoop):
         engine = wrap_engine(assembly, engine, local, group)
         if experiment.secure_sums:
             engine = _add_securely(assembly, engine)
-        counts = {n: each["train"] for n, each in self._data.partition["clients"].items()}
-        pace = Pace.of(assembly, counts)
+        pace = Pace.of(assembly, self._label_counts)
         super().__init__(assembly, engine, self._data.class_names, pace)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
@@ -151,7 +152,7 @@ class _Simulation(RunLoop):
             test_inputs=self._data.test_inputs,
             test_labels=self._data.test_labels,
             own_tests=self._own_tests,
-            label_counts={n: e["train"] for n, e in self._data.partition["clients"].items()},
+            label_counts=self._label_counts,
             fitted={**server.extra, **server.private},
         )
         directory.write_models(models.averaged, models.pool, observer.on_models(models))

@@ -81,7 +81,7 @@ def load_check_samples(
         tested = split.test.select(own) if own is not None and whose else split.test
         test = draw_evenly(tested, most)
         samples = sample_index.store.load(test.rows, wanted)
-        seen = draw_evenly(Subset.join(list(split.training.values())), _SAMPLES_TO_RANGE)
+        seen = draw_evenly(split.training.everything, _SAMPLES_TO_RANGE)
         training = sample_index.store.load(seen.rows, wanted)
         origin = f"{whose}test {wanted.noun}s of {sample_index.name}"
         return CheckSamples(samples, test.labels, training, origin)
