@@ -139,6 +139,20 @@ class ClientTable(Sequence[ClientData]):
         tests, begins, sizes = self.tests, self.test_begins, self.test_sizes
         return ByClient(self.names, lambda place: _cut(tests, begins, sizes, place))
 
+    def sole_testers(self, num_tests: int) -> Indices:
+        """Return of each test sample the place of the one client that has it; -1: not one."""
+        size, ends = len(self.tests) + 1, self.test_begins + self.test_sizes
+        rows = self.tests.cpu().numpy()
+
+        def add_up(weights: Indices) -> Indices:
+            # A client's weight comes in where its range begins, and goes out where it ends.
+            comes = numpy.bincount(self.test_begins, weights, size)
+            goes = numpy.bincount(ends, weights, size)
+            return numpy.bincount(rows, numpy.cumsum(comes - goes)[:-1], num_tests).astype(int)
+
+        places = numpy.arange(len(self))
+        return numpy.where(add_up(numpy.ones_like(places)) == 1, add_up(places), -1)
+
     def _test(self, place: int) -> Tensor:
         return _cut(self.tests, self.test_begins, self.test_sizes, place)
 

@@ -29,7 +29,7 @@ class SampleOwners:
     def split(self, subsets: Sequence[Subset]) -> list[tuple[str, list[Subset]]]:
         """Return each client's part of the training subset and, if there is one, of the test."""
         parts = [
-            _split_by_owner(subset, owners, len(self.names))
+            split_by_owner(subset, owners, len(self.names))
             for subset, owners in zip(subsets, (self.train, self.test), strict=False)
             if owners is not None
         ]
@@ -70,7 +70,8 @@ def read_owners(
     return SampleOwners(tuple(str(name) for name in names), train.reshape(-1), test)
 
 
-def _split_by_owner(subset: Subset, owners: Indices, count: int) -> list[Subset]:
+def split_by_owner(subset: Subset, owners: Indices, count: int) -> list[Subset]:
+    """Return the samples of each of so many owners, in the order that they have."""
     order = numpy.argsort(owners, kind="stable")
     ends = numpy.cumsum(numpy.bincount(owners, minlength=count))[:-1]
     return [subset.select(chosen) for chosen in numpy.split(order, ends)]

@@ -11,6 +11,7 @@ import numpy
 
 from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, find_not_finite
+from mpfedcl.data.sample_owners import split_by_owner
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.data.table_columns import RawColumns, TableColumns, Words, count_missing, fit_columns
 from mpfedcl.data.table_files import (
@@ -212,9 +213,10 @@ def _index(
     has_label = labels >= 0
     site_names, sites = _number_sites(everything, frames, client)
     labels, sites = labels[has_label], sites[has_label]
+    everyones = Subset(numpy.arange(len(labels)), labels)
+    parts = zip(site_names, split_by_owner(everyones, sites, len(site_names)), strict=True)
     domains = tuple(
-        DomainIndex(name, Subset(rows := numpy.flatnonzero(sites == site), labels[rows]))
-        for name, site in sorted((name, site) for site, name in enumerate(site_names))
+        DomainIndex(name, part) for name, part in sorted(parts, key=lambda each: each[0])
     )
     for domain in domains:
         check_domain_name(domain.name, root)

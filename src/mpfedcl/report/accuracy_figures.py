@@ -53,7 +53,8 @@ def knows_split(run: RunRecords) -> bool:
 def draw_split(run: RunRecords, path: Path) -> None:
     """Draw who holds how many training images of each class in a run."""
     assert run.partition is not None
-    content = run.partition.model_dump()
+    clients = {name: {"train": held.train} for name, held in run.partition.clients.items()}
+    content = {"classes": run.partition.classes, "clients": clients, "network": run.is_network}
     _, split = describe_data(run.experiment, content)
     draw_partition(content, f"training images, {split}", path)
 

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mpfedcl.report.method_styles import style_of
+from mpfedcl.report.number_formatting import choose_evenly
 from mpfedcl.report.tables import READING_TITLES
 
 # Colour-blind safe (Okabe and Ito), dark enough on white.
@@ -37,6 +38,8 @@ STYLE: Any = {
 }
 
 _MOST_BANDS = 12
+_MOST_CLIENTS = 200
+"""Whose bubbles are drawn; more would be a grey wall."""
 
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
@@ -222,7 +225,13 @@ def draw_over_time(
 
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
-    """Draw who holds how many training images of each class, as bubbles."""
+    """Draw who holds how many training images of each class, as bubbles; of many clients some."""
+    names = list(partition["clients"])
+    if len(names) > _MOST_CLIENTS:
+        drawn = [names[place] for place in choose_evenly(len(names), _MOST_CLIENTS)]
+        clients = {name: partition["clients"][name] for name in drawn}
+        partition = {**partition, "clients": clients}
+        title += f"\n{len(drawn):,} of {len(names):,} clients"
     height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
     width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
     with figure_file(path, figsize=(width, height)) as (_, axes):

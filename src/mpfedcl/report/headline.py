@@ -8,8 +8,17 @@ from mpfedcl.report.tables import READING_TITLES, percent
 _MOST_NAMES = 5
 
 
-def describe_mean(accuracies: Mapping[str, float | None] | None, clients: Collection[str]) -> str:
-    """Say of which clients the headline is the mean; `clients` are all of the run."""
+def describe_mean(
+    accuracies: Mapping[str, float | None] | None,
+    clients: Collection[str],
+    spread: Mapping[str, Any] | None = None,
+) -> str:
+    """Say of which clients the headline is the mean; `clients` are all of the run.
+
+    `spread` is of those that were read, where not all are listed.
+    """
+    if spread is not None:
+        return _describe_many(spread["clients"], len(clients))
     found = accuracies or {}
     left_out = [name for name in sorted({*clients, *found}) if found.get(name) is None]
     if not left_out:
@@ -18,6 +27,12 @@ def describe_mean(accuracies: Mapping[str, float | None] | None, clients: Collec
     more = len(left_out) - _MOST_NAMES
     names = ", ".join(left_out[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
     return f"mean over {total - len(left_out):,} of {total:,} clients (not read: {names})"
+
+
+def _describe_many(read: int, total: int) -> str:
+    if read >= total:
+        return "mean over clients"
+    return f"mean over {read:,} of {total:,} clients (the others were not read)"
 
 
 def describe_server_model(

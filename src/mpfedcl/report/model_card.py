@@ -142,8 +142,8 @@ def _introduction(subject: CardSubject) -> str:
             f"**{percent(summary['accuracy_union'])} %** "
             f"({READING_TITLES[summary['reading_union']]}).\n"
         )
-    clients = subject.partition["clients"]
-    told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients))
+    clients, spread = subject.partition["clients"], summary.get("accuracy_spread")
+    told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients, spread))
     over = f", {told}" if "not read" in told else ""
     if subject.is_network:
         said = describe_server_model(summary["readings"], judged_by(summary))
@@ -200,7 +200,8 @@ def _data_section(subject: CardSubject) -> str:
         else f"{len(sizes):,} clients; how much each holds is not shown under a privacy budget."
     )
     left_out = len(holdings) - len(shown)
-    note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy; {left_out:,} more are left out.\n"
+    of_whom = " in the last round" if subject.summary.get("accuracy_spread") else ""
+    note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy{of_whom}; {left_out:,} more are left out.\n"
     return (
         "## Data\n\n"
         f"{summary} "

@@ -16,6 +16,7 @@ from sklearn.manifold import TSNE
 
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.partition_table import expand_table
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
@@ -153,7 +154,8 @@ def _draw_partitions(runs: PaperRuns, picture: Picture, path: Path) -> None:
             complete = resolve_with_seed(experiment.replace(dataset__root=runs.root), runs.seeds[0])
             sample_index = open_data_set(complete.dataset)
             split = split_among_clients(sample_index, complete)
-            draw_partition_into(axes, split.describe(sample_index.class_names), name)
+            held = expand_table(split.describe(sample_index.class_names))
+            draw_partition_into(axes, held, name)
         for axes in list(grid.flat)[len(picture.experiments) :]:
             axes.set_visible(False)
         page.suptitle(f"{picture.title}, seed {runs.seeds[0]}: training images")

@@ -173,26 +173,21 @@ def _embed_with_averaged_model(
     # By class, so that an even draw takes about as many of each.
     order = data.test_labels.argsort(stable=True)
     rows = order[choose_evenly(len(order), MOST_SAMPLES)]
-    holders: dict[int, list[str]] = {int(row): [] for row in rows}
-    for client in data.clients:
-        for row in set(client.test.tolist()) & holders.keys():
-            holders[row].append(client.name)
+    places = data.table.sole_testers(len(data.test_labels))[rows.numpy()].tolist()
     vectors = _embed(path / "model.safetensors", data.test_inputs[rows], model, method)
-    owners = [each[0] if len(each) == 1 else None for each in holders.values()]
+    owners = [None if place < 0 else data.names[place] for place in places]
     return EmbeddedImages(vectors, data.test_labels[rows].tolist(), owners, "the averaged model")
 
 
 def _embed_with_personal_models(
     path: Path, data: FederatedData, model: Model, method: Method
 ) -> EmbeddedImages | None:
-    here = [
-        client
-        for client in data.clients
-        if len(client.test) and (path / "models" / f"{client.name}.safetensors").is_file()
-    ]
+    stored = {file.stem for file in (path / "models").glob("*.safetensors")}
+    tested = zip(data.names, data.table.test_sizes.tolist(), strict=True)
+    here = [name for name, size in tested if size and name in stored]
     if not here:
         return None
-    chosen = [here[place] for place in choose_evenly(len(here), _MOST_CLIENTS)]
+    chosen = [data.client(here[place]) for place in choose_evenly(len(here), _MOST_CLIENTS)]
     vectors, labels, owners = [], [], []
     for client in chosen:
         order = client.test[data.test_labels[client.test].argsort(stable=True)]

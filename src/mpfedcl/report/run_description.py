@@ -12,6 +12,11 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.json_files import Json, read_json_file, validate_content
 from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method, is_built_in
+from mpfedcl.report.client_description import (
+    describe_clients,
+    describe_holdings,
+    measure_spread,
+)
 from mpfedcl.report.number_formatting import finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import (
@@ -21,7 +26,6 @@ from mpfedcl.report.reproduction import (
     run_command,
 )
 from mpfedcl.report.tables import tests_differ
-from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -124,11 +128,22 @@ class RunRecords:
         """The last round that was evaluated; in a finished run the last one."""
         return next((line for line in reversed(self.rounds) if line.accuracy), None)
 
+    @property
+    def num_clients(self) -> int:
+        """How many clients the run has, as far as it is known."""
+        last = self.last_evaluated
+        known = self.partition.clients if self.partition else (last and last.accuracy_per_client)
+        return len(known or ())
+
     def _recognize_reading(self) -> Reading:
         """Tell by the numbers: those of the clients are of the reading that is judged by."""
         # Somebody else's method is not asked: a report runs no code that a run names.
         read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
-        means = [mean(finite_values(list((each or {}).values()))) for _, each in read]
+        spreads = [line.accuracy_spread for line in self.rounds if line.accuracy]
+        means = [
+            spread.mean if spread else mean(finite_values(list((each or {}).values())))
+            for spread, (_, each) in zip(spreads, read, strict=True)
+        ]
         for reading in READINGS:
             shown = [(table or {}).get("own", {}).get(reading) for table, _ in read]
             if means and all(
@@ -156,9 +171,10 @@ def _read_optional(path: Path, schema: Any) -> Any:
 def describe_run(records: RunRecords) -> Json:
     """Return what the records of one run tell: clients, classes, confusion, partition, absences."""
     experiment = records.experiment
-    clients = _describe_clients(records)
+    is_told = records.privacy is None
+    clients = describe_clients(records.partition if is_told else None, records.last_evaluated)
     confusion = _describe_confusion(records, clients)
-    fairness = measure_fairness(client["accuracy"] for client in clients)
+    fairness = measure_spread(records.last_evaluated)
     return {
         "name": records.name,
         "method": records.method_name,
@@ -171,9 +187,10 @@ def describe_run(records: RunRecords) -> Json:
         "reading": records.readings["own"],
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
+        "population": records.num_clients,
         "fairness": fairness.to_json() if fairness else None,
         "confusion": confusion,
-        "partition": _describe_partition(records),
+        "partition": describe_holdings(records.partition, is_told=is_told),
         "absences": _describe_absences(records),
     }
 
@@ -237,25 +254,6 @@ def _lowest(several: list[Json]) -> Json | None:
     return min(several, key=lambda each: each["accuracy"], default=None)
 
 
-def _describe_clients(records: RunRecords) -> list[Json]:
-    """Return each client's accuracy on its own test, and how much data it has."""
-    accuracy = (
-        records.last_evaluated.accuracy_per_client if records.last_evaluated else None
-    ) or {}
-    is_told = records.partition is not None and records.privacy is None
-    holdings = records.partition.clients if records.partition and is_told else {}
-    names = list(holdings) or list(accuracy)
-    return [
-        {
-            "name": name,
-            "accuracy": rounded(accuracy.get(name)),
-            "train": sum(holdings[name].train) if name in holdings else None,
-            "test": holdings[name].test if name in holdings else None,
-        }
-        for name in names
-    ]
-
-
 def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
     found = records.confusion
     if found is None:
@@ -294,21 +292,6 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
                 "accuracy": rounded(100 * total[i][i] / max(1, sum(total[i]) + silent[i])),
             }
             for i, name in enumerate(found.classes)
-        ],
-    }
-
-
-def _describe_partition(records: RunRecords) -> Json:
-    partition = records.partition
-    if records.privacy is not None:
-        return {"missing": "Under a privacy budget it is not shown who holds how much."}
-    if partition is None:
-        return {"missing": "The run has no partition.json, so who holds what is not known."}
-    return {
-        "classes": partition.classes,
-        "clients": [
-            {"name": name, "train": held.train, "test": held.test}
-            for name, held in partition.clients.items()
         ],
     }
 

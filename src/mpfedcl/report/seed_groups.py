@@ -128,7 +128,8 @@ def _describe_headline(run: RunRecords) -> list[str]:
     if run.last_evaluated is None:
         return []
     known = run.partition.clients if run.partition else {}
-    told = describe_mean(run.last_evaluated.accuracy_per_client, known)
+    spread = run.last_evaluated.accuracy_spread
+    told = describe_mean(run.last_evaluated.accuracy_per_client, known, spread and spread.to_json())
     notes = [f"Personal readings: {told}."] if "not read" in told else []
     if run.is_network and run.last_evaluated.accuracy:
         notes += describe_server_model(run.last_evaluated.accuracy, run.readings)

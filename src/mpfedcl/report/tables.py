@@ -240,25 +240,61 @@ def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
     )
 
 
-def clients_table(title: str, accuracies: Mapping[str, float | None]) -> TextTable:
-    """Return each client's accuracy; of many clients what they have in common, and the worst."""
+def clients_table(
+    title: str,
+    accuracies: Mapping[str, float | None],
+    spread: Mapping[str, Any] | None = None,
+) -> TextTable:
+    """Return each client's accuracy; of many clients what they have in common, and the worst.
+
+    `spread` is of all clients, where not all are listed.
+    """
+    if spread is not None:
+        return _spread_table(title, accuracies, spread)
     known = {name: value for name, value in accuracies.items() if value is not None}
     if len(accuracies) <= _MOST_CLIENTS or not known:
         rows = [[name, percent(value)] for name, value in accuracies.items()]
         return TextTable(title, ["client", "accuracy %"], rows)
-    worst = sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]
-    first, middle, third = numpy.percentile(list(known.values()), _QUARTILES)
+    quartiles = numpy.percentile(list(known.values()), _QUARTILES).tolist()
     untested = len(accuracies) - len(known)
     return TextTable(
         title,
         [f"of {len(known)} clients", "accuracy %"],
         [
-            ["mean", percent(mean(list(known.values())))],
-            ["upper quartile", percent(third)],
-            ["median", percent(middle)],
-            ["lower quartile", percent(first)],
-            *([f"among the worst: {name}", percent(known[name])] for name in worst),
+            *_spread_rows(mean(list(known.values())), quartiles),
+            *([f"among the worst: {name}", percent(known[name])] for name in _worst(known)),
         ],
         "All clients: accuracy_per_client in summary.json."
         + (f" {untested} have no number there." if untested else ""),
     )
+
+
+def _spread_table(
+    title: str, listed: Mapping[str, float | None], spread: Mapping[str, Any]
+) -> TextTable:
+    """Return what is known of clients that are too many to be listed."""
+    known = {name: value for name, value in listed.items() if value is not None}
+    return TextTable(
+        title,
+        [f"of {spread['clients']:,} clients", "accuracy %"],
+        [
+            *_spread_rows(spread["mean"], spread["quartiles"]),
+            *([f"worst of the last round: {name}", percent(known[name])] for name in _worst(known)),
+        ],
+        f"accuracy_per_client in summary.json lists {len(known):,}: who took part in the last round"
+        " and was read.",
+    )
+
+
+def _spread_rows(middle: float | None, quartiles: Sequence[float]) -> list[list[str]]:
+    first, median, third = quartiles
+    return [
+        ["mean", percent(middle)],
+        ["upper quartile", percent(third)],
+        ["median", percent(median)],
+        ["lower quartile", percent(first)],
+    ]
+
+
+def _worst(known: Mapping[str, float]) -> list[str]:
+    return sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]

@@ -16,6 +16,7 @@ from mpfedcl.rounds.arrival_counting import CountedArrivals
 from mpfedcl.rounds.arrival_state import ArrivalState, Dispatch, SentModel
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.listed_clients import NOT_READ
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
@@ -127,13 +128,14 @@ class ArrivalLoop(RoundLoop, ABC):
         read = self._choose_to_evaluate(number, counted.accepted) if evaluate else []
         readings = self._evaluate(read, with_confusion=with_confusion) if evaluate else None
         self.confusion = readings.confusion if readings else {}
-        main = self._rule.reading_on("own")
         heard = {*counted.accepted, *counted.rejected}
+        listed = readings.listed(self._rule.reading_on("own"), heard) if readings else NOT_READ
         return RoundRecord(
             round=number,
             loss=counted.mean_loss(),
             accuracy=readings.table() if readings else None,
-            accuracy_per_client=readings.per_client(main) if readings else None,
+            accuracy_per_client=listed.rows,
+            accuracy_spread=listed.spread,
             loss_per_client=dict(sorted(counted.loss_by_client.items())),
             seconds=self._clock.lap(),
             bytes={"up": counted.bytes_up, "down": counted.bytes_down},

@@ -17,6 +17,7 @@ from mpfedcl.rounds.calibration_error import (
     expected_calibration_error,
 )
 from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
+from mpfedcl.rounds.listed_clients import ListedAccuracies, list_accuracies
 
 AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test and reading; None where a method has no such thing."""
@@ -53,6 +54,10 @@ class RoundReadings:
     def per_client(self, reading: Reading) -> dict[str, float | None]:
         """Return one reading on each client's own test."""
         return {name: table["own"][reading] for name, table in self.clients.items()}
+
+    def listed(self, reading: Reading, took_part: Collection[str]) -> ListedAccuracies:
+        """Return what a record says of that reading."""
+        return list_accuracies(self.per_client(reading), took_part)
 
     def only(self, told: Collection[Reading]) -> "RoundReadings":
         """Return the readings that may be told; the others are as if nobody had read them."""

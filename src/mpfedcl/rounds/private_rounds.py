@@ -158,6 +158,8 @@ class PrivateRounds:
                 "processed": {},
                 "remarks": {n: told for n, told in record.remarks.items() if n in _KEPT_REMARKS},
                 "withheld": [],
+                # Of many clients only those that took part have a row.
+                **({} if record.accuracy_spread is None else {"accuracy_per_client": {}}),
                 "unchanged": False,
             }
         return record.model_copy(update=changes)

@@ -6,6 +6,7 @@ from pydantic import Field, ValidationError
 
 from mpfedcl.json_files import FileContent, Json, load_json
 from mpfedcl.methods import Reading, Test
+from mpfedcl.rounds.listed_clients import AccuracySpread
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -51,6 +52,7 @@ class RoundRecord(FileContent):
     loss: _Number | None
     accuracy: dict[Test, dict[Reading, _Percent | None]] | None
     accuracy_per_client: dict[str, _Percent | None] | None
+    """Of all clients; where there are more than 1,000, of those that took part and were read."""
     loss_per_client: dict[str, _Number | None] | None = None
     """Of the clients that were accepted."""
     seconds: dict[str, _Seconds]
@@ -72,6 +74,8 @@ class RoundRecord(FileContent):
     """What it is made of: bins that hold images, by rising probability."""
     privacy: dict[str, Any] | None = None
     """The budget and what is spent of it after this round, where there is one."""
+    accuracy_spread: AccuracySpread | None = None
+    """Of all clients that were read, where not all are listed."""
     diagnostics: dict[str, Any] | None = None
     """What was measured beside, where the experiment asks for it."""
     virtual_seconds: _Seconds | None = None
@@ -93,7 +97,8 @@ class RoundRecord(FileContent):
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
         clocks = ("virtual_seconds", "elapsed_seconds")
-        measured = (*LAST_ROUND_ONLY, "diagnostics", "privacy", "arrivals", *clocks)
+        told = ("accuracy_spread", "diagnostics", "privacy", "arrivals")
+        measured = (*LAST_ROUND_ONLY, *told, *clocks)
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

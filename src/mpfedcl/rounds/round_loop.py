@@ -15,6 +15,7 @@ from mpfedcl.rounds.budget_check import told_readings
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.listed_clients import NOT_READ
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.prototype_pooling import PrototypePooling
@@ -158,13 +159,14 @@ class RoundLoop:
         # The next round's broadcast brings the outcome; of one exchange it is the other half.
         is_half = not self._method.trains and broadcast.round == self._experiment.rounds
         closing = self.broadcast().num_bytes * len(collector.accepted) if is_half else 0
-        main = self._method.reading_on("own")
         heard = {*collector.accepted, *collector.rejected}
+        listed = readings.listed(self._method.reading_on("own"), heard) if readings else NOT_READ
         record = RoundRecord(
             round=broadcast.round,
             loss=self._mean_loss(collector),
             accuracy=readings.table() if readings else None,
-            accuracy_per_client=readings.per_client(main) if readings else None,
+            accuracy_per_client=listed.rows,
+            accuracy_spread=listed.spread,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
             seconds=self._clock.lap(),
             bytes={"up": collector.bytes_up, "down": broadcast.num_bytes_to(chosen) + closing},

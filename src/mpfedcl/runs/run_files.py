@@ -8,9 +8,10 @@ from pydantic import Field, model_validator
 
 from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.experiment import FORMAT
-from mpfedcl.json_files import FileContent
+from mpfedcl.json_files import FileContent, Json
 from mpfedcl.methods import TESTS, Reading, Test
 from mpfedcl.rounds.fairness import Fairness
+from mpfedcl.rounds.listed_clients import AccuracySpread
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -38,6 +39,8 @@ class Summary(FileContent):
     accuracy_union: float | None = None
     """The same of `reading_union`."""
     accuracy_per_client: dict[str, float | None] | None = None
+    accuracy_spread: AccuracySpread | None = None
+    """Of all clients that were read, where not all are listed; else it is not in the file."""
     fairness: Fairness | None = None
     """How these are spread over clients; None in runs of older versions."""
     calibration_error: dict[Test, float | None] = Field(
@@ -60,6 +63,12 @@ class Summary(FileContent):
     """The budget (unit, epsilon, delta) and what the run has spent of it; None without one."""
     versions: dict[str, str]
     threads: int | None = None
+
+    def to_json(self) -> Json:
+        """Return plain values, as the file has them."""
+        return self.model_dump(
+            mode="json", exclude={"accuracy_spread"} if self.accuracy_spread is None else None
+        )
 
 
 class ClientSamples(FileContent):

@@ -28,7 +28,9 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         accuracy=last["accuracy"]["own"][own],
         accuracy_union=last["accuracy"]["union"][union],
         accuracy_per_client=last["accuracy_per_client"],
-        fairness=measure_fairness((last["accuracy_per_client"] or {}).values()),
+        accuracy_spread=last.get("accuracy_spread"),
+        fairness=last.get("accuracy_spread")
+        or measure_fairness((last["accuracy_per_client"] or {}).values()),
         calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
         readings=last["accuracy"],
         loss=last["loss"],

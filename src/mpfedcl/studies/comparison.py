@@ -82,6 +82,9 @@ class Comparison:
             last = validate_content(
                 RunDirectory(planned.path).read_records()[-1], RoundRecord, str(planned.path)
             )
+            # Of many clients those are listed that took part last: in each run others.
+            spread = summary.get("accuracy_spread")
+            listed = {} if spread else summary["accuracy_per_client"]
             entry = methods.setdefault(
                 planned.experiment.method,
                 {
@@ -91,7 +94,7 @@ class Comparison:
                     "accuracy": [],
                     "accuracy_union": [],
                     "readings": {test: {r: [] for r in READINGS} for test in TESTS},
-                    "accuracy_per_client": {name: [] for name in summary["accuracy_per_client"]},
+                    "accuracy_per_client": {name: [] for name in listed},
                     "fairness": [],
                     "calibration": {test: {"error": [], "bins": []} for test in TESTS},
                     "bytes": [],
@@ -102,12 +105,12 @@ class Comparison:
             )
             if last.has_diverged(entry["reading"]):
                 entry["diverged"].append(planned.experiment.seed)
-            fairness = measure_fairness((summary["accuracy_per_client"] or {}).values())
-            entry["fairness"].append(fairness and fairness.to_json())
+            fairness = measure_fairness((listed or {}).values())
+            entry["fairness"].append(spread or (fairness and fairness.to_json()))
             _add_calibration(entry["calibration"], last)
             entry["accuracy"].append(summary["readings"]["own"].get(entry["reading"]))
             entry["accuracy_union"].append(summary["readings"]["union"].get(entry["reading_union"]))
-            for client, accuracy in summary["accuracy_per_client"].items():
+            for client, accuracy in listed.items():
                 entry["accuracy_per_client"][client].append(accuracy)
             for test in TESTS:
                 for reading in READINGS:

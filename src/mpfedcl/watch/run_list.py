@@ -59,7 +59,8 @@ class RunListEntry:
         for line in lines:
             self._last = line
             known = finite_values(list((line.accuracy_per_client or {}).values()))
-            if (value := rounded(mean(known))) is not None:
+            spread = line.accuracy_spread
+            if (value := rounded(spread.mean if spread else mean(known))) is not None:
                 self._curve.append((line.round, value))
             self._rejected += len(line.clients.rejected)
             self._missing += len(line.clients.missing)

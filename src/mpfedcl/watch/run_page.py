@@ -23,10 +23,12 @@ from mpfedcl.report.run_description import (
     find_absences,
 )
 from mpfedcl.report.seed_groups import describe_seed_group, run_readings_table
+from mpfedcl.rounds.listed_clients import MOST_LISTED
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
 from mpfedcl.watch.incremental_records import IncrementalRecords
 from mpfedcl.watch.prototype_history_map import PrototypeHistoryMap
+from mpfedcl.watch.quartiles import Quartiles
 from mpfedcl.watch.regular_files import (
     Signature,
     file_signature,
@@ -52,8 +54,10 @@ class RunPage:
         self._reader = IncrementalRecords(location.path / "rounds.jsonl")
         self._lines: list[RoundRecord] = []
         self._attendance: list[tuple[int, int, int]] = []
+        self._quartiles = Quartiles()
         self._files: dict[str, tuple[Signature, Any]] = {}
         self._settings: tuple[Any, Json] | None = None
+        self._names: tuple[Any, list[str]] = None, []
         self._troubles: dict[str, str] = {}
         self._map = PrototypeHistoryMap(location.path)
         self._encoded: dict[str, bytes] = {}
@@ -64,7 +68,7 @@ class RunPage:
         path, before = self._location.path, self._signatures()
         began, lines = self._reader.read_new()
         if began:
-            self._lines, self._attendance = [], []
+            self._lines, self._attendance, self._quartiles = [], [], Quartiles()
         for line in lines:
             self._add(line)
         experiment = self._read("experiment.toml", parse_experiment)
@@ -104,6 +108,7 @@ class RunPage:
     def _add(self, line: RoundRecord) -> None:
         here = line.clients
         self._attendance.append((len(here.answered), len(here.missing), len(here.rejected)))
+        self._quartiles.add(line)
         if self._lines:
             self._lines[-1] = self._without_clients(self._lines[-1])
         self._lines.append(line)
@@ -123,8 +128,12 @@ class RunPage:
         return line.model_copy(update=changes)
 
     def _client_names(self) -> list[str]:
-        partition = self._files.get("partition.json", (None, None))[1]
-        return sorted(partition.clients if partition else self._lines[-1].accuracy_per_client or {})
+        signature, partition = self._files.get("partition.json", (None, None))
+        if partition is None:
+            return sorted(self._lines[-1].accuracy_per_client or {})
+        if self._names[0] != signature:
+            self._names = signature, sorted(partition.clients)
+        return self._names[1]
 
     def _choose_clients(self) -> list[str]:
         """Return the clients that have a line each: the same in every round."""
@@ -191,6 +200,8 @@ class RunPage:
         """Return accuracy and loss of some clients by round."""
         if not self._lines:
             return {"lines": [], "left_out": 0}
+        if len(self._client_names()) > MOST_LISTED:
+            return self._quartiles.describe(len(self._client_names()), _MOST_POINTS)
         chosen = self._choose_clients()
         return {
             "names": chosen,

@@ -1,11 +1,13 @@
 """`mpfedcl methods` and `mpfedcl data`: what there is."""
 
 import json
+from itertools import islice
 from typing import Any, get_args
 
 from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.partition_table import expand_table
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
@@ -20,6 +22,7 @@ from mpfedcl.methods import Family, Method, built_in_methods
 from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12
+_MOST_CLIENTS_SHOWN = 200
 _PICTURE = ImageFormat(96, 96, is_colour=True)
 
 _PICTURE_FORMATS = (".png", ".pdf", ".svg")
@@ -120,7 +123,7 @@ def data_show_command(arguments: DataShow) -> int:
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
-    content = split.describe(sample_index.class_names)
+    content = expand_table(split.describe(sample_index.class_names))
     from mpfedcl.report.figures import draw_contact_sheet, draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
@@ -163,8 +166,10 @@ def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
     listed = sum(max(3, len(name)) + 3 for name in classes) <= 66
     columns = [*classes] if listed else ["classes held"]
     rows = []
-    for name, client in content["clients"].items():
+    more = len(content["clients"]) - _MOST_CLIENTS_SHOWN
+    for name, client in islice(content["clients"].items(), _MOST_CLIENTS_SHOWN):
         held = [str(n) if n else "·" for n in client["train"]]
         cells = held if listed else [str(sum(n > 0 for n in client["train"]))]
         rows.append([name, *cells, f"{sum(client['train']):,}", f"{client['test']:,}"])
-    return TextTable(title, ["client", *columns, "train", "test"], rows)
+    note = f"and {more:,} clients more, which --json lists." if more > 0 else ""
+    return TextTable(title, ["client", *columns, "train", "test"], rows, note)

@@ -15,6 +15,7 @@ from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.methods import find_method, name_method
+from mpfedcl.rounds.listed_clients import mean_accuracy
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
@@ -97,8 +98,8 @@ def draw_figures(result: RunResult) -> list[Path]:
 
 def describe_round(record: Any) -> str:
     """Return a round's numbers, short enough to stand beside a bar."""
-    readings = [v for v in (record["accuracy_per_client"] or {}).values() if v is not None]
-    accuracy = f"accuracy {sum(readings) / len(readings):.1f} %  " if readings else ""
+    found = mean_accuracy(record)
+    accuracy = "" if found is None else f"accuracy {found:.1f} %  "
     loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
     rejected = (
         f"  {len(record['clients']['rejected'])} rejected" if record["clients"]["rejected"] else ""
@@ -140,8 +141,9 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     clients_table(
         f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
         summary["accuracy_per_client"],
+        spread := summary.get("accuracy_spread"),
     ).show(console)
-    told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()))
+    told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()), spread)
     console.print(f"{told}: {percent(summary['accuracy'])} %")
     if spread := describe_fairness(summary):
         console.print(spread)

@@ -20,6 +20,8 @@ from mpfedcl.errors import InvalidInput
 MOST_DRAWS = 20_000
 _MOST_DRAWS_AT_ONCE = 64
 _MOST_CELLS_AT_ONCE = 1_000_000
+_MOST_CELLS = 2**28
+"""Of all draws together: with many clients to give up takes seconds, not hours."""
 
 Floats = NDArray[numpy.float64]
 DrawCounts = Callable[[int], Indices]
@@ -61,9 +63,10 @@ def redraw(
     """Return the first drawn table [clients, classes] with enough training images for everyone."""
     cells = num_clients * (int(labels.max()) + 1)
     largest = max(1, min(_MOST_DRAWS_AT_ONCE, _MOST_CELLS_AT_ONCE // cells))
+    most = min(MOST_DRAWS, max(_MOST_DRAWS_AT_ONCE, _MOST_CELLS // cells))
     drawn, at_once = 0, 1
-    while drawn < MOST_DRAWS:
-        at_once = min(at_once, largest, MOST_DRAWS - drawn)
+    while drawn < most:
+        at_once = min(at_once, largest, most - drawn)
         counts = draw(at_once)
         training = count_training(counts, test_fraction).sum(axis=2)
         enough = numpy.flatnonzero((training >= min_size).all(axis=1))
@@ -75,7 +78,7 @@ def redraw(
     skew = "" if alpha is None else f", partition.alpha {alpha:g}"
     remedy = "" if alpha is None else ", or raise partition.alpha"
     raise InvalidInput(
-        f"partition.min_size is {min_size:,}, but none of {MOST_DRAWS:,} draws gave each client "
+        f"partition.min_size is {min_size:,}, but none of {most:,} draws gave each client "
         f"so many training images (partition.kind {kind}{skew}, clients {num_clients:,}, "
         f"{len(labels):,} images); lower partition.min_size or clients{remedy}."
     )

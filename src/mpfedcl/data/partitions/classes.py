@@ -35,10 +35,12 @@ def partition(
     def draw(num_draws: int) -> Indices:
         holds = numpy.zeros((num_draws, num_clients, len(present)), dtype=bool)
         num_holders = numpy.zeros((num_draws, len(present)), dtype=numpy.int64)
+        ties = generator.random((num_clients, *num_holders.shape))
+        rows = numpy.arange(num_draws)[:, None]
         for client in range(num_clients):
             # The classes with the fewest holders; the fraction only breaks ties.
-            order = numpy.argsort(num_holders + generator.random(num_holders.shape), axis=1)
-            numpy.put_along_axis(holds[:, client], order[:, :classes_per_client], True, axis=1)
+            order = (num_holders + ties[client]).argsort(axis=1)
+            holds[rows, client, order[:, :classes_per_client]] = True
             num_holders += holds[:, client]
         share, extra = numpy.divmod(class_sizes[present], numpy.maximum(1, num_holders))
         rank = numpy.cumsum(holds, axis=1) - 1

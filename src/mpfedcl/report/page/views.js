@@ -126,22 +126,24 @@ const Views = {};
       const tested = (run.confusion.by_class || []).filter((each) => each.tested);
       const worst = lowest(known);
       const hardest = lowest(tested);
-      const mean = known.length ? known.reduce((sum, each) => sum + each.accuracy, 0) / known.length : null;
+      const mean = run.fairness ? run.fairness.mean : null;
+      const isPart = run.fairness && known.length < run.fairness.clients;
       const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
       told.replaceChildren();
       if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
       if (worst) {
         const below = Charts.fixed(mean - worst.accuracy);
-        told.append(html("strong", {}, worst.name), ` is the client furthest behind: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
+        told.append(html("strong", {}, worst.name), ` is the client furthest behind${isPart ? " of those listed" : ""}: ${percent(worst.accuracy)}, ${below} points below the mean of ${percent(mean)}.`);
       }
       if (worst && run.fairness) {
-        const { std, worst_decile: tenth, jain, clients: count } = run.fairness;
+        const { std, worst_decile: tenth, jain, clients: count, quartiles } = run.fairness;
         told.append(` Over ${Charts.show(count)} clients the standard deviation is ${Charts.fixed(std)} (ddof 1), the worst tenth has ${percent(tenth)}, and Jain's index is ${Charts.fixed(jain, 3)}.`);
+        if (quartiles) told.append(` Half of them lie between ${percent(quartiles[0])} and ${percent(quartiles[2])}, the median is ${percent(quartiles[1])}.`);
       }
       if (hardest) told.append(" The hardest class is ", html("strong", {}, hardest.name), ` with ${percent(hardest.accuracy)}.`);
       if (run.clients.length) {
         Charts.bars(clients, {
-          title: "Accuracy per client", description: run.read_in === null ? "Not evaluated yet." : `In %, ${read}.`, unit: "%", most: 100, parts: ["accuracy"],
+          title: "Accuracy per client", description: run.read_in === null ? "Not evaluated yet." : `In %, ${read}.${run.clients.length < run.population ? ` ${Charts.show(run.clients.length)} of ${Charts.show(run.population)} clients are listed: of those that took part in it, the lowest.` : ""}`, unit: "%", most: 100, parts: ["accuracy"],
           reference: mean === null ? null : { value: mean, name: "mean" },
           bars: run.clients.map((each) => ({
             name: each.name, values: [each.accuracy], worst: each === worst,
@@ -226,7 +228,8 @@ const Views = {};
     const held = run.partition;
     if (held.missing) return ready(block("Who holds what", null, sentence(held.missing)));
     const chart = html("div");
-    return ready(block("Who holds what", null, chart), () => {
+    const note = held.left_out ? sentence(`${Charts.show(held.clients.length)} of ${Charts.show(held.clients.length + held.left_out)} clients are shown, evenly drawn by name.`) : null;
+    return ready(block("Who holds what", null, note, chart), () => {
       Charts.bubbles(chart, {
         title: "Training images per client and class", description: `${run.setting}. The area of a bubble is the number of images.`,
         x: "class", y: "client", unit: "training images", rows: held.clients.map((client) => client.name),

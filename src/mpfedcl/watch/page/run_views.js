@@ -12,13 +12,13 @@
     const absent = html("div");
     const draw = ({ run, latest, group }) => {
       const total = latest ? latest.asked : 0;
-      const read = run.clients.map((client) => client.accuracy).filter((each) => each !== null);
-      const judged = read.length ? `${Charts.fixed(read.reduce((a, b) => a + b) / read.length)} %` : "-";
+      const read = run.fairness ? run.fairness.clients : 0;
+      const judged = read ? `${Charts.fixed(run.fairness.mean)} %` : "-";
       const seconds = Object.values(group.seconds).reduce((sum, each) => sum + each, 0);
       const bytes = Object.values(group.bytes).reduce((sum, each) => sum + each, 0);
       const list = [
         ["Round", `${run.rounds}`, `of ${run.planned}`],
-        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean over ${read.length < run.clients.length ? `${read.length} of ${run.clients.length} ` : ""}clients, round ${run.read_in}`],
+        ["Accuracy", judged, run.read_in === null ? "not evaluated yet" : `mean over ${read < run.population ? `${Charts.show(read)} of ${Charts.show(run.population)} ` : ""}clients, round ${run.read_in}`],
         ["Loss", latest ? Charts.show(latest.loss, 4) : "-", "training"],
         ["Answered", latest ? `${latest.answered}` : "-", latest ? `of ${total} in round ${latest.round}` : ""],
         ["Last round took", latest ? `${Charts.show(latest.seconds, 2)} s` : "-", `${Charts.show(seconds, 0)} s in all`],
@@ -63,7 +63,10 @@
     const draw = () => {
       const isLoss = state.measure === "loss";
       const lines = clients[state.measure] || [];
-      note.replaceChildren(clients.left_out ? sentence(`${clients.names.length} of ${clients.names.length + clients.left_out} clients are shown, evenly drawn by name.`) : "");
+      const total = clients.left_out ? clients.names.length + clients.left_out : 0;
+      const some = `${clients.names.length} of ${Charts.show(total)} clients are shown, evenly drawn by name.`;
+      const many = `${Charts.show(total)} clients are too many for a line each: half of those that were read lie between the quartiles.`;
+      note.replaceChildren(total ? sentence(clients.names.length ? some : many) : "");
       if (!lines.length) {
         chart.replaceChildren(sentence(isLoss ? "No client's loss is recorded yet." : "No client has been evaluated yet."));
         return;
