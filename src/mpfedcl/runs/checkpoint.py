@@ -53,21 +53,35 @@ class Checkpoint:
     record: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class PackedCheckpoint:
+    """A checkpoint as bytes, which the next round does not change any more."""
+
+    round: int
+    manifest: str
+    tensors: bytes
+
+    def save(self, folder: Path) -> None:
+        """Write it; keep the one before it and drop the others."""
+        folder.mkdir(exist_ok=True)
+        stem = f"round-{self.round:06d}"
+        write_atomically(folder / f"{stem}.safetensors", self.tensors)
+        # Before all that it signs.
+        signature = json.dumps({"sha256": digest(self.manifest.encode(), self.tensors)})
+        signed = f"{signature[:-1]}, {self.manifest[1:]}"
+        write_atomically(folder / f"{stem}.json", signed.encode())
+        _drop_others(folder, stem)
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; keep the one before it and drop the others."""
-    folder.mkdir(exist_ok=True)
-    manifest, content = _pack(checkpoint)
-    stem = f"round-{checkpoint.state.round:06d}"
-    write_atomically(folder / f"{stem}.safetensors", content)
-    signed = {"sha256": _sign(manifest, content), **manifest}
-    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
-    _drop_others(folder, stem)
+    pack_checkpoint(checkpoint).save(folder)
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return a checkpoint as one piece, for another process."""
-    manifest, content = _pack(checkpoint)
-    return json.dumps(manifest).encode() + b"\n" + content
+    packed = pack_checkpoint(checkpoint)
+    return packed.manifest.encode() + b"\n" + packed.tensors
 
 
 def checkpoint_from_bytes(content: bytes) -> Checkpoint:
@@ -76,7 +90,8 @@ def checkpoint_from_bytes(content: bytes) -> Checkpoint:
     return _unpack(load(tensors), json.loads(manifest))
 
 
-def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
+def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
+    """Return a checkpoint as it is now."""
     state = checkpoint.state
     sent = state.arrivals.tensors() if state.arrivals else {}
     content = pack_tensors(
@@ -103,7 +118,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         "arrivals": state.arrivals.counts.to_json() if state.arrivals else None,
         "record": checkpoint.record,
     }
-    return manifest, content
+    return PackedCheckpoint(state.round, json.dumps(manifest), content)
 
 
 def _drop_others(folder: Path, newest: str) -> None:
@@ -119,7 +134,7 @@ def _drop_others(folder: Path, newest: str) -> None:
 
 
 def _sign(manifest: dict[str, Any], content: bytes) -> str:
-    return digest(json.dumps(manifest).encode() + content)
+    return digest(json.dumps(manifest).encode(), content)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:

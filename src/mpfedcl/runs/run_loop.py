@@ -16,12 +16,13 @@ from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
-    save_checkpoint,
+    pack_checkpoint,
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
@@ -39,6 +40,9 @@ class RunLoop:
     """The rounds of a run, wherever its clients are; `run` leads, `follow` works along."""
 
     _group: ProcessGroup | None = None
+    _writes_beside = False
+    """Whether a round's checkpoint and record are written while the next one trains. A kill then
+    returns to this round or to the one before, which all that takes part must be able to."""
 
     def __init__(
         self,
@@ -74,12 +78,13 @@ class RunLoop:
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, done)
         try:
-            while self._has_next_round(not observer.should_stop()):
-                for record in self._run_round(directory, observer):
-                    records.append(record)
-                    observer.on_round(record)
-                    for warning in [*_find_warnings(record), *self._find_slowness(record)]:
-                        observer.on_warning(warning)
+            with BackgroundWriter() as writer:
+                while self._has_next_round(not observer.should_stop()):
+                    for record in self._run_round(directory, observer, writer):
+                        records.append(record)
+                        observer.on_round(record)
+                        for warning in [*_find_warnings(record), *self._find_slowness(record)]:
+                            observer.on_warning(warning)
             for record in self._complete_records(directory):
                 records.append(record)
                 observer.on_round(record)
@@ -138,11 +143,16 @@ class RunLoop:
         )
         return record, is_last
 
-    def _run_round(self, directory: RunDirectory, observer: Observer) -> Iterator[dict[str, Any]]:
+    def _run_round(
+        self, directory: RunDirectory, observer: Observer, writer: BackgroundWriter
+    ) -> Iterator[dict[str, Any]]:
         """Run a round; yield the records that are complete by it."""
         done, is_last = self._advance()
         record = done.to_json()
+        # Of what is released under a budget, and of the round's end, nobody may be ahead.
+        is_beside = self._writes_beside and not is_last and self._round_loop.private is None
         with self._clock.phase("checkpoint"):
+            writer.wait()
             if self._experiment.trail and self._method.shares_prototypes_in(done.round):
                 save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
@@ -151,12 +161,23 @@ class RunLoop:
                 self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
-            save_checkpoint(
-                directory.checkpoints,
-                Checkpoint(self._round_loop.state, self._engine.state(), record),
+            packed = pack_checkpoint(
+                Checkpoint(self._round_loop.state, self._engine.state(), record)
             )
+            if not is_beside:
+                packed.save(directory.checkpoints)
+        # As long as the round has waited for it, and for the one of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        yield from self._write_record(directory, record)
+        if not is_beside:
+            yield from self._write_record(directory, record)
+            return
+
+        def write() -> None:
+            packed.save(directory.checkpoints)
+            directory.append_record(record)
+
+        writer.begin(write)
+        yield record
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
