@@ -1,7 +1,9 @@
 """The run loop: round after round, with a checkpoint and a record of each."""
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpfedcl.engines.process_group import ProcessGroup
@@ -11,7 +13,7 @@ from mpfedcl.methods import is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
@@ -119,6 +121,10 @@ class RunLoop:
         if self._round_loop.private is not None:
             # The leader draws for all, and tells.
             self._round_loop.private.log = None
+        folder = Path(os.fsdecode(self._group.broadcast()))
+        # On another machine there may be no such folder: states then stay in memory.
+        if folder.parent.is_dir():
+            self._keep_states_in(folder)
         if checkpoint := self._group.broadcast():
             self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
         while self._has_next_round(True):
@@ -240,13 +246,19 @@ class RunLoop:
             observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
             observer.on_warning("No intact checkpoint is left; starting over from round 1.")
+        folder = directory.checkpoints.absolute()
+        self._keep_states_in(folder)
         if self._group is not None:
+            self._group.broadcast(os.fsencode(folder))
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
+
+    def _keep_states_in(self, folder: Path) -> None:
+        self._engine.keep_states_in(StatePlace(folder, sorted(self._engine.sizes)))
 
     def _restore_checkpoint(self, checkpoint: Checkpoint, shown: str = "the checkpoint") -> None:
         try:
