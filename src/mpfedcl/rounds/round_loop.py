@@ -147,6 +147,8 @@ class RoundLoop:
             collector.settle()
             collector.drop_misplaced_prototypes()
             self._aggregate(broadcast.round, collector)
+            # Merged here: it is the server's work, and not that of whoever asks for it first.
+            self._pooling.make(self.state.prototypes, self.state.round)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
         if waiting is not None:

@@ -20,6 +20,7 @@ from mpfedcl.json_files import FileContent, load_json, validate_content
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState
+from mpfedcl.rounds.process_messages import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
@@ -94,6 +95,7 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
     """Return a checkpoint as it is now."""
     state = checkpoint.state
     sent = state.arrivals.tensors() if state.arrivals else {}
+    rows = {name: prototypes for name, (_, prototypes) in state.prototypes.items()}
     content = pack_tensors(
         {
             **{f"params/{name}": value for name, value in state.server.params.items()},
@@ -101,11 +103,8 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
             **{f"private/{name}": value for name, value in state.server.private.items()},
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
             **{f"sent/{name}": value for name, value in sent.items()},
-            **{
-                f"{part}/{name}": getattr(prototypes, part)
-                for name, (_, prototypes) in state.prototypes.items()
-                for part in ("vectors", "labels", "counts")
-            },
+            # As few tensors for a thousand clients as for one: each costs its time.
+            **{f"prototypes/{name}": value for name, value in stack_prototypes(rows).items()},
         }
     )
     manifest = {
@@ -164,15 +163,13 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         start = prefix + "/"
         return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
 
-    rows = {
-        name: (
-            received,
-            Prototypes(
-                tensors[f"vectors/{name}"], tensors[f"labels/{name}"], tensors[f"counts/{name}"]
-            ),
-        )
-        for name, received in manifest["received"].items()
-    }
+    received: dict[str, int] = manifest["received"]
+    if any(name.startswith("vectors/") for name in tensors):
+        # A checkpoint of before there were stacks: three tensors a client.
+        columns = ("vectors", "labels", "counts")
+        rows = {n: Prototypes(*(tensors[f"{each}/{n}"] for each in columns)) for n in received}
+    else:
+        rows = unstack_prototypes(list(received), below("prototypes"))
     server = Server(below("params"), below("extra"), below("private"))
     arrivals = None
     if (counts := manifest.get("arrivals")) is not None:
@@ -180,7 +177,7 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
     state = RoundState(
         manifest["round"],
         server,
-        rows,
+        {name: (received[name], each) for name, each in rows.items()},
         median_length=manifest.get("median_length"),
         standings=manifest.get("standings", {}),
         virtual_seconds=manifest.get("virtual_seconds", 0.0),
