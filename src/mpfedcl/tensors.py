@@ -42,6 +42,9 @@ def load_tensors(path: Path) -> Tensors:
         raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
 
 
-def digest(content: bytes) -> str:
-    """Return the SHA-256 of the content in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
+def digest(*content: bytes) -> str:
+    """Return the SHA-256 of the content, one part after the other, in hexadecimal."""
+    found = hashlib.sha256()
+    for part in content:
+        found.update(part)
+    return found.hexdigest()

@@ -235,7 +235,7 @@ class UpdateTarget(MessageTarget):
             assert len(reason) <= LONGEST_REASON
         if self._client in collector.rejected:
             return
-        tally = collector.tally(situation.sizes)
+        tally = collector.tally(situation.sizes, sum(situation.sizes.values()))
         means = collector.means()
         for value in [*means.values(), *tally.sums.values()]:
             assert bool(value.isfinite().all()), "a mean or a sum is not finite"

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_low
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ BROADCAST = Broadcast(1, {"w": torch.zeros(1, dtype=torch.float64)}, {}, Prototy
 def aggregate(
     changes: dict[str, float], claimed: dict[str, int], length: float | None, **settings: object
 ) -> tuple[float, BoundedAggregation]:
-    bounds = RelativeBounds(GuardSettings(**settings), claimed, length)
+    bounds = RelativeBounds(GuardSettings(**settings), median_low(claimed.values()), length)
     rule = WeightedMean(BROADCAST.params, Experiment())
     made = BoundedAggregation(rule, BROADCAST, bounds)
     for name, change in changes.items():
@@ -99,9 +100,8 @@ def test_who_did_not_move_says_nothing_of_lengths() -> None:
 
 def test_a_stacks_clients_are_bounded_alike() -> None:
     stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
-    sizes = dict.fromkeys("abc", 10)
     for length in (None, 2.0):
-        bounds = RelativeBounds(GuardSettings(clip_factor=1.5), sizes, length)
+        bounds = RelativeBounds(GuardSettings(clip_factor=1.5), 10, length)
         made = BoundedAggregation(WeightedMean(BROADCAST.params, Experiment()), BROADCAST, bounds)
         for index, name in enumerate("abc"):
             member = StackMember(stack, index)
@@ -162,7 +162,7 @@ def test_a_bounded_run_resumes_with_the_same_bits(
 
 
 def test_lengths_that_are_unknown_bound_nothing() -> None:
-    bounds = RelativeBounds(GuardSettings(), {}, None)
+    bounds = RelativeBounds(GuardSettings(), None, None)
     assert bounds.longest_change is None
     assert bounds.longest_of([]) is None
     assert bounds.share("a", 10**9) == 1
@@ -171,12 +171,12 @@ def test_lengths_that_are_unknown_bound_nothing() -> None:
 
 
 def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
-    bounds = RelativeBounds(GuardSettings(), {"a": 10, "b": 10, "c": 151}, None)
+    bounds = RelativeBounds(GuardSettings(), 10, None)
     assert bounds.judge_claim("a", 150) is None
     reason = bounds.judge_claim("c", 151)
     assert reason is not None
     assert reason.endswith("--guard.sizes c:151")
-    stated = RelativeBounds(GuardSettings(sizes=("c:151",)), {"a": 10, "c": 151}, None)
+    stated = RelativeBounds(GuardSettings(sizes=("c:151",)), 10, None)
     assert stated.judge_claim("c", 151) is None
     assert stated.judge_claim("c", 152) is not None
 

@@ -35,7 +35,8 @@ def test_sound_total(images: Path) -> None:
     collector = collect(images, SOUND)
     assert collector.accepted == list(NAMES)
     assert collector.mean_loss == 0.5
-    assert collector.tally(dict.fromkeys(NAMES, 40)).share == 0.5
+    sizes = dict.fromkeys(NAMES, 40)
+    assert collector.tally(sizes, sum(sizes.values())).share == 0.5
     assert isinstance(collector, UpdateCollector)
 
 

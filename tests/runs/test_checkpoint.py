@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from mpfedcl.experiment import FORMAT
 from mpfedcl.methods import Server
@@ -21,6 +22,7 @@ from mpfedcl.runs.checkpoint import (
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
+    pack_checkpoint,
     save_checkpoint,
 )
 from small_experiments import Json, assert_same_tensors
@@ -300,6 +302,29 @@ def test_signed_tensors_that_are_none_give_way(tmp_path: Path) -> None:
     found, problems = load_checkpoint(tmp_path)
     assert_same_checkpoint(found, make_checkpoint(2))
     assert "round-000003 is damaged" in problems[0]
+
+
+def test_one_with_three_tensors_a_client_is_read(tmp_path: Path) -> None:
+    wanted = make_checkpoint(3)
+    packed = pack_checkpoint(wanted)
+    tensors = {n: v for n, v in load(packed.tensors).items() if not n.startswith("prototypes/")}
+    for name, (_, rows) in wanted.state.prototypes.items():
+        for column in ("vectors", "labels", "counts"):
+            tensors[f"{column}/{name}"] = getattr(rows, column).clone()
+    replace(packed, tensors=save(tensors)).save(tmp_path)
+    found, problems = load_checkpoint(tmp_path)
+    assert_same_checkpoint(found, wanted)
+    assert problems == []
+
+
+@pytest.mark.parametrize("sizes", [[4], [5, -1], [2, 1], [2, 3], [2, 2, 0]])
+def test_prototypes_that_cannot_be_the_clients_give_way(tmp_path: Path, sizes: list[int]) -> None:
+    packed = pack_checkpoint(make_checkpoint(3))
+    tensors = {**load(packed.tensors), "prototypes/sizes": torch.tensor(sizes)}
+    replace(packed, tensors=save(tensors)).save(tmp_path)
+    found, problems = load_checkpoint(tmp_path)
+    assert found is None
+    assert "prototypes cannot be those of 2 clients" in problems[0]
 
 
 def test_a_checkpoint_goes_to_other_processes_as_it_is() -> None:

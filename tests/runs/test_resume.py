@@ -42,8 +42,9 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_before_any_file_operation_changes_nothing(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    # Three rounds, so that a checkpoint is dropped; two clients of three, so that some idle.
-    changes = {"rounds": 3, "fraction": 0.7, "prototypes__pool_ttl": 2, "model__hidden": TINY}
+    # Four rounds, so that checkpoints are dropped and two are written while the next round trains;
+    # two clients of three, so that some idle.
+    changes = {"rounds": 4, "fraction": 0.7, "prototypes__pool_ttl": 2, "model__hidden": TINY}
     experiment = small(images, method, **changes)
     with OPERATIONS.watch(tmp_path / "whole") as seen:
         run(experiment, tmp_path / "whole")
@@ -52,7 +53,7 @@ def test_a_crash_before_any_file_operation_changes_nothing(
     opened = {name for name in seen if name.startswith("open ") and not name.endswith(".tmp")}
     assert opened == {"open .lock", "open rounds.jsonl"}
     # make test-all crashes before each; methods write the same files, with other tensors in them.
-    every = 1 if os.environ.get("MPFEDCL_CASES") == "all" else 2 if method == "mp-fedcl" else 5
+    every = 1 if os.environ.get("MPFEDCL_CASES") == "all" else 3 if method == "mp-fedcl" else 7
     for number in range(0, len(seen), every):
         path = tmp_path / f"crash-{number:03}"
         with OPERATIONS.watch(path, allowed=number), pytest.raises(Crash):

@@ -150,9 +150,10 @@ def test_a_checkpoint_of_another_model_is_refused(path: Path, part: str, trained
         if part == "server.params":
             found.state.server.params["hidden.0.weight"] = torch.zeros(3)
         elif part == "prototypes":
-            name, (received, rows) = next(iter(found.state.prototypes.items()))
-            wide = torch.zeros(len(rows), rows.dimension + 1)
-            found.state.prototypes[name] = (received, type(rows)(wide, rows.labels, rows.counts))
+            for name, (received, rows) in [*found.state.prototypes.items()]:
+                wide = torch.zeros(len(rows), rows.dimension + 1)
+                wider = type(rows)(wide, rows.labels, rows.counts)
+                found.state.prototypes[name] = (received, wider)
 
     forge_state(path, change)
     if part == "nothing":

@@ -35,7 +35,7 @@ class DispatchingEngine(InProcessEngine):
     def begin_record(self, *, keep_models: bool) -> None:
         """Forget the models that have arrived so far."""
         self._trained, self._keeps_models = {}, keep_models
-        self._trainers.begin_round()
+        self._begin_round()
 
     def dispatch(self, broadcasts: Mapping[str, Broadcast]) -> None:
         """Send clients out; those who are under way already stay so."""

@@ -5,6 +5,7 @@ exchange what they took in: the sums of models are added up, prototypes and who 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import TESTS, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
 from mpfedcl.rounds.process_messages import (
     pack_named,
@@ -148,12 +149,21 @@ class DistributedEngine(Engine):
         for part in self._group.gather_to_leader(own):
             yield unpack_named(part)
 
+    def keep_states_in(self, place: StatePlace) -> None:
+        """Let each process keep the states of its own clients there."""
+        group = self._group
+        self._engine.keep_states_in(replace(place, rank=group.rank, ranks=group.size))
+
     def state(self) -> Tensors:
         """Return what all clients keep, to the leader; an empty dict to the others."""
         own = self._engine.state()
         state: Tensors = {}
         for part in self._group.gather_to_leader(iter([pack_tensors(own)] if own else [])):
-            state |= load(part)
+            theirs = load(part)
+            # Each process knows the slots of its own clients, and has -1 for the others.
+            for name in theirs.keys() & state.keys():
+                theirs[name] = torch.maximum(theirs[name], state[name])
+            state |= theirs
         return state
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_readings import read_clients
+from mpfedcl.engines.client_states import SLOTS, ClientStates
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
     TrainedStack,
@@ -23,7 +24,7 @@ from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.calibration_error import BinSums
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import (
     AccuracyTable,
     ConfusionCounts,
@@ -51,8 +52,11 @@ class InProcessEngine(Engine):
         self._clock = assembly.clock
         self._processors = ProcessorChain(assembly.experiment)
         self._trainers = TrainerChoice(assembly)
-        self._states: dict[str, Tensors] = {}
-        self._local_parameters: dict[str, Tensors] = {}
+        self._local_parameters, self._states, unsent = self._kept = [
+            ClientStates(kind, self.sizes, data.test_inputs.device)
+            for kind in ("kept", "own", "unsent")
+        ]
+        self._processors.keep_in(unsent)
         self._trained: dict[str, tuple[TrainedClients, int]] = {}
         """The clients of the round under way, and after it those whose models were asked for."""
         self._requested_names: set[str] = set()
@@ -62,13 +66,18 @@ class InProcessEngine(Engine):
     ) -> Iterator[Update]:
         """Train the named clients and yield their updates in name order."""
         self._trained, self._requested_names = {}, set(keep)
-        self._trainers.begin_round()
+        self._begin_round()
         updates = self._train if self._method.trains else self._collect
         for update in updates(broadcast, sorted(names)):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
         self._processors.end_round()
+
+    def _begin_round(self) -> None:
+        self._trainers.begin_round()
+        for kept in self._kept:
+            kept.begin_round()
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Let clients send what a method that does not train makes of their samples."""
@@ -236,31 +245,27 @@ class InProcessEngine(Engine):
             elif name in self._local_parameters:
                 yield name, {**self._initial, **shared, **self._local_parameters[name]}
 
+    def keep_states_in(self, place: StatePlace) -> None:
+        """Say where states may be kept that are too many for the memory."""
+        for kept in self._kept:
+            kept.keep_in(place)
+
     def state(self) -> Tensors:
-        """Return parameters kept at home and the method's client states, by client."""
-        kept = {
-            f"kept/{c}/{n}": v
-            for c, part in self._local_parameters.items()
-            for n, v in part.items()
-        }
-        own = {f"own/{c}/{n}": v for c, part in self._states.items() for n, v in part.items()}
-        unsent = {
-            f"unsent/{c}/{n}": v
-            for c, part in self._processors.state().items()
-            for n, v in part.items()
-        }
-        return {**kept, **own, **unsent}
+        """Return what is kept by client: parameters, the method's states, what is unsent."""
+        return {name: value for kept in self._kept for name, value in kept.snapshot().items()}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""
-        kinds: dict[str, dict[str, Tensors]] = {"kept": {}, "own": {}, "unsent": {}}
+        kinds: dict[str, dict[str, Tensors]] = {each.kind: {} for each in self._kept}
         for key, value in state.items():
+            if key.startswith(f"{SLOTS}/"):
+                continue
             kind, client, name = key.split("/", 2)
             if client in self.sizes:
                 own = kinds[kind].setdefault(client, {})
                 own[name] = value.to(self._data.test_inputs.device)
-        self._local_parameters, self._states = kinds["kept"], kinds["own"]
-        self._processors.restore(kinds["unsent"])
+        for kept in self._kept:
+            kept.restore(kinds[kept.kind], state.get(f"{SLOTS}/{kept.kind}"))
 
     @property
     def _clients_at_once(self) -> int:

@@ -18,6 +18,7 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.listed_clients import NOT_READ
 from mpfedcl.rounds.pace import Pace
+from mpfedcl.rounds.population import sample_names
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.round_state import RoundState
@@ -166,7 +167,7 @@ class ArrivalLoop(RoundLoop, ABC):
         parts = (tier,) if len(self._tiers) > 1 else ()
         number = self._arrivals.counts.sendings + 1
         draw = numpy_generator(self._experiment.seed, number, "sample of clients", *parts)
-        return sorted(str(name) for name in draw.choice(names, count, replace=False))
+        return sample_names(names, count, draw)
 
     def _dispatch(self, chosen: Sequence[tuple[str, int]]) -> None:
         """Send the present model to clients, each of a tier."""
@@ -242,7 +243,9 @@ class ArrivalLoop(RoundLoop, ABC):
         back = [each for each in due if not each.is_lost]
         if not back:
             return None
-        names, sizes = [each.client for each in back], dict(self.engine.sizes)
+        names = [each.client for each in back]
+        self._population.begin_round()
+        sizes, num_samples = self.engine.sizes, self._population.num_samples
         collector = UpdateCollector(
             self._rule, self._guard, self.state.server, self._sent_to(back[0]), names
         )
@@ -266,7 +269,7 @@ class ArrivalLoop(RoundLoop, ABC):
             sum(sizes[name] for name in folded),
             staleness,
             max(each.seconds for each in back),
-            sum(sizes[name] for name in folded) / sum(sizes.values()),
+            sum(sizes[name] for name in folded) / num_samples,
             back[0].tier,
             len(self._tiers),
         )

@@ -9,7 +9,7 @@ fold one by one.
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median, median_low
+from statistics import median
 from types import MappingProxyType
 
 from torch import Tensor
@@ -26,7 +26,8 @@ class RelativeBounds:
 
     Args:
         settings: How strict they are.
-        sizes: The samples that clients claim to have.
+        median_size: The median of the samples that clients claim to have, the lower of two; None
+            without clients. One client of two must not set its own bound.
         length: The median length of the changes of the round before; None in the first one.
         standings: How far each client has gone the others' way so far.
     """
@@ -34,7 +35,7 @@ class RelativeBounds:
     def __init__(
         self,
         settings: GuardSettings,
-        sizes: Mapping[str, int],
+        median_size: int | None,
         length: float | None,
         standings: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
@@ -43,8 +44,7 @@ class RelativeBounds:
         self._stated = settings.stated_sizes
         self.odd_factor = settings.odd_factor
         """How much the others must differ from a client's class means before it is rejected."""
-        # The lower of two in the middle: one client of two must not set its own bound.
-        self._most_samples = settings.share_cap * median_low(sizes.values()) if sizes else math.inf
+        self._most_samples = math.inf if median_size is None else settings.share_cap * median_size
         self.longest_change = None if length is None else self.longest_of([length])
         """The length to which changes are clipped; None where no round before tells one."""
 

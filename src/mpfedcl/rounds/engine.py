@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpfedcl.errors import InvalidInput
@@ -15,6 +17,18 @@ _NO_DISPATCHES = (
     "method is asynchronous; it must be one with rounds, because these clients are only asked "
     "together."
 )
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Where clients' states may be kept that are too many for the memory."""
+
+    folder: Path
+    names: Sequence[str]
+    """All clients of the run, in name order."""
+    rank: int = 0
+    ranks: int = 1
+    """The processes that write there, of which this is one."""
 
 
 class Engine(ABC):
@@ -122,6 +136,9 @@ class Engine(ABC):
         """Yield the personal models that clients hold, given the shared parameters of now."""
         return iter(())
 
+    def keep_states_in(self, place: StatePlace) -> None:  # noqa: B027  -- nothing is kept
+        """Say before anything is kept or restored where large states of clients may be kept."""
+
     def state(self) -> Tensors:
         """Return what clients keep between rounds, for the checkpoint."""
         return {}
@@ -177,6 +194,9 @@ class WrappedEngine(Engine):
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:  # noqa: D102
         return self._engine.personal_models(shared)
+
+    def keep_states_in(self, place: StatePlace) -> None:  # noqa: D102
+        self._engine.keep_states_in(place)
 
     def state(self) -> Tensors:  # noqa: D102
         return self._engine.state()

@@ -104,12 +104,12 @@ class PrivateRounds:
         """Return who takes part, each by a draw of its own, for all processes to be told."""
         if self.log is None:
             return b""
-        share = self._experiment.fraction
+        share, draw = self._experiment.fraction, secrets.SystemRandom()
         chosen = self.log.choose(
-            round_number,
-            lambda: [name for name in names if secrets.SystemRandom().random() < share],
+            round_number, lambda: [name for name in names if draw.random() < share]
         )
-        return "\n".join(name for name in chosen if name in names).encode()
+        here = set(names)
+        return "\n".join(name for name in chosen if name in here).encode()
 
     def release(self, round_number: int, start: Tensors, collector: UpdateCollector) -> bytes:
         """Return a round's release, for all processes to be told; drawn once, whatever happens."""

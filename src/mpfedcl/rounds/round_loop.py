@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.messages import Broadcast
-from mpfedcl.methods import READINGS, Method
+from mpfedcl.methods import READINGS, Method, Tally
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import find_aggregator
@@ -17,6 +17,7 @@ from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.listed_clients import NOT_READ
 from mpfedcl.rounds.pace import Pace
+from mpfedcl.rounds.population import Population, sample_names
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.prototype_pooling import PrototypePooling
 from mpfedcl.rounds.record import Attendance, RoundRecord
@@ -52,6 +53,8 @@ class RoundLoop:
         self.client_sums: dict[str, Tensors] | None = None
         """What each client has sent, where that is kept."""
         self.engine = engine
+        # Clients of this program's own are there from the beginning to the end.
+        self._population = Population(engine.sizes, is_fixed=engine.label_counts is None)
         self._clock = assembly.clock
         self._pace = pace
         like = next(iter(assembly.initial.values()))
@@ -115,6 +118,7 @@ class RoundLoop:
         """
         with self._clock.phase("broadcast"):
             absent = set(self.engine.absent_clients())
+            self._population.begin_round()
             broadcast = self.broadcast()
             merged = self._pooling.remarks()
             chosen = self._choose(broadcast.round, absent)
@@ -144,6 +148,8 @@ class RoundLoop:
             collector.settle()
             collector.drop_misplaced_prototypes()
             self._aggregate(broadcast.round, collector)
+            # Merged here: it is the server's work, and not that of whoever asks for it first.
+            self._pooling.make(self.state.prototypes, self.state.round)
         if self.private is None:
             self.statistics = collector.pooled_statistics()
         if waiting is not None:
@@ -214,7 +220,10 @@ class RoundLoop:
             return None
         state = self.state
         return RelativeBounds(
-            self._experiment.guard, self.engine.sizes, state.median_length, state.standings
+            self._experiment.guard,
+            self._population.median_size if self.engine.sizes else None,
+            state.median_length,
+            state.standings,
         )
 
     def _keeps_client_sums(self) -> bool:
@@ -228,15 +237,15 @@ class RoundLoop:
         return keep == "clients" or size * len(self.engine.sizes) <= _MOST_KEPT
 
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
-        names = sorted(name for name in self.engine.sizes if name not in absent)
+        names = self._population.without(absent)
         if self.private is not None and self.private.samples:
             told = self.engine.agree(self.private.choose(round_number, names)).decode()
             return [name for name in told.split("\n") if name]
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
-            return names
+            return list(names)
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
-        return sorted(str(name) for name in draw.choice(names, count, replace=False))
+        return sample_names(names, count, draw)
 
     def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
         """Return whom the round waits for on the virtual clock; None: there is none."""
@@ -251,7 +260,7 @@ class RoundLoop:
         if count is None or count >= len(chosen):
             return chosen
         draw = numpy_generator(self._experiment.seed, round_number, "sample to read")
-        return sorted(str(name) for name in draw.choice(chosen, count, replace=False))
+        return sample_names(chosen, count, draw)
 
     def _aggregate(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on; where nobody was accepted only the round's number moves."""
@@ -270,7 +279,7 @@ class RoundLoop:
         server, means = self.state.server, collector.means()
         # Where all have withheld what is averaged there is nothing to fold.
         if means or self._guard.sums or not self._guard.template:
-            server = self._method.reduce(server, means, collector.tally(self.engine.sizes))
+            server = self._method.reduce(server, means, self._tally(collector))
         length = collector.median_length or self.state.median_length
         standings = {**self.state.standings, **collector.standings}
         self.state = replace(
@@ -282,10 +291,13 @@ class RoundLoop:
             standings=standings,
         )
 
+    def _tally(self, collector: UpdateCollector) -> Tally:
+        return collector.tally(self.engine.sizes, self._population.num_samples)
+
     def _release(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on by what a privacy budget lets out of the round, and nothing else."""
         assert self.private is not None
-        server, tally = self.state.server, collector.tally(self.engine.sizes)
+        server, tally = self.state.server, self._tally(collector)
         content = self.engine.agree(self.private.release(number, self.shared_parameters, collector))
         released = self.private.open(content, next(iter(server.params.values())))
         rows = released.prototypes or {}

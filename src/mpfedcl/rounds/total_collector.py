@@ -48,10 +48,10 @@ class TotalCollector(UpdateCollector):
             for name, value in self._total.averaged.items()
         }
 
-    def tally(self, sizes: Mapping[str, int]) -> Tally:
+    def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
         """Return what came in all; of single clients no more than that they are in it."""
         assert self._total is not None
-        share = self._total.num_samples / max(1, sum(sizes.values()))
+        share = self._total.num_samples / max(1, num_samples)
         return Tally(self.accepted, [], [], [], share, self.prototypes, self.sums)
 
     def pooled_statistics(self) -> Tensors:

@@ -82,7 +82,7 @@ class UpdateCollector:
         self._guard = guard
         self._server = server
         self._broadcast = broadcast
-        self._chosen = chosen
+        self._chosen = frozenset(chosen)
 
     @property
     def accepted(self) -> list[str]:
@@ -169,8 +169,8 @@ class UpdateCollector:
         told = self._aggregation.remarks()
         return {**self._remarks, **({"aggregation": told} if told else {})}
 
-    def tally(self, sizes: Mapping[str, int]) -> Tally:
-        """Return whose updates these were; `sizes` are the samples of all clients."""
+    def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
+        """Return whose updates these were; `num_samples` are those of all clients together."""
         self._add_stack()
         names = self.accepted
         counts = [sizes[name] for name in names]
@@ -179,7 +179,7 @@ class UpdateCollector:
             counts,
             [self.weights[name] for name in names],
             [self.losses[name] for name in names],
-            sum(counts) / sum(sizes.values()),
+            sum(counts) / num_samples,
             self.prototypes,
             self.sums,
             {name: each for name, each in self._broadcast.units.items() if name in self.prototypes},

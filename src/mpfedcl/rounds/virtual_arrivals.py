@@ -9,6 +9,7 @@ from mpfedcl.rounds.arrival_state import Dispatch
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.pace import Pace
+from mpfedcl.rounds.population import Others
 from mpfedcl.rounds.round_state import RoundState
 
 _ROUNDING = 1e-9
@@ -65,7 +66,7 @@ class VirtualArrivals(ArrivalLoop):
             ]
         else:
             away = {each.client for each in self._arrivals.counts.under_way}
-            idle = [name for name in self._tiers[0] if name not in away]
+            idle = Others(self._tiers[0], away)
             chosen = [(name, 0) for name in self._draw(idle, self._concurrency - len(away))]
         if chosen:
             self._dispatch(chosen)

@@ -20,6 +20,7 @@ from mpfedcl.json_files import FileContent, load_json, validate_content
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState
+from mpfedcl.rounds.process_messages import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.tensors import Tensors, digest, pack_tensors
@@ -53,21 +54,35 @@ class Checkpoint:
     record: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class PackedCheckpoint:
+    """A checkpoint as bytes, which the next round does not change any more."""
+
+    round: int
+    manifest: str
+    tensors: bytes
+
+    def save(self, folder: Path) -> None:
+        """Write it; keep the one before it and drop the others."""
+        folder.mkdir(exist_ok=True)
+        stem = f"round-{self.round:06d}"
+        write_atomically(folder / f"{stem}.safetensors", self.tensors)
+        # Before all that it signs.
+        signature = json.dumps({"sha256": digest(self.manifest.encode(), self.tensors)})
+        signed = f"{signature[:-1]}, {self.manifest[1:]}"
+        write_atomically(folder / f"{stem}.json", signed.encode())
+        _drop_others(folder, stem)
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; keep the one before it and drop the others."""
-    folder.mkdir(exist_ok=True)
-    manifest, content = _pack(checkpoint)
-    stem = f"round-{checkpoint.state.round:06d}"
-    write_atomically(folder / f"{stem}.safetensors", content)
-    signed = {"sha256": _sign(manifest, content), **manifest}
-    write_atomically(folder / f"{stem}.json", json.dumps(signed).encode())
-    _drop_others(folder, stem)
+    pack_checkpoint(checkpoint).save(folder)
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return a checkpoint as one piece, for another process."""
-    manifest, content = _pack(checkpoint)
-    return json.dumps(manifest).encode() + b"\n" + content
+    packed = pack_checkpoint(checkpoint)
+    return packed.manifest.encode() + b"\n" + packed.tensors
 
 
 def checkpoint_from_bytes(content: bytes) -> Checkpoint:
@@ -76,9 +91,11 @@ def checkpoint_from_bytes(content: bytes) -> Checkpoint:
     return _unpack(load(tensors), json.loads(manifest))
 
 
-def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
+def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
+    """Return a checkpoint as it is now."""
     state = checkpoint.state
     sent = state.arrivals.tensors() if state.arrivals else {}
+    rows = {name: prototypes for name, (_, prototypes) in state.prototypes.items()}
     content = pack_tensors(
         {
             **{f"params/{name}": value for name, value in state.server.params.items()},
@@ -86,11 +103,8 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
             **{f"private/{name}": value for name, value in state.server.private.items()},
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
             **{f"sent/{name}": value for name, value in sent.items()},
-            **{
-                f"{part}/{name}": getattr(prototypes, part)
-                for name, (_, prototypes) in state.prototypes.items()
-                for part in ("vectors", "labels", "counts")
-            },
+            # As few tensors for a thousand clients as for one: each costs its time.
+            **{f"prototypes/{name}": value for name, value in stack_prototypes(rows).items()},
         }
     )
     manifest = {
@@ -103,7 +117,7 @@ def _pack(checkpoint: Checkpoint) -> tuple[dict[str, Any], bytes]:
         "arrivals": state.arrivals.counts.to_json() if state.arrivals else None,
         "record": checkpoint.record,
     }
-    return manifest, content
+    return PackedCheckpoint(state.round, json.dumps(manifest), content)
 
 
 def _drop_others(folder: Path, newest: str) -> None:
@@ -119,7 +133,7 @@ def _drop_others(folder: Path, newest: str) -> None:
 
 
 def _sign(manifest: dict[str, Any], content: bytes) -> str:
-    return digest(json.dumps(manifest).encode() + content)
+    return digest(json.dumps(manifest).encode(), content)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -149,15 +163,13 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         start = prefix + "/"
         return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
 
-    rows = {
-        name: (
-            received,
-            Prototypes(
-                tensors[f"vectors/{name}"], tensors[f"labels/{name}"], tensors[f"counts/{name}"]
-            ),
-        )
-        for name, received in manifest["received"].items()
-    }
+    received: dict[str, int] = manifest["received"]
+    if any(name.startswith("vectors/") for name in tensors):
+        # A checkpoint of before there were stacks: three tensors a client.
+        columns = ("vectors", "labels", "counts")
+        rows = {n: Prototypes(*(tensors[f"{each}/{n}"] for each in columns)) for n in received}
+    else:
+        rows = unstack_prototypes(list(received), below("prototypes"))
     server = Server(below("params"), below("extra"), below("private"))
     arrivals = None
     if (counts := manifest.get("arrivals")) is not None:
@@ -165,7 +177,7 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
     state = RoundState(
         manifest["round"],
         server,
-        rows,
+        {name: (received[name], each) for name, each in rows.items()},
         median_length=manifest.get("median_length"),
         standings=manifest.get("standings", {}),
         virtual_seconds=manifest.get("virtual_seconds", 0.0),

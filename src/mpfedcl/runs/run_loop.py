@@ -1,7 +1,9 @@
 """The run loop: round after round, with a checkpoint and a record of each."""
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpfedcl.engines.process_group import ProcessGroup
@@ -11,17 +13,18 @@ from mpfedcl.methods import is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
-    save_checkpoint,
+    pack_checkpoint,
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
@@ -39,6 +42,9 @@ class RunLoop:
     """The rounds of a run, wherever its clients are; `run` leads, `follow` works along."""
 
     _group: ProcessGroup | None = None
+    _writes_beside = False
+    """Whether a round's checkpoint and record are written while the next one trains. A kill then
+    returns to this round or to the one before, which all that takes part must be able to."""
 
     def __init__(
         self,
@@ -74,12 +80,13 @@ class RunLoop:
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, done)
         try:
-            while self._has_next_round(not observer.should_stop()):
-                for record in self._run_round(directory, observer):
-                    records.append(record)
-                    observer.on_round(record)
-                    for warning in [*_find_warnings(record), *self._find_slowness(record)]:
-                        observer.on_warning(warning)
+            with BackgroundWriter() as writer:
+                while self._has_next_round(not observer.should_stop()):
+                    for record in self._run_round(directory, observer, writer):
+                        records.append(record)
+                        observer.on_round(record)
+                        for warning in [*_find_warnings(record), *self._find_slowness(record)]:
+                            observer.on_warning(warning)
             for record in self._complete_records(directory):
                 records.append(record)
                 observer.on_round(record)
@@ -114,6 +121,10 @@ class RunLoop:
         if self._round_loop.private is not None:
             # The leader draws for all, and tells.
             self._round_loop.private.log = None
+        folder = Path(os.fsdecode(self._group.broadcast()))
+        # On another machine there may be no such folder: states then stay in memory.
+        if folder.parent.is_dir():
+            self._keep_states_in(folder)
         if checkpoint := self._group.broadcast():
             self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
         while self._has_next_round(True):
@@ -138,11 +149,16 @@ class RunLoop:
         )
         return record, is_last
 
-    def _run_round(self, directory: RunDirectory, observer: Observer) -> Iterator[dict[str, Any]]:
+    def _run_round(
+        self, directory: RunDirectory, observer: Observer, writer: BackgroundWriter
+    ) -> Iterator[dict[str, Any]]:
         """Run a round; yield the records that are complete by it."""
         done, is_last = self._advance()
         record = done.to_json()
+        # Of what is released under a budget, and of the round's end, nobody may be ahead.
+        is_beside = self._writes_beside and not is_last and self._round_loop.private is None
         with self._clock.phase("checkpoint"):
+            writer.wait()
             if self._experiment.trail and self._method.shares_prototypes_in(done.round):
                 save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
@@ -151,12 +167,23 @@ class RunLoop:
                 self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
-            save_checkpoint(
-                directory.checkpoints,
-                Checkpoint(self._round_loop.state, self._engine.state(), record),
+            packed = pack_checkpoint(
+                Checkpoint(self._round_loop.state, self._engine.state(), record)
             )
+            if not is_beside:
+                packed.save(directory.checkpoints)
+        # As long as the round has waited for it, and for the one of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        yield from self._write_record(directory, record)
+        if not is_beside:
+            yield from self._write_record(directory, record)
+            return
+
+        def write() -> None:
+            packed.save(directory.checkpoints)
+            directory.append_record(record)
+
+        writer.begin(write)
+        yield record
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
@@ -219,13 +246,19 @@ class RunLoop:
             observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
             observer.on_warning("No intact checkpoint is left; starting over from round 1.")
+        folder = directory.checkpoints.absolute()
+        self._keep_states_in(folder)
         if self._group is not None:
+            self._group.broadcast(os.fsencode(folder))
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
         drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
+
+    def _keep_states_in(self, folder: Path) -> None:
+        self._engine.keep_states_in(StatePlace(folder, sorted(self._engine.sizes)))
 
     def _restore_checkpoint(self, checkpoint: Checkpoint, shown: str = "the checkpoint") -> None:
         try:

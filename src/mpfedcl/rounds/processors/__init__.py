@@ -1,7 +1,7 @@
 """What is done to updates between clients and guard. A processor is a file of this folder."""
 
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, MutableMapping
 from functools import cache
 from importlib import import_module
 
@@ -42,17 +42,10 @@ class ProcessorChain:
         for each in self._processors:
             each.keep_accepted(accepted)
 
-    def state(self) -> dict[str, Tensors]:
-        """Return by client what processors keep for its next update."""
-        kept: dict[str, Tensors] = {}
+    def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:
+        """Say where processors keep, by client, what they need for its next update."""
         for each in self._processors:
-            kept |= each.state()
-        return kept
-
-    def restore(self, state: Mapping[str, Tensors]) -> None:
-        """Continue from what `state` returned."""
-        for each in self._processors:
-            each.restore(state)
+            each.keep_in(kept)
 
     def unpack(self, update: Update, broadcast: Broadcast) -> Update:
         """Return an update as it was before it was compressed, so that its shapes can be judged."""

@@ -1,7 +1,7 @@
 """What every processor of updates offers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, MutableMapping
 from typing import ClassVar, Literal, Self
 
 from mpfedcl.experiment import Experiment
@@ -35,12 +35,8 @@ class Processor(ABC):
     def keep_accepted(self, accepted: Collection[str]) -> None:  # noqa: B027
         """Keep what goes with the updates that the server has accepted."""
 
-    def state(self) -> dict[str, Tensors]:
-        """Return by client what it keeps for its next update."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensors]) -> None:  # noqa: B027
-        """Continue from what `state` returned."""
+    def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:  # noqa: B027
+        """Say where to keep, by client, what is needed for its next update."""
 
     def end_round(self) -> None:  # noqa: B027  -- most keep nothing
         """Forget what was kept for the clients of a round; all their updates are out."""

@@ -1,7 +1,7 @@
 """Small messages: what clients send in fewer bytes than its numbers take."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, MutableMapping
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -51,7 +51,7 @@ class Compress(Processor):
         self._kind = kind
         self._keep = keep
         self._seed = seed
-        self._unsent: dict[str, Tensors] = {}
+        self._unsent: MutableMapping[str, Tensors] = {}
         """topk, by client: what its accepted updates have not sent yet."""
         self._pending: dict[str, Tensors] = {}
         """The same after updates that the server may still reject."""
@@ -136,13 +136,9 @@ class Compress(Processor):
             if client in self._pending:
                 self._unsent[client] = self._pending.pop(client)
 
-    def state(self) -> dict[str, Tensors]:
-        """Return by client what is still to be sent."""
-        return self._unsent
-
-    def restore(self, state: Mapping[str, Tensors]) -> None:
-        """Continue from what `state` returned."""
-        self._unsent, self._pending = dict(state), {}
+    def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:
+        """Keep there, by client, what is still to be sent."""
+        self._unsent = kept
 
     def _send_largest(
         self, client: str, averaged: Tensors, broadcast: Broadcast, coding: Tensors

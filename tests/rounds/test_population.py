@@ -1,0 +1,55 @@
+"""Who takes part: the same clients as when all names were walked over in each round."""
+
+from statistics import median_low
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpfedcl.rng import numpy_generator
+from mpfedcl.rounds.population import Others, Population, sample_names
+
+NAMES = st.lists(st.text("abcé0-", min_size=1, max_size=4), unique=True, min_size=1, max_size=40)
+
+
+@given(names=NAMES, share=st.floats(0, 1), number=st.integers(1, 5))
+def test_the_names_drawn_are_those_that_numpy_draws(
+    names: list[str], share: float, number: int
+) -> None:
+    ordered, count = sorted(names), round(share * len(names))
+    key = (7, number, "sample of clients")
+    wanted = numpy_generator(*key).choice(ordered, count, replace=False)
+    assert sample_names(ordered, count, numpy_generator(*key)) == sorted(map(str, wanted))
+
+
+@pytest.mark.parametrize("count", [1, 190, 210, 11_000])
+def test_they_are_with_many_clients_where_numpy_draws_in_another_way(count: int) -> None:
+    names = [f"client-{number:05}" for number in range(12_000)]
+    wanted = numpy.random.default_rng(3).choice(names, count, replace=False)
+    found = sample_names(names, count, numpy.random.default_rng(3))
+    assert found == sorted(map(str, wanted))
+
+
+@given(names=NAMES, data=st.data())
+def test_others_are_all_but_those_left_out(names: list[str], data: st.DataObject) -> None:
+    ordered = sorted(names)
+    away = data.draw(st.sets(st.sampled_from(ordered)))
+    others = Others(ordered, away)
+    wanted = [name for name in ordered if name not in away]
+    assert (list(others), len(others), others[1:3]) == (wanted, len(wanted), wanted[1:3])
+    with pytest.raises(IndexError):
+        others[len(wanted)]
+
+
+def test_clients_that_come_later_are_seen_where_they_may_come() -> None:
+    sizes = {"b": 3, "a": 5}
+    fixed, open_ = (Population(sizes, is_fixed=each) for each in (True, False))
+    for each in (fixed, open_):
+        assert (each.without(()), each.num_samples, each.median_size) == (["a", "b"], 8, 3)
+    sizes["c"] = 9
+    for each in (fixed, open_):
+        each.begin_round()
+    assert (fixed.without(()), fixed.num_samples) == (["a", "b"], 8)
+    assert (open_.without({"b"}), open_.num_samples) == (["a", "c"], 17)
+    assert open_.median_size == median_low(sizes.values())

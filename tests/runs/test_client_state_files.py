@@ -1,0 +1,142 @@
+"""Runs whose clients' states are in a file: the same bits, whatever happens to them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crashes_at_file_operations import OPERATIONS, Crash
+from mpfedcl import InvalidInput, resume, run
+from mpfedcl.engines import client_states
+from mpfedcl.engines.slot_file import SlotFile
+from mpfedcl.experiment import Experiment
+from mpfedcl.runs.observer import Observer
+from small_experiments import assert_same_run, small
+
+pytestmark = pytest.mark.whole
+
+CASES: dict[str, dict[str, Any]] = {
+    "scaffold": {"update__compress": "topk"},
+    "fedproto": {},
+    "local": {},
+    "fedper": {},
+    "ditto": {},
+    "feddyn": {},
+    "moon": {},
+}
+FILES = {
+    "scaffold": ["clients-own.slots", "clients-unsent.slots"],
+    "fedproto": ["clients-kept.slots"],
+    "local": ["clients-kept.slots"],
+    "fedper": ["clients-kept.slots"],
+}
+
+
+@pytest.fixture
+def in_files() -> Iterator[None]:
+    """States in files from the first byte on, and crashes also before and within each record."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_states, "MOST_IN_MEMORY", 0)
+        yield
+
+
+@pytest.fixture
+def counted_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, sync = SlotFile.write, SlotFile.sync
+
+    def write_or_crash(self: SlotFile, slot: int, owner: int, content: bytes) -> None:
+        try:
+            OPERATIONS("os.truncate", (self._path,))
+        except Crash:
+            # Half of it is there.
+            os.pwrite(self._handle, content[: len(content) // 2], self._place(slot))
+            raise
+        write(self, slot, owner, content)
+
+    def sync_or_crash(self: SlotFile) -> None:
+        OPERATIONS("os.truncate", (self._path,))
+        sync(self)
+
+    monkeypatch.setattr(SlotFile, "write", write_or_crash)
+    monkeypatch.setattr(SlotFile, "sync", sync_or_crash)
+
+
+def experiment_of(images: Path, method: str) -> Experiment:
+    changes = {"rounds": 5, "fraction": 0.7, "model__hidden": (16, 8), **CASES[method]}
+    return small(images, method, **changes)
+
+
+def slot_files(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / "checkpoint").glob("*.slots"))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("method", CASES)
+def test_a_run_in_parts_is_the_run_in_memory(
+    images: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, path = experiment_of(images, method), tmp_path / "run"
+    run(experiment, tmp_path / "memory")
+    assert slot_files(tmp_path / "memory") == []
+    monkeypatch.setattr(client_states, "MOST_IN_MEMORY", 0)
+    done: list[object] = []
+    observer = Observer(on_round=done.append, should_stop=lambda: len(done) == 3)
+    run(experiment, path, observer)
+    assert slot_files(path) == FILES.get(method, ["clients-own.slots"])
+    # A run can be moved.
+    resume(shutil.move(path, tmp_path / "moved"))
+    assert_same_run(tmp_path / "moved", tmp_path / "memory")
+
+
+@pytest.mark.usefixtures("in_files", "counted_records")
+@pytest.mark.parametrize("method", ["scaffold", "fedproto"])
+def test_a_crash_before_any_record_changes_nothing(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    experiment = experiment_of(images, method)
+    with OPERATIONS.watch(tmp_path / "whole") as seen:
+        run(experiment, tmp_path / "whole")
+    places = [number for number, each in enumerate(seen) if each.endswith(".slots")]
+    assert len(places) > 15
+    every = 1 if os.environ.get("MPFEDCL_CASES") == "all" else 7
+    for number in places[::every]:
+        path = tmp_path / f"crash-{number:03}"
+        with OPERATIONS.watch(path, allowed=number), pytest.raises(Crash):
+            run(experiment, path)
+        resume(path)
+        assert_same_run(path, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("in_files")
+def test_the_checkpoint_before_a_damaged_one_has_its_states(images: Path, tmp_path: Path) -> None:
+    experiment, path = experiment_of(images, "fedproto"), tmp_path / "run"
+    run(experiment, tmp_path / "whole")
+    done: list[object] = []
+    run(experiment, path, Observer(on_round=done.append, should_stop=lambda: len(done) == 4))
+    (path / "checkpoint" / "round-000004.json").write_text("{}")
+    warnings: list[str] = []
+    resume(path, observer=Observer(on_warning=warnings.append))
+    assert "round-000004 is damaged" in warnings[0]
+    assert_same_run(path, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("in_files")
+def test_a_file_that_is_lost_or_damaged_is_said_in_one_sentence(
+    images: Path, tmp_path: Path
+) -> None:
+    experiment, path = experiment_of(images, "fedproto"), tmp_path / "run"
+    done: list[object] = []
+    run(experiment, path, Observer(on_round=done.append, should_stop=lambda: len(done) == 3))
+    file = path / "checkpoint" / "clients-kept.slots"
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + bytes(len(content) - 4096))
+    with pytest.raises(
+        InvalidInput, match=r"clients-kept\.slots is damaged at record \d+; it must"
+    ):
+        resume(path)
+    file.unlink()
+    with pytest.raises(InvalidInput, match=r"clients-kept\.slots cannot be read: No such file"):
+        resume(path)
