@@ -15,8 +15,8 @@ from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
 
 MANY_CLIENTS, SOME_CLIENTS = 1000, 100
 """Where more than so many take part in a round, personal models of so many are read."""
-_STEP = 2
-"""Training takes small batches, and about twice the time per multiplication that reading takes."""
+_STEP = 1.5
+"""Multiplications of training, in small batches, take so many times as long as those of reading."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def settle_evaluation(experiment: Experiment, method: Method, work: Workload) ->
 
 
 def choose_spacing(rounds: int, training: float, between: float, last: float) -> int:
-    """Return the least of 1, 2, 5, 10, 20, ... rounds between evaluations that is cheap enough.
+    """Return the least of 1, 2, 3, 5, 10, 20, ... rounds between evaluations that is cheap enough.
 
     All evaluations together are at most a fifth of the run's work, which is a quarter of its
     training. Where the last one alone takes (nearly) that much, the others get a twentieth of the
@@ -111,14 +111,14 @@ def choose_spacing(rounds: int, training: float, between: float, last: float) ->
         last: Work of the last round's, which reads everything.
 
     Example:
-        >>> choose_spacing(60, training=12.0, between=10.0, last=60.0)
-        5
+        >>> choose_spacing(60, training=9.0, between=10.0, last=60.0)
+        10
         >>> choose_spacing(60, training=1.0, between=10.0, last=60.0)
         60
     """
     budget = max(rounds * training / 4 - last, rounds * training / 20)
     for power in count():
-        for digit in (1, 2, 5):
+        for digit in (1, 2, 3, 5):
             every = digit * 10**power
             if every >= rounds:
                 return rounds
