@@ -133,6 +133,8 @@ def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
         "partition__test": "shared",
         "prototypes__per_class": 2,
         "train__batch_size": 8,
+        "evaluate_every": 1,
+        "evaluate_readings": "all",
     }
     return Experiment(method=method, rounds=2, clients=3).replace(**settings | changes)
 
@@ -149,6 +151,8 @@ def flags(root: Path, **changes: Any) -> list[str]:
         "partition.test": "shared",
         "prototypes.per-class": 2,
         "train.batch-size": 8,
+        "evaluate-every": 1,
+        "evaluate-readings": "all",
     }
     given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
     return [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from mpfedcl.convergence import FILE as CONVERGENCE_FILE
 from mpfedcl.convergence import inspect_where_asked, summarize_convergence
@@ -62,7 +63,7 @@ def resume(
     observer: Observer | None = None,
     *,
     engine: str | None = None,
-    workers: int | None = None,
+    workers: int | Literal["auto"] | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
     trail: bool | None = None,

@@ -8,18 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.methods import READINGS, Reading
+from mpfedcl.methods import READINGS, TESTS, Reading
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds import evaluation
-from mpfedcl.rounds.evaluation import (
-    AccuracyTable,
-    ClientReader,
-    Evaluator,
-    Predictions,
-    as_stack,
-    estimate_own_priors,
-)
-from mpfedcl.rounds.label_prior import estimate_prior, log_prior
+from mpfedcl.rounds import client_tests
+from mpfedcl.rounds.client_tests import AveragedReader, ClientTests, PersonalReader
+from mpfedcl.rounds.evaluation import AccuracyTable, Evaluator, Predictions, as_stack
+from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
 
 NUM_CLASSES = 4
 COUNTS = torch.tensor([7, 0, 2, 0])
@@ -41,9 +35,23 @@ def predictions(seed: int, *, with_prototypes: bool = True) -> Predictions:
 def read(
     personal: Predictions | None, averaged: Predictions | None, own: Tensor = OWN
 ) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
-    """Return the readings of one of three clients, and what it says."""
-    estimated = estimate_own_priors(averaged, {"client": own}).get("client")
-    return ClientReader(labels(), averaged, 3).tables(personal, own, COUNTS, estimated)
+    """Return the readings of one of three clients, and what it says of its own test."""
+    others = [torch.arange(5), torch.tensor([2])]
+    tests = ClientTests.of(labels(), torch.stack([COUNTS] * 3), [own, *others])
+    table: AccuracyTable = {test: dict.fromkeys(READINGS) for test in TESTS}
+    said: dict[Reading, Tensor | None] = {}
+    for reading in READINGS:
+        if reading.startswith("averaged") and averaged is not None:
+            everybody = AveragedReader(tests, averaged, torch.zeros(0, dtype=torch.long))
+            for test in TESTS:
+                table[test][reading] = everybody.column(test, reading)[0]
+            said[reading] = everybody.say(reading, 0)
+        elif reading.startswith("personal") and personal is not None:
+            alone = PersonalReader(tests, 0, personal, is_whole=True)
+            for test in TESTS:
+                table[test][reading] = alone.percent(test, reading)
+            said[reading] = alone.say("own", reading)
+    return table, {reading: each for reading, each in said.items() if each is not None}
 
 
 def labels() -> Tensor:
@@ -130,11 +138,16 @@ def test_priors_on_the_union_stop_where_they_would_cost_too_much(
     personal, averaged = predictions(1), predictions(2)
     whole, _ = read(personal, averaged)
     # Three clients, 16 images, four classes: as many scores are just allowed.
-    monkeypatch.setattr(evaluation, "_MOST_PRIOR_SCORES", 3 * 16 * 4)
+    monkeypatch.setattr(client_tests, "_MOST_PRIOR_SCORES", 3 * 16 * 4)
     assert read(personal, averaged)[0] == whole
-    monkeypatch.setattr(evaluation, "_MOST_PRIOR_SCORES", 3 * 16 * 4 - 1)
+    monkeypatch.setattr(client_tests, "_MOST_PRIOR_SCORES", 3 * 16 * 4 - 1)
     cut, _ = read(personal, averaged)
-    left_out = {reading: None for reading in READINGS if reading.endswith("prior")}
+    # Nobody's personal model is said to be read; this one's own costs no more with a prior.
+    left_out = {
+        reading: None
+        for reading in READINGS
+        if reading.endswith("prior") and reading.startswith("averaged")
+    }
     assert cut == {"own": whole["own"], "union": whole["union"] | left_out}
 
 
@@ -187,16 +200,13 @@ def test_a_prior_is_found_without_labels(prior: tuple[float, ...]) -> None:
 
 def test_priors_of_several_clients_are_each_clients_own() -> None:
     averaged = predictions(2)
-    tests = {"a": OWN, "b": torch.tensor([0]), "c": torch.tensor([2, 5, 6, 7]), "d": OWN[:0]}
-    found = estimate_own_priors(averaged, tests)
-    assert list(found) == ["a", "b", "c"]
-    for name, prior in found.items():
-        alone = estimate_prior(averaged.scores[tests[name]])
+    own = {"a": OWN, "b": torch.tensor([0]), "c": torch.tensor([2, 5, 6, 7]), "d": OWN[:0]}
+    owners = torch.arange(4).repeat_interleave(torch.tensor([len(each) for each in own.values()]))
+    found = estimate_priors(averaged.scores[torch.cat(list(own.values()))], owners, 4)
+    for prior, images in zip(found, own.values(), strict=True):
+        alone = estimate_prior(averaged.scores[images])
         # Steps end when all clients' are small.
         torch.testing.assert_close(prior.exp(), alone.exp(), atol=1e-3, rtol=0)
-    everybody = {name: torch.arange(16) for name in "ab"}
-    for prior in estimate_own_priors(averaged, everybody).values():
-        torch.testing.assert_close(prior, estimate_prior(averaged.scores))
 
 
 def test_a_prior_of_impossible_classes() -> None:

@@ -1,93 +1,217 @@
 """What the clients of a process read after a round: their own models, and the averaged one."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
-from mpfedcl.methods import TESTS, Method, Test
+from mpfedcl.methods import TESTS, Method, Reading, Test
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
+from mpfedcl.rounds.client_tests import AveragedReader, ClientTests, PersonalReader
 from mpfedcl.rounds.evaluation import (
-    AccuracyTable,
-    ClientReader,
     ConfusionCounts,
     Evaluator,
     Predictions,
+    ReadingColumns,
+    RoundReadings,
+    WantedReadings,
     as_stack,
     count_confusions,
-    estimate_own_priors,
+    wanted_readings,
 )
 from mpfedcl.tensors import Tensors
 
 _SCORES_AT_ONCE = 2**24
 """Of classes, images and clients that are read together where only scores differ."""
+_MOST_CONFUSIONS = 1000
+"""Clients up to which everybody's confusions are counted: beyond, of those with a model read."""
 
 
-def read_clients(
-    method: Method,
-    model: Model,
-    data: FederatedData,
-    averaged: Tensors | None,
-    reference: PrototypePool | None,
-    trained: Mapping[str, TrainedClients],
-    *,
-    with_confusion: bool = False,
-) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts], dict[Test, BinSums]]:
-    """Return every client's readings, and what is counted: confusions, probabilities by test.
+@dataclass(frozen=True)
+class ClientReadings:
+    """Reads what a method's clients in this process have, round after round."""
 
-    `trained` are the clients whose personal models are read, each in its group.
-    """
-    evaluator = Evaluator(
-        data.test_inputs,
-        data.test_labels,
-        method.project,
-        reference,
-        method.experiment.contrast.temperature,
-    )
-    shared = None
-    if averaged is not None:
-        (shared,) = evaluator.predict(
-            lambda inputs: as_stack(model.apply(averaged, inputs)), with_similarities=True
+    method: Method
+    model: Model
+    data: FederatedData
+    tests: ClientTests
+
+    @classmethod
+    def of(cls, method: Method, model: Model, data: FederatedData) -> "ClientReadings":
+        """Lay out the clients' own tests once."""
+        counts = [torch.bincount(c.labels, minlength=data.num_classes) for c in data.clients]
+        nothing = data.test_labels.new_zeros(0, data.num_classes)
+        tests = ClientTests.of(
+            data.test_labels,
+            torch.stack(counts) if counts else nothing,
+            [client.test for client in data.clients],
         )
-    if not method.trains:
-        # Features are the same for everybody: only scores are personal, and they are small.
-        at_once = _SCORES_AT_ONCE // data.num_classes
-        evaluator = replace(evaluator, reference=None, read_at_once=at_once)
-    reader = ClientReader(evaluator.labels, shared, len(data.clients))
-    judged = {test: method.reading_on(test) for test in TESTS}
-    estimated = estimate_own_priors(shared, {each.name: each.test for each in data.clients})
-    tables: dict[str, AccuracyTable] = {}
-    confusion: dict[str, ConfusionCounts] = {}
-    bins: dict[Test, BinSums] = {}
-    unread = ((name, None) for name in data.names if name not in trained)
-    for name, personal in chain(_predict_personally(method, evaluator, trained), unread):
-        client = data.client(name)
-        counts = torch.bincount(client.labels, minlength=data.num_classes)
-        tables[name], said = reader.tables(personal, client.test, counts, estimated.get(name))
-        if with_confusion and judged["own"] in said and len(client.test):
-            truth = evaluator.labels[client.test]
-            confusion[name] = count_confusions(said[judged["own"]], truth, data.num_classes)
-        if with_confusion:
-            for test, part in reader.bins(judged, personal, client.test, counts).items():
-                bins[test] = add_bins([bins.get(test, add_bins([])), part])
-    in_order = [name for name in data.names if name in confusion]
-    return {n: tables[n] for n in data.names}, {n: confusion[n] for n in in_order}, bins
+        return cls(method, model, data, tests)
+
+    def wanted(self, *, is_complete: bool) -> WantedReadings:
+        """Return what a round reads."""
+        return wanted_readings(self.method, is_complete=is_complete)
+
+    def needs_pool(self, averaged: Tensors | None, wanted: WantedReadings) -> bool:
+        """Tell whether a method that shares no prototypes must make some to be read."""
+        return averaged is not None and _is_wanted(wanted, "prototype")
+
+    def predict_averaged(
+        self,
+        averaged: Tensors | None,
+        pool: PrototypePool | None,
+        wanted: WantedReadings,
+        share: tuple[int, int] = (0, 1),
+    ) -> Predictions | None:
+        """Return what the averaged model says, of one process's share of the images.
+
+        `share` are its number and the number of processes; None where nobody wants to know.
+        """
+        if averaged is None or not _is_wanted(wanted, "averaged"):
+            return None
+        compares = _is_wanted(wanted, "averaged_prototype")
+        evaluator = self._evaluator(pool if compares else None)
+        number, processes = share
+        images = torch.arange(len(evaluator.labels)).tensor_split(processes)[number]
+        if processes > 1:
+            inputs = evaluator.inputs[images.to(evaluator.inputs.device)]
+            evaluator = replace(evaluator, inputs=inputs)
+        (said,) = evaluator.predict(
+            lambda inputs: as_stack(self.model.apply(averaged, inputs)),
+            with_similarities=_is_wanted(wanted, "averaged_prototype", "prior"),
+        )
+        return said
+
+    def read(
+        self,
+        averaged: Predictions | None,
+        pool: PrototypePool | None,
+        trained: Mapping[str, TrainedClients],
+        wanted: WantedReadings,
+        *,
+        with_confusion: bool = False,
+    ) -> RoundReadings:
+        """Return every client's readings; `trained` are those whose own models are read."""
+        numbers = {name: number for number, name in enumerate(self.data.names)}
+        read = torch.tensor(sorted(numbers[name] for name in trained), dtype=torch.int64)
+        reader = averaged and AveragedReader(self.tests, averaged, read.to(self.tests.sizes.device))
+        columns: ReadingColumns = {
+            test: {
+                r: reader.column(test, r)
+                if reader and r.startswith("averaged")
+                else [None] * len(numbers)
+                for r in wanted[test]
+            }
+            for test in TESTS
+        }
+        counted = _Counted(self.method, self.tests, len(self.data.clients))
+        for name, personal, is_whole in self._predict_personally(pool, trained, wanted):
+            own = PersonalReader(self.tests, numbers[name], personal, is_whole)
+            for test in TESTS:
+                for reading in wanted[test]:
+                    if reading.startswith("personal"):
+                        columns[test][reading][own.client] = own.percent(test, reading)
+            if with_confusion:
+                counted.add_personal(name, own)
+        if with_confusion and reader is not None:
+            many = len(numbers) > _MOST_CONFUSIONS
+            counted.add_averaged(reader, {n: numbers[n] for n in trained} if many else numbers)
+        in_order = {n: counted.confusion[n] for n in numbers if n in counted.confusion}
+        return RoundReadings(list(numbers), columns, list(trained), in_order, counted.bins)
+
+    def _evaluator(self, pool: PrototypePool | None) -> Evaluator:
+        reference = None if pool is None else self.method.reference(pool)
+        return Evaluator(
+            self.data.test_inputs,
+            self.data.test_labels,
+            self.method.project,
+            reference,
+            self.method.experiment.contrast.temperature,
+        )
+
+    def _predict_personally(
+        self,
+        pool: PrototypePool | None,
+        trained: Mapping[str, TrainedClients],
+        wanted: WantedReadings,
+    ) -> Iterator[tuple[str, Predictions, bool]]:
+        """Yield what clients' models answer, and whether of all images; few are held at a time."""
+        if not _is_wanted(wanted, "personal"):
+            return
+        if not self.method.trains or not _is_wanted(wanted, "personal_prototype"):
+            # Features of a method that does not train are the same for everybody.
+            pool = None
+        evaluator = self._evaluator(pool)
+        if not self.method.trains:
+            # Only scores are personal, and they are small.
+            evaluator = replace(evaluator, read_at_once=_SCORES_AT_ONCE // self.data.num_classes)
+        alone: dict[str, Evaluator] = {}
+        if (reference := evaluator.reference) is not None:
+            own = {name: self.method.own_reference(reference, name) for name in trained}
+            alone = {
+                n: replace(evaluator, reference=e) for n, e in own.items() if e is not reference
+            }
+        if self.tests.is_shared or _is_wanted(wanted, "personal", tests=["union"]):
+            for name, said in _predict_together(trained, evaluator, alone):
+                yield name, said, True
+            return
+        for name, group in trained.items():
+            own_test = self.data.client(name).test
+            inputs, labels = evaluator.inputs[own_test], evaluator.labels[own_test]
+            reads = replace(alone.get(name, evaluator), inputs=inputs, labels=labels)
+            for _, said in predict_clients(group, reads, [name]):
+                yield name, said, False
 
 
-def _predict_personally(
-    method: Method, evaluator: Evaluator, trained: Mapping[str, TrainedClients]
+def _predict_together(
+    trained: Mapping[str, TrainedClients], evaluator: Evaluator, alone: Mapping[str, Evaluator]
 ) -> Iterator[tuple[str, Predictions]]:
-    """Yield what each client's model answers; few are held at a time."""
-    alone: dict[str, Evaluator] = {}
-    if (everyones := evaluator.reference) is not None:
-        own = {name: method.own_reference(everyones, name) for name in trained}
-        alone = {n: replace(evaluator, reference=e) for n, e in own.items() if e is not everyones}
     for group in distinct_groups(trained.values()):
         yield from predict_clients(group, evaluator, trained.keys() - alone.keys())
     for name, reads in alone.items():
         yield from predict_clients(trained[name], reads, [name])
+
+
+class _Counted:
+    """What the last round counts beside: confusions by client, probabilities by test."""
+
+    def __init__(self, method: Method, tests: ClientTests, num_clients: int) -> None:
+        self.confusion: dict[str, ConfusionCounts] = {}
+        self.bins: dict[Test, BinSums] = {test: add_bins([]) for test in TESTS}
+        self._judged: dict[Test, Reading] = {test: method.reading_on(test) for test in TESTS}
+        self._tests = tests
+        self._num_clients = num_clients
+
+    def add_personal(self, name: str, own: PersonalReader) -> None:
+        """Count what a client's own model says."""
+        if self._judged["own"].startswith("personal"):
+            self._count(name, own.client, own.say("own", self._judged["own"]))
+        for test, reading in self._judged.items():
+            if reading.startswith("personal"):
+                part = own.bins(test, reading, self._num_clients)
+                self.bins[test] = add_bins([self.bins[test], part])
+
+    def add_averaged(self, reader: AveragedReader, clients: Mapping[str, int]) -> None:
+        """Count what the averaged model says to clients."""
+        if self._judged["own"].startswith("averaged"):
+            for name, number in clients.items():
+                self._count(name, number, reader.say(self._judged["own"], number))
+        for test, reading in self._judged.items():
+            if reading.startswith("averaged"):
+                self.bins[test] = reader.bins(test, reading)
+
+    def _count(self, name: str, client: int, said: Tensor | None) -> None:
+        own = self._tests.own(client)
+        if said is not None and len(own):
+            num_classes = self._tests.label_counts.shape[1]
+            self.confusion[name] = count_confusions(said, self._tests.labels[own], num_classes)
+
+
+def _is_wanted(wanted: WantedReadings, *words: str, tests: Sequence[Test] = TESTS) -> bool:
+    """Tell whether a reading with all of these words in its name is wanted on one of the tests."""
+    return any(all(word in reading for word in words) for t in tests for reading in wanted[t])

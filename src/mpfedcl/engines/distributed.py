@@ -18,7 +18,11 @@ from mpfedcl.methods import TESTS, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine, StatePlace
-from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundReadings
+from mpfedcl.rounds.evaluation import (
+    Predictions,
+    ReadingColumns,
+    RoundReadings,
+)
 from mpfedcl.rounds.process_messages import (
     pack_named,
     pack_prototypes,
@@ -121,23 +125,27 @@ class DistributedEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings:
         """Let each process read its clients; put the readings together."""
-        own = self._engine.readable(self.local_clients(names))
-        if pool is None and averaged is not None:
+        own, readings = self._engine.readable(self.local_clients(names)), self._engine.readings
+        wanted = readings.wanted(is_complete=with_confusion)
+        if pool is None and readings.needs_pool(averaged, wanted):
             _, rows = self._exchange(None, self._engine.prototypes_for_reading(own))
             pool = self._engine.pool_for_reading(rows)
-        tables: dict[str, AccuracyTable] = {}
-        confusion: dict[str, ConfusionCounts] = {}
-        parts, _ = self._exchange(
-            self._engine.read(averaged, pool, own, with_confusion=with_confusion), {}
-        )
-        for read, counted, _ in parts:
-            tables |= read
-            confusion |= counted
-        in_order = {name: confusion[name] for name in self.sizes if name in confusion}
-        bins: dict[Test, BinSums] = {
-            test: add_bins(part[test] for _, _, part in parts if test in part) for test in TESTS
-        }
-        return RoundReadings({name: tables[name] for name in self.sizes}, names, in_order, bins)
+        # Each process asks the averaged model about a share of the images.
+        share = self._group.rank, self._group.size
+        said = self._join(readings.predict_averaged(averaged, pool, wanted, share))
+        trained = self._engine.trained(own)
+        read = readings.read(said, pool, trained, wanted, with_confusion=with_confusion)
+        parts, _ = self._exchange([read.names, read.columns, read.confusion, read.bins], {})
+        return _join_readings(parts, list(self.sizes), names)
+
+    def _join(self, own: Predictions | None) -> Predictions | None:
+        """Return what a model was heard to say by all processes, one after the other."""
+        if own is None:
+            return None
+        tensors = {n: each for n, each in vars(own).items() if each is not None}
+        parts = [load(part) for part in self._group.gather(pack_tensors(tensors))]
+        whole = {n: torch.cat([part[n] for part in parts]).to(self._device) for n in tensors}
+        return replace(own, **whole)
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Let the accepted clients of this process keep what the round made of them."""
@@ -181,6 +189,24 @@ class DistributedEngine(Engine):
             reports.append(said)
             found |= theirs
         return reports, {name: found[name].to(self._device) for name in sorted(found)}
+
+
+def _join_readings(
+    parts: Sequence[Any], names: Sequence[str], trained: Sequence[str]
+) -> RoundReadings:
+    """Put together what processes read of their clients, in the order of all clients' names."""
+    read = [name for part, *_ in parts for name in part]
+    place = {name: number for number, name in enumerate(read)}
+    columns: ReadingColumns = {}
+    for test in TESTS:
+        columns[test] = {}
+        for reading in parts[0][1][test]:
+            joined = [value for _, part, *_ in parts for value in part[test][reading]]
+            columns[test][reading] = [joined[place[name]] for name in names]
+    confusion = {name: counts for part in parts for name, counts in part[2].items()}
+    in_order = {name: confusion[name] for name in names if name in confusion}
+    bins: dict[Test, BinSums] = {test: add_bins(part[3][test] for part in parts) for test in TESTS}
+    return RoundReadings(names, columns, trained, in_order, bins)
 
 
 def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.client_readings import read_clients
+from mpfedcl.engines.client_readings import ClientReadings
 from mpfedcl.engines.client_states import SLOTS, ClientStates
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
@@ -18,18 +19,13 @@ from mpfedcl.engines.trained_clients import (
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.messages import Broadcast, Update, fill_part
-from mpfedcl.methods import Method, Test
+from mpfedcl.methods import Method
 from mpfedcl.model_parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.calibration_error import BinSums
 from mpfedcl.rounds.engine import Engine, StatePlace
-from mpfedcl.rounds.evaluation import (
-    AccuracyTable,
-    ConfusionCounts,
-    RoundReadings,
-)
+from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.tensors import Tensors
 
@@ -126,38 +122,25 @@ class InProcessEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundReadings:
         """Read the personal models of this round and the averaged model, on both tests."""
-        names = self.readable(names)
-        if pool is None and averaged is not None:
+        names, readings = self.readable(names), self.readings
+        wanted = readings.wanted(is_complete=with_confusion)
+        if pool is None and readings.needs_pool(averaged, wanted):
             pool = self.pool_for_reading(self.prototypes_for_reading(names))
-        tables, confusion, bins = self.read(averaged, pool, names, with_confusion=with_confusion)
-        return RoundReadings(tables, names, confusion, bins)
+        said = readings.predict_averaged(averaged, pool, wanted)
+        return readings.read(said, pool, self.trained(names), wanted, with_confusion=with_confusion)
+
+    @cached_property
+    def readings(self) -> ClientReadings:
+        """Reads the clients of this process."""
+        return ClientReadings.of(self._method, self._model, self._data)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
         return names if self._method.trains else [n for n in names if n in self._trained]
 
-    def read(
-        self,
-        averaged: Tensors | None,
-        pool: PrototypePool | None,
-        names: Sequence[str],
-        *,
-        with_confusion: bool = False,
-    ) -> tuple[dict[str, AccuracyTable], dict[str, ConfusionCounts], dict[Test, BinSums]]:
-        """Return every client's readings, personal ones of the named clients, and what is counted.
-
-        That are confusions by client, and probabilities by test.
-        """
-        reference = None if pool is None else self._method.reference(pool)
-        return read_clients(
-            self._method,
-            self._model,
-            self._data,
-            averaged,
-            reference,
-            {name: self._trained[name][0] for name in names},
-            with_confusion=with_confusion,
-        )
+    def trained(self, names: Sequence[str]) -> dict[str, TrainedClients]:
+        """Return the groups that hold these clients' models."""
+        return {name: self._trained[name][0] for name in names}
 
     def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""

@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import ConfigDict, Field
 
 from mpfedcl.errors import InvalidInput
+from mpfedcl.experiment.chosen_settings import EvaluateEvery, Workers
 from mpfedcl.experiment.close_names import did_you_mean_setting
 from mpfedcl.experiment.data_folder import has_weights
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
@@ -49,7 +50,7 @@ FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "engine": "auto",
-    "workers": 1,
+    "workers": "auto",
     "track": (),
     "track_to": None,
     "trail": True,
@@ -113,13 +114,16 @@ class Experiment(Settings):
     """Precision of the arithmetic."""
     engine: Literal["auto", "loop", "stacked"] = "auto"
     """How clients are trained: one after the other, or many at once; auto takes the faster."""
-    workers: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Processes that share the clients, on this machine; torchrun sets their number itself."""
-    evaluate_every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between two evaluations; the last round is always evaluated."""
+    workers: Workers = "auto"
+    """Processes that share the clients; auto: one per core, where a run is long enough to gain."""
+    evaluate_every: EvaluateEvery = "auto"
+    """Rounds between two evaluations; auto: so many that they take about a fifth of the run, at
+    most. The last round is always evaluated."""
+    evaluate_readings: Literal["judged", "all"] = "judged"
+    """What rounds before the last one read: only what the method is judged by, or everything."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
     """Evaluate the personal models of only this many clients, drawn in each evaluated round
-    [default: all]; evaluating thousands of clients takes longer than training them."""
+    [default: all; 100 where more than 1,000 take part in a round]."""
     personal_models: bool = True
     """Write each client's personal model at the end; a thousand of them take gigabytes."""
     trail: bool = True
@@ -277,7 +281,13 @@ class Experiment(Settings):
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the models are evaluated after a round."""
-        return round_number == self.rounds or round_number % self.evaluate_every == 0
+        every = 1 if self.evaluate_every == "auto" else self.evaluate_every
+        return round_number == self.rounds or round_number % every == 0
+
+    @property
+    def asked_workers(self) -> int:
+        """Processes that were asked for; 1 where a run chooses."""
+        return 1 if self.workers == "auto" else self.workers
 
     @property
     def tells_counts(self) -> bool:

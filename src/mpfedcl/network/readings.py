@@ -53,7 +53,7 @@ def gather_readings(readings: Mapping[str, ClientReadings]) -> RoundReadings | N
     """Join what clients read, in order of name; None where nobody did."""
     if not readings:
         return None
-    return RoundReadings(
+    return RoundReadings.of_tables(
         {name: readings[name].table for name in sorted(readings)},
         [name for name in sorted(readings) if readings[name].is_personal],
         {n: counts for n in sorted(readings) if (counts := readings[n].confusion) is not None},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_budget, describe_data
 from mpfedcl.json_files import Json
 from mpfedcl.report.comparison_section import describe_comparison
@@ -244,8 +244,9 @@ def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
 
 def _without_seed(experiment: Experiment) -> str:
     """Return what runs must have in common to be measurements of the same thing."""
-    # Where clients are run, and who looks on, makes no difference to the result.
-    return experiment.replace(seed=0, **RESULT_NEUTRAL_SETTINGS).to_toml()
+    # Where clients are run, who looks on and how often makes no difference to the result.
+    changes = {**CHOSEN_BY_A_RUN, **RESULT_NEUTRAL_SETTINGS, "seed": 0}
+    return experiment.replace(**changes).to_toml()
 
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:

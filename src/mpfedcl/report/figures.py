@@ -96,7 +96,7 @@ def draw_for_python(draw: Callable[[Path], object]) -> DrawnFigure | None:
 
 
 def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw all readings of one run per round, on the clients' own tests."""
+    """Draw one run's readings per round, on the clients' own tests: those of all these rounds."""
     curves = {
         label: [[(r["round"], r["accuracy"]["own"].get(reading)) for r in records if r["accuracy"]]]
         for reading, label in READING_TITLES.items()

@@ -307,9 +307,9 @@ def _title_tests(runs: Sequence[RunRecords]) -> dict[Test, str]:
 
 
 def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:
-    return {
-        line.round: line.accuracy.get(test, {}).get(reading) for line in run.rounds if line.accuracy
-    }
+    """Return a reading in the rounds in which it was read."""
+    tables = {line.round: line.accuracy.get(test, {}) for line in run.rounds if line.accuracy}
+    return {number: table[reading] for number, table in tables.items() if reading in table}
 
 
 def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:

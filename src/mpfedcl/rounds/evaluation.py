@@ -2,25 +2,28 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, TESTS, Reading, Test
+from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.calibration_error import (
     BinSums,
-    add_bins,
-    count_bins,
     describe_bins,
     expected_calibration_error,
 )
-from mpfedcl.rounds.label_prior import estimate_prior, estimate_priors, log_prior
 from mpfedcl.rounds.listed_clients import ListedAccuracies, list_accuracies
 
 AccuracyTable = dict[str, dict[str, float | None]]
-"""Percent correct by test and reading; None where a method has no such thing."""
+"""Percent correct by test and reading; None where a method has no such thing, and no entry at all
+where nobody has read it."""
+Column = list[float | None]
+"""One reading of several clients, in their order."""
+ReadingColumns = dict[Test, dict[Reading, Column]]
+WantedReadings = Mapping[Test, Collection[Reading]]
+"""What is to be read on which test."""
 ConfusionCounts = list[list[int]]
 """Test images by true class (rows) and by the class said (columns); the last column: no answer."""
 
@@ -28,47 +31,74 @@ _CHUNK = 4096
 """Images that pass through a model together."""
 _READ_AT_ONCE = 16384
 """Images times models that are read together."""
-_MOST_PRIOR_SCORES = 2**31
-"""Clients times union images times classes up to which priors are read on the union test: the
-averaged model says the same to everybody, but a prior makes it say something else to each."""
-_MOST_BINNED_SCORES = 2**28
-"""The same for probabilities that differ from client to client: measuring them stays cheap."""
+
+
+def wanted_readings(method: Method, *, is_complete: bool) -> WantedReadings:
+    """Return what a round reads: everything, or only what the method is judged by on each test.
+
+    Everything in a round that is read completely, as the last one is, or where settings ask for it.
+    """
+    if is_complete or method.experiment.evaluate_readings == "all":
+        return dict.fromkeys(TESTS, READINGS)
+    return {test: (method.reading_on(test),) for test in TESTS}
 
 
 @dataclass(frozen=True)
 class RoundReadings:
     """What every client measured in a round."""
 
-    clients: dict[str, AccuracyTable]
-    trained: Sequence[str]
+    names: Sequence[str]
+    columns: ReadingColumns
+    """What was read, of each client in the order of names."""
+    trained: Collection[str]
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Counted only where asked for: the method's own reading on each client's own test."""
     bins: dict[Test, BinSums] = field(default_factory=dict)
     """Counted with it: probabilities of the reading that each test is judged by, of all clients."""
 
+    @classmethod
+    def of_tables(
+        cls,
+        tables: Mapping[str, AccuracyTable],
+        trained: Collection[str],
+        confusion: dict[str, ConfusionCounts] | None = None,
+    ) -> Self:
+        """Join what clients have read one by one."""
+        columns: ReadingColumns = {
+            test: {r: [table[test].get(r) for table in tables.values()] for r in READINGS}
+            for test in TESTS
+        }
+        return cls(list(tables), columns, trained, confusion or {})
+
     def table(self) -> AccuracyTable:
         """Average over clients: averaged models over all, personal models over the trained."""
-        return {test: {r: self._mean(test, r) for r in READINGS} for test in TESTS}
+        return {test: {r: self._mean(test, r) for r in self.columns[test]} for test in TESTS}
 
     def per_client(self, reading: Reading) -> dict[str, float | None]:
         """Return one reading on each client's own test."""
-        return {name: table["own"][reading] for name, table in self.clients.items()}
+        return dict(zip(self.names, self.columns["own"][reading], strict=True))
 
     def listed(self, reading: Reading, took_part: Collection[str]) -> ListedAccuracies:
         """Return what a record says of that reading."""
         return list_accuracies(self.per_client(reading), took_part)
 
-    def only(self, told: Collection[Reading]) -> "RoundReadings":
-        """Return the readings that may be told; the others are as if nobody had read them."""
-        clients = {
-            name: {
-                test: {r: value if r in told else None for r, value in row.items()}
-                for test, row in table.items()
-            }
-            for name, table in self.clients.items()
+    def only(self, told: Collection[Reading]) -> Self:
+        """Return the readings that may be told; the others are as if there were no such thing."""
+        hidden: Column = [None] * len(self.names)
+        columns: ReadingColumns = {
+            test: {r: column if r in told else hidden for r, column in row.items()}
+            for test, row in self.columns.items()
         }
-        return replace(self, clients=clients)
+        return replace(self, columns=columns)
+
+    def limited_to(self, wanted: WantedReadings) -> Self:
+        """Return the wanted readings; the others are as if nobody had read them."""
+        columns: ReadingColumns = {
+            test: {r: column for r, column in row.items() if r in wanted[test]}
+            for test, row in self.columns.items()
+        }
+        return replace(self, columns=columns)
 
     def calibration_error(self) -> dict[Test, float | None]:
         """Return the expected calibration error in %; None where no classifier is judged."""
@@ -79,10 +109,12 @@ class RoundReadings:
         found = {test: describe_bins(bins) for test, bins in self.bins.items()}
         return {test: bins for test, bins in found.items() if bins} or None
 
-    def _mean(self, test: str, reading: str) -> float | None:
-        names = self.trained if reading.startswith("personal") else list(self.clients)
-        values = [self.clients[name][test][reading] for name in names]
-        known = [value for value in values if value is not None]
+    def _mean(self, test: Test, reading: Reading) -> float | None:
+        column = self.columns[test][reading]
+        if reading.startswith("personal"):
+            trained = set(self.trained)
+            column = [c for n, c in zip(self.names, column, strict=True) if n in trained]
+        known = [value for value in column if value is not None]
         return sum(known) / len(known) if known else None
 
 
@@ -99,10 +131,24 @@ class Predictions:
     similarities: Tensor | None = None
     """[n, C] max z.p / temperature over a class's prototypes; -inf where it has none."""
 
+    def select(self, rows: Tensor) -> "Predictions":
+        """Return what it says of some images."""
+        return self.map(lambda part: part[rows])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Predictions":
+        """Return the same with all of its tensors changed."""
+        prototype, similarities = self.prototype, self.similarities
+        return Predictions(
+            change(self.classifier),
+            None if prototype is None else change(prototype),
+            change(self.scores),
+            None if similarities is None else change(similarities),
+        )
+
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Asks models about the union of all clients' test images."""
+    """Asks models about test images, mostly the union of all clients'."""
 
     inputs: Tensor
     labels: Tensor
@@ -150,156 +196,6 @@ class Evaluator:
 def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return what one model gives in the form of several: [1, B, ...]."""
     return outputs[0].unsqueeze(0), outputs[1].unsqueeze(0)
-
-
-@dataclass(frozen=True)
-class ClientReader:
-    """Turns what models say of the union test into every client's readings."""
-
-    labels: Tensor
-    """[n]: the truth."""
-    averaged: Predictions | None
-    num_clients: int
-
-    def tables(
-        self,
-        personal: Predictions | None,
-        own: Tensor,
-        label_counts: Tensor,
-        estimated: Tensor | None = None,
-    ) -> tuple[AccuracyTable, dict[Reading, Tensor]]:
-        """Return one client's readings on both tests, and what it says on its own.
-
-        `own` are its images in the union, `label_counts` [C] those that it was trained on,
-        `estimated` its log prior as found without labels.
-        """
-        prior = log_prior(label_counts)
-        on_own = self._say(personal, prior, own, estimated)
-        size = self.num_clients * len(self.labels) * len(label_counts)
-        on_union: Mapping[Reading, Tensor] = {}
-        if len(own) == len(self.labels):
-            # All images are its own, and read already.
-            on_union = {r: said for r, said in on_own.items() if r.endswith("prior")}
-        elif size <= _MOST_PRIOR_SCORES:
-            on_union = _add_priors(personal, self.averaged, prior)
-        truth = self.labels[own]
-        union: dict[str, float | None] = dict.fromkeys(READINGS)
-        union |= self._averaged_on_union
-        union |= {r: percent_correct(said == self.labels) for r, said in on_union.items()}
-        if personal is not None:
-            union["personal_classifier"] = percent_correct(personal.classifier == self.labels)
-            if personal.prototype is not None:
-                union["personal_prototype"] = percent_correct(personal.prototype == self.labels)
-        right: dict[str, float | None] = dict.fromkeys(READINGS)
-        right |= {r: percent_correct(said == truth) for r, said in on_own.items()}
-        return {"own": right, "union": union}, on_own
-
-    def bins(
-        self,
-        readings: Mapping[Test, Reading],
-        personal: Predictions | None,
-        own: Tensor,
-        label_counts: Tensor,
-    ) -> dict[Test, BinSums]:
-        """Return one client's probabilities by the reading of each test, as far as it has them."""
-        prior, found = log_prior(label_counts), dict[Test, BinSums]()
-        on_own = _select(personal, own), _select(self.averaged, own)
-        if len(own) and (scores := _read_scores(readings["own"], *on_own, prior)) is not None:
-            found["own"] = count_bins(scores, self.labels[own])
-        if readings["union"] == "averaged_classifier":
-            # The same for all clients; that it is added up for each leaves the error as it is.
-            found["union"] = self._averaged_bins
-        elif self.num_clients * len(self.labels) * len(label_counts) <= _MOST_BINNED_SCORES:
-            scores = _read_scores(readings["union"], personal, self.averaged, prior)
-            found["union"] = add_bins([]) if scores is None else count_bins(scores, self.labels)
-        return found
-
-    @cached_property
-    def _averaged_bins(self) -> BinSums:
-        return (
-            add_bins([]) if self.averaged is None else count_bins(self.averaged.scores, self.labels)
-        )
-
-    @cached_property
-    def _averaged_on_union(self) -> dict[str, float | None]:
-        """The same for all clients: read once."""
-        if self.averaged is None:
-            return {}
-        said = {
-            "averaged_classifier": self.averaged.classifier,
-            "averaged_prototype": self.averaged.prototype,
-        }
-        return {r: percent_correct(e == self.labels) for r, e in said.items() if e is not None}
-
-    def _say(
-        self,
-        personal: Predictions | None,
-        prior: Tensor,
-        own: Tensor,
-        estimated: Tensor | None,
-    ) -> dict[Reading, Tensor]:
-        personal, averaged = _select(personal, own), _select(self.averaged, own)
-        said = _add_priors(personal, averaged, prior)
-        if personal is not None:
-            said["personal_classifier"] = personal.classifier
-            if personal.prototype is not None:
-                said["personal_prototype"] = personal.prototype
-        if averaged is not None:
-            said["averaged_classifier"] = averaged.classifier
-            if averaged.prototype is not None:
-                said["averaged_prototype"] = averaged.prototype
-            if estimated is not None:
-                scores = averaged.scores + estimated.to(averaged.scores)
-                said["averaged_classifier_estimated"] = scores.argmax(dim=1)
-        return said
-
-
-def estimate_own_priors(
-    averaged: Predictions | None, tests: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return each client's log prior as its own test images say it without their labels."""
-    named = {name: own for name, own in tests.items() if len(own)}
-    if averaged is None or not named:
-        return {}
-    if all(len(own) == len(averaged.scores) for own in named.values()):
-        # All are tested on all images.
-        return dict.fromkeys(named, estimate_prior(averaged.scores))
-    sizes = torch.tensor([len(own) for own in named.values()])
-    owners = torch.arange(len(named)).repeat_interleave(sizes)
-    scores = averaged.scores[torch.cat(list(named.values()))]
-    return dict(zip(named, estimate_priors(scores, owners, len(named)), strict=True))
-
-
-def _select(predictions: Predictions | None, rows: Tensor) -> Predictions | None:
-    if predictions is None or len(rows) == len(predictions.classifier):
-        return predictions
-    parts = (predictions.classifier, predictions.prototype, predictions.scores)
-    chosen = [None if part is None else part[rows] for part in (*parts, predictions.similarities)]
-    return Predictions(*chosen)  # type: ignore[arg-type]
-
-
-def _read_scores(
-    reading: Reading, personal: Predictions | None, averaged: Predictions | None, prior: Tensor
-) -> Tensor | None:
-    """Return the scores whose softmax is a reading's probabilities; None: it is no classifier."""
-    model = personal if reading.startswith("personal") else averaged
-    if model is None or "prototype" in reading:
-        return None
-    if reading.endswith("_prior"):
-        return model.scores.double() + prior
-    return model.scores + estimate_prior(model.scores) if "estimated" in reading else model.scores
-
-
-def _add_priors(
-    personal: Predictions | None, averaged: Predictions | None, prior: Tensor
-) -> dict[Reading, Tensor]:
-    """Return what models answer with a client's label prior added to their scores."""
-    scores: dict[Reading, Tensor | None] = {
-        "personal_classifier_prior": None if personal is None else personal.scores,
-        "averaged_classifier_prior": None if averaged is None else averaged.scores,
-        "averaged_prototype_prior": None if averaged is None else averaged.similarities,
-    }
-    return {r: (s + prior.to(s)).argmax(dim=1) for r, s in scores.items() if s is not None}
 
 
 def count_confusions(said: Tensor, labels: Tensor, num_classes: int) -> ConfusionCounts:

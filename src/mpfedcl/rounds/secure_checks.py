@@ -44,7 +44,7 @@ def check_secure_sums(experiment: Experiment) -> None:
         )
     if experiment.privacy.has_budget:
         _check_budget(experiment)
-    if experiment.workers > 1:
+    if experiment.asked_workers > 1:
         raise InvalidInput(
             f"workers is {experiment.workers}; with secure_sums it must be 1: clients of one run "
             "mask their updates for each other."

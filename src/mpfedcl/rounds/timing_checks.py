@@ -37,7 +37,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"method is {experiment.method!r}, which sends parts of a model and is asynchronous; "
             "it must be one or the other."
         )
-    if experiment.workers > 1:
+    if experiment.asked_workers > 1:
         raise InvalidInput(
             f"workers is {experiment.workers}; {told} 1: clients answer one after the other."
         )

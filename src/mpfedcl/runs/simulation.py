@@ -1,7 +1,7 @@
 """From an experiment to a finished run on this machine, in one process or in several."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.evaluation_plan import Workload, settle_evaluation
 from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.secure_checks import (
@@ -38,6 +39,7 @@ from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
 from mpfedcl.runs.run_loop import RunLoop
+from mpfedcl.runs.worker_count import choose_workers
 
 _WORKER = "mpfedcl.worker"
 """The program that each worker process runs."""
@@ -63,11 +65,11 @@ def run_simulation(
         )
     experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
-    with _lead_processes(experiment) as (experiment, group):
+    with _lead_processes(experiment, observer) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
         simulation = _Simulation(experiment, group, companions.wrap_engine)
         path = Path(out) if out is not None else _free_folder(experiment)
-        with RunDirectory.create(path, experiment) as directory:
+        with RunDirectory.create(path, simulation.experiment) as directory:
             return simulation.run(directory, attach(path, observer))
 
 
@@ -82,7 +84,7 @@ def resume_simulation(
             check(find_method(changed.method), changed)
         changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
-        with _lead_processes(changed) as (experiment, group):
+        with _lead_processes(changed, observer) as (experiment, group):
             simulation = _Simulation(experiment, group, companions.wrap_engine)
             return simulation.run(directory, attach(path, observer))
 
@@ -110,6 +112,8 @@ class _Simulation(RunLoop):
         self._data, model = _load_in_turn(experiment, device, group)
         self._own_tests = self._data.table.own_tests()
         self._label_counts = self._data.label_counts_by_client()
+        self.experiment = experiment = _settle_evaluation(experiment, self._data, model)
+        """With all that was left open filled in."""
         assembly = assemble(
             experiment,
             model,
@@ -192,13 +196,40 @@ def _refuse_in_worker() -> None:
         )
 
 
+def _settle_evaluation(experiment: Experiment, data: FederatedData, model: Model) -> Experiment:
+    """Fill in how often a run is evaluated, and of how many clients; alike in all processes."""
+    method = find_method(experiment.method)(experiment, data.num_classes)
+    model = method.own_model(data.input_size) or model
+    like = model.init(torch.Generator(), torch.float32)
+    work = Workload.of(
+        method,
+        torch.from_numpy(data.label_counts()),
+        (len(data.test_labels), sum(len(client.test) for client in data.clients)),
+        sum(value.numel() for value in like.values()),
+        model.embedding_size,
+    )
+    return settle_evaluation(experiment, method, work)
+
+
 @contextmanager
-def _lead_processes(experiment: Experiment) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
+def _lead_processes(
+    experiment: Experiment, observer: Observer
+) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
     """Open a process group for an experiment and tell it what to run, if more than one process."""
+    choice = choose_workers(experiment, find_method(experiment.method))
+    if choice.notice is not None:
+        observer.on_warning(choice.notice)
     try:
-        with open_process_group(experiment.workers, _WORKER) as group:
+        with ExitStack() as stack:
+            group = None
+            try:
+                group = stack.enter_context(open_process_group(choice.count, _WORKER))
+            except (LostWorker, OSError) as error:
+                if experiment.workers != "auto":
+                    raise
+                observer.on_warning(f"1 worker: others could not be started ({error}).")
+            experiment = experiment.replace(workers=1 if group is None else group.size)
             if group is not None:
-                experiment = experiment.replace(workers=group.size)
                 group.broadcast(experiment.to_toml().encode())
             yield experiment, group
     except RunCutShort:

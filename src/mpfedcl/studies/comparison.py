@@ -7,6 +7,7 @@ from typing import Any
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.chosen_settings import take_choices
 from mpfedcl.json_files import validate_content
 from mpfedcl.methods import READINGS, TESTS, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
@@ -54,11 +55,12 @@ class Comparison:
                 planned_runs.append(PlannedRun(experiment, path / folder))
         for planned in planned_runs:
             directory = RunDirectory(planned.path)
-            neutral = {name: planned.experiment.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
-            if (
-                directory.holds_run()
-                and directory.read_experiment().replace(**neutral) != planned.experiment
-            ):
+            if not directory.holds_run():
+                continue
+            begun = directory.read_experiment()
+            asked = take_choices(planned.experiment, begun)
+            neutral = {name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
+            if begun.replace(**neutral) != asked:
                 raise InvalidInput(
                     f"out is {str(path)!r}; {planned.path.name} in it holds a run with other "
                     "settings: give another folder, or the settings it was begun with."

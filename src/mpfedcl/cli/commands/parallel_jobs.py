@@ -1,19 +1,13 @@
 """What commands that make several runs have in common."""
 
-import os
 from pathlib import Path
 
+from mpfedcl.engines.hardware import count_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    # Only Linux knows which cores a process is confined to.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+__all__ = ["check_job_count", "count_cores", "find_job_count", "refuse_torchrun"]
 
 
 def refuse_torchrun(command: str) -> None:
@@ -40,4 +34,4 @@ def find_job_count(command: str, file: Path | None, settings: Experiment, jobs: 
             raise InvalidInput(
                 f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
             )
-    return check_job_count(jobs, settings.workers)
+    return check_job_count(jobs, settings.asked_workers)

@@ -2,25 +2,24 @@
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.messages import Broadcast, Update
-from mpfedcl.methods import Asynchronous
+from mpfedcl.methods import READINGS, Asynchronous, Reading
 from mpfedcl.network.client.final_models import FinalState
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.budget_check import told_readings
+from mpfedcl.rounds.client_tests import AveragedReader, PersonalReader
 from mpfedcl.rounds.evaluation import (
-    ClientReader,
     Evaluator,
     Predictions,
     as_stack,
     count_confusions,
-    estimate_own_priors,
+    percent_correct,
 )
 from mpfedcl.tensors import Tensors
 
@@ -71,20 +70,31 @@ class ClientTrainer:
             own_reference = self._method.own_reference(evaluator.reference, self._name)
             evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
-        client, num_classes = self._data.clients[0], self._data.num_classes
-        reader = ClientReader(self._data.test_labels, shared, 1)
-        label_counts = torch.bincount(client.labels, minlength=num_classes)
-        estimated = estimate_own_priors(shared, {client.name: client.test})
-        table, said = reader.tables(own, client.test, label_counts, estimated.get(client.name))
-        main, counts = said.get(self._method.reading_on("own")), None
-        if with_confusion and main is not None and len(client.test):
-            counts = count_confusions(main, self._data.test_labels[client.test], num_classes)
+        read, judged = self._read_own(shared, own), self._method.reading_on("own")
+        said, told = read.get(judged), told_readings(self._method)
+        truth, counts = self._data.test_labels, None
+        if with_confusion and said is not None and len(truth):
+            counts = count_confusions(said, truth, self._data.num_classes)
         # Nobody here knows the others' test images.
-        union = dict.fromkeys(table["union"])
-        told = told_readings(self._method)
-        mine = {name: value if name in told else None for name, value in table["own"].items()}
+        union: dict[str, float | None] = dict.fromkeys(READINGS)
+        mine: dict[str, float | None] = dict.fromkeys(READINGS)
+        mine |= {r: percent_correct(each == truth) for r, each in read.items() if r in told}
         is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
         return ClientReadings({"own": mine, "union": union}, is_personal, counts)
+
+    def _read_own(
+        self, averaged: Predictions | None, personal: Predictions | None
+    ) -> dict[Reading, Tensor]:
+        """Return the classes said of the client's own test, which is all that it has."""
+        tests = self._engine.readings.tests
+        said: dict[Reading, Tensor | None] = {}
+        if averaged is not None and len(tests.labels):
+            everybody = AveragedReader(tests, averaged, tests.sizes.new_zeros(1))
+            said |= {r: everybody.say(r, 0) for r in READINGS if r.startswith("averaged")}
+        if personal is not None:
+            own = PersonalReader(tests, 0, personal, True)
+            said |= {r: own.say("own", r) for r in READINGS if r.startswith("personal")}
+        return {reading: each for reading, each in said.items() if each is not None}
 
     def final_state(
         self, broadcast: Broadcast, state: Tensors, readings: ClientReadings

@@ -120,8 +120,11 @@ def check_experiment(experiment: Experiment) -> Experiment:
             "by sums over all clients, which are not exchanged there. Clients may bring vectors in "
             "npz files."
         )
-    if experiment.workers > 1:
+    if experiment.asked_workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
+    # Clients read their own images alone, which is cheap: all readings, by default in every round.
+    every = 1 if experiment.evaluate_every == "auto" else experiment.evaluate_every
+    experiment = experiment.replace(workers=1, evaluate_every=every, evaluate_readings="all")
     if experiment.guard.bounds == "auto":
         # Written down, so that a simulation of the same experiment comes to the same. Where single
         # clients are not seen, or come one by one, they cannot be compared.

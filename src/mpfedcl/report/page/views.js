@@ -67,7 +67,10 @@ const Views = {};
     // One exchange holds for every round; what it costs is a single point.
     const place = (group, curve) => ({ level: group.one_exchange && axis === "round", ...curve, x: moved(curve.x, group.costs_by_round, axis) });
     if (alone && reading === "judged") {
-      return groups.flatMap((group) => Object.entries(group.curves.accuracy[test]).map(([name, curve]) => ({
+      // What only the last round has read is in the table; a point is no curve.
+      const isDrawn = (curve, all) => curve.x.length > 1 || Object.values(all).every((each) => each.x.length === 1);
+      const drawn = (all) => Object.entries(all).filter(([, curve]) => isDrawn(curve, all));
+      return groups.flatMap((group) => drawn(group.curves.accuracy[test]).map(([name, curve]) => ({
         name: READINGS[name] + (name === group.judged_by[test] ? " (judged by this)" : ""), ...place(group, curve),
       })));
     }

@@ -14,8 +14,9 @@ _ROUND = {"round": int, "last": bool}
 
 
 def accuracy_table(runs: Sequence[RunRecords]) -> LongTable:
-    """Return accuracy in % by round, test and reading; readings that a run never has are left out.
+    """Return accuracy in % by round, test and reading.
 
+    Readings that a run never has are left out, and so is what was not read in a round.
     `last` is the last round evaluated, and `judged` the reading that the method is judged by.
     """
     columns = {**_ROUND, "test": str, "reading": str, "judged": bool, "accuracy": float}
@@ -30,9 +31,11 @@ def accuracy_table(runs: Sequence[RunRecords]) -> LongTable:
         ]
         for number, table in read:
             for test, reading in had:
+                if reading not in table.get(test, {}):
+                    continue
                 judged = run.readings[test] == reading
                 is_last = number == read[-1][0]
-                yield number, is_last, test, reading, judged, table.get(test, {}).get(reading)
+                yield number, is_last, test, reading, judged, table[test][reading]
 
     return LongTable(_RUN | columns, [(*_name(run), *row) for run in runs for row in rows(run)])
 

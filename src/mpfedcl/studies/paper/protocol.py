@@ -32,7 +32,14 @@ def paper_experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes:
         dataset__name=dataset,
         method=method,
         rounds=rounds,
-        **{"evaluate_every": RARE_EVALUATION, "personal_models": False, "trail": False, **changes},
+        **{
+            "evaluate_every": RARE_EVALUATION,
+            # Tables have a method's own reading also where it is judged by another.
+            "evaluate_readings": "all",
+            "personal_models": False,
+            "trail": False,
+            **changes,
+        },
     )
 
 

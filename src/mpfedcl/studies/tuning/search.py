@@ -111,6 +111,13 @@ class Search:
         rounds = self.base.resolved(find_method(self.base.method).defaults).rounds
         return plan_rungs(rounds, len(self.settings))
 
+    @cached_property
+    def _evaluate_readings(self) -> str:
+        """Whether rungs read more than what the method is judged by."""
+        found = find_method(self.base.method)
+        method = found(self.base.resolved(found.defaults), num_classes=1)
+        return "judged" if method.reading_on("own") == self.reading else "all"
+
     @property
     def most_rounds(self) -> int:
         """The rounds of all runs together, if the defaults are never among the best."""
@@ -139,6 +146,7 @@ class Search:
             partition__validation=self.validation,
             # Rungs are evaluated, and nothing else is needed.
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
+            evaluate_readings=self._evaluate_readings,
             personal_models=False,
             trail=False,
             **present_values(self.settings[number]),

@@ -1,0 +1,158 @@
+"""How many processes share a run: a rule of sizes and cores, and what a run makes of it."""
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpfedcl import Experiment, resume, run
+from mpfedcl.engines.hardware import count_cores
+from mpfedcl.methods import find_method
+from mpfedcl.runs import worker_count
+from mpfedcl.runs.observer import Observer
+from mpfedcl.runs.worker_count import (
+    RunSize,
+    WorkerChoice,
+    choose_workers,
+    measure_run,
+    share_cores,
+)
+from small_experiments import HIDDEN, assert_close_results, small
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds", "num_bytes", "cores", "number"),
+    [
+        (5, 7.9, 10**6, 64, 1),
+        (5, 8.0, 10**6, 2, 2),
+        (5, 100, 10**6, 64, 5),
+        (1000, 100, 10**6, 64, 64),
+        (1, 100, 10**6, 64, 1),
+        # Half of 16 GB holds the samples three times.
+        (1000, 100, 2.6 * 10**9, 64, 3),
+        (1000, 100, 10**12, 64, 1),
+    ],
+)
+def test_a_worker_per_core(
+    clients: int, seconds: float, num_bytes: float, cores: int, number: int
+) -> None:
+    choice = share_cores(RunSize(clients, seconds, int(num_bytes)), cores, 16 * 10**9)
+    assert choice.count == number
+    assert (choice.notice is None) == (seconds < worker_count.LEAST_SECONDS)
+
+
+def long(**changes: Any) -> Experiment:
+    """Return an experiment of some minutes on the embedded digits."""
+    method = str(changes.get("method", "fedavg"))
+    return Experiment(rounds=500).replace(**{"method": method, **changes}).resolved()
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_count, "count_cores", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("changes", "count", "reason"),
+    [
+        ({}, 4, "4 workers (4 cores, 5 clients per round)."),
+        ({"fraction": 0.4}, 2, "2 workers (4 cores, 2 clients per round)."),
+        ({"workers": 3}, 3, None),
+        ({"rounds": 3}, 1, None),
+        ({"method": "fedasync", "pace__kind": "lognormal"}, 1, "asynchronous"),
+        ({"secure_sums": True}, 1, "secure sums"),
+        ({"device": "cuda"}, 1, "share the device cuda"),
+    ],
+)
+def test_which_runs_have_workers(changes: dict[str, Any], count: int, reason: str | None) -> None:
+    experiment = long(**changes)
+    choice = choose_workers(experiment, find_method(experiment.method))
+    assert choice.count == count
+    assert choice.notice == reason if reason is None else reason in (choice.notice or "")
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_cores_that_threads_have_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_workers(long(), find_method("fedavg")).count == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    assert choose_workers(long(), find_method("fedavg")) == WorkerChoice(1)
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_a_run_beside_others_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+    choice = choose_workers(long(), find_method("fedavg"))
+    assert choice.count == 1
+    assert "beside others" in (choice.notice or "")
+
+
+def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
+    found = measure_run(small(images, "fedavg").resolved(), find_method("fedavg"))
+    assert found is not None
+    assert found.clients == 3
+    assert found.seconds < 0.2
+    digits = measure_run(long(rounds=60), find_method("fedavg"))
+    # 2,000 digits, three times through 800,000 weights, in 60 rounds.
+    assert digits is not None
+    assert digits.seconds == pytest.approx(60 * 2000 * (3 * 795_000 / 1e10 + 5e-6), rel=0.01)
+    assert digits.num_bytes == 4 * 2000 * 784
+    table = Experiment().replace(dataset__name="table", dataset__root=Path("none"))
+    assert measure_run(table, find_method("fedavg")) is None
+
+
+@pytest.mark.usefixtures("forked_workers", "four_cores")
+def test_a_run_says_and_records_what_it_chose(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
+    said: list[str] = []
+    experiment = small(images, dtype="float64", clients=2, rounds=1, model__hidden=HIDDEN)
+    run(experiment, tmp_path / "run", Observer(on_warning=said.append))
+    assert "2 workers (4 cores, 2 clients per round)." in said
+    assert "workers = 2" in (tmp_path / "run" / "experiment.toml").read_text()
+    run(experiment.replace(workers=1), tmp_path / "alone")
+    assert_close_results(tmp_path / "run", tmp_path / "alone", 1e-5)
+    # The number on record is kept.
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 1e9)
+    assert resume(tmp_path / "run", rounds=2).experiment.workers == 2
+
+
+@pytest.mark.usefixtures("small_model", "four_cores")
+def test_a_run_goes_on_alone_where_no_worker_can_be_started(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("mpfedcl.runs.simulation._WORKER", "mpfedcl.no_such_module")
+    said: list[str] = []
+    result = run(small(images, rounds=1), tmp_path / "run", Observer(on_warning=said.append))
+    assert result.experiment.workers == 1
+    assert any("others could not be started" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "nonsense"}, None),
+    ],
+)
+def test_a_share_of_the_cores(tmp_path: Path, files: dict[str, str], most: int | None) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    unlimited = count_cores(tmp_path / "nothing here")
+    assert count_cores(tmp_path) == (unlimited if most is None else min(most, unlimited))
