@@ -48,7 +48,7 @@ def _forced(name: str, federation: RoundLoop) -> Iterator[None]:
     if name not in ("auto", "loop"):
         choice: Any = federation.engine._trainers
         trainer = getattr(choice, f"_{'factored' if name == 'written' else name}")
-        choice._sort_layers = lambda tasks, *_, **__: [(trainer, list(tasks))]
+        choice._sort_by_cost = lambda tasks, *_, **__: [(trainer, list(tasks))]
     try:
         yield
     finally:
@@ -60,10 +60,9 @@ def find_pick(federation: RoundLoop, workload: Workload) -> str:
     engine: Any = federation.engine
     task = engine._make_task(workload.data.clients[0], federation.broadcast())
     at_once = min(len(workload.data.clients), engine._clients_at_once)
-    training = trainer_costs.describe_training(
-        engine._method, engine._trainers._layers, task, at_once
-    )
-    name = min(training.costs, key=lambda each: training.costs[each])
+    training = trainer_costs.describe_training(engine._method, task, at_once)
+    costs = training.with_layers()
+    name = min(costs, key=lambda each: costs[each])
     return "written" if name == "factored" and training.is_written_out else name
 
 

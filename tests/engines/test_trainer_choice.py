@@ -20,7 +20,7 @@ from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
-from mpfedcl.engines.trainer_choice import MOST_ROWS, SMALL_MODEL, TrainerChoice
+from mpfedcl.engines.trainer_choice import MOST_ROWS, TrainerChoice
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import Cnn, Mlp
@@ -107,18 +107,14 @@ def test_decaying_weights_and_parts_of_models_are_never_rows() -> None:
 
 @pytest.mark.parametrize("method", [Decay, Clipped])
 def test_methods_beyond_linear_layers_are_never_rows(method: type[Method]) -> None:
-    assert choose([1, 5, 30, 2], method=method, engine="stacked") == ["stacked"] * 4
-    assert choose([1, 5, 30, 2], method=method, engine="auto") == ["stacked"] * 4
-    assert choose([1, 5, 30], method=method, engine="auto") == ["loop"] * 3
     assert choose([1, 5, 30], method=method, engine="stacked") == ["stacked"] * 3
+    assert choose([30] * 8, method=method, engine="auto") == ["stacked"] * 8
+    assert choose([30] * 2, method=method, engine="auto") == ["loop"] * 2
 
 
 def test_auto_stacks_small_models_only() -> None:
-    per_unit = NUM_INPUTS + 1 + NUM_CLASSES
-    largest = (SMALL_MODEL - NUM_CLASSES) // per_unit
-    changes: dict[str, Any] = {"engine": "auto", "train__batch_size": 100}
-    assert choose([2] * 4, method=Clipped, hidden=largest, **changes) == ["stacked"] * 4
-    assert choose([2] * 4, method=Clipped, hidden=largest + 1, **changes) == ["loop"] * 4
+    assert choose([30] * 8, method=Clipped, hidden=100, engine="auto") == ["stacked"] * 8
+    assert choose([30] * 8, method=Clipped, hidden=20_000, engine="auto") == ["loop"] * 8
 
 
 def test_convolutions_run_one_client_after_the_other_unless_a_stack_is_asked_for() -> None:

@@ -10,6 +10,7 @@ from mpfedcl.engines.trainer_costs import OWN_LOSS, PLAIN_LOSS, Training
 
 MNIST_MODEL = {"weight_bytes": 4 * 796_672, "num_units": 3354}
 HEAD = {"weight_bytes": 4 * 133_632, "num_units": 1034}
+SMALL = {"weight_bytes": 4 * 16_704, "num_units": 586}
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +23,7 @@ def shape(clients: int, rows: int, model: dict[str, int], operations: int = PLAI
 
 
 def cheapest(training: Training) -> str:
-    costs = training.costs
-    return min(costs, key=lambda name: costs[name])
+    return min(costs := training.with_layers(), key=lambda name: costs[name])
 
 
 MEASURED = [
@@ -44,6 +44,23 @@ def test_the_winner_is_as_measured(case: tuple[int, int, dict[str, int]], winner
     assert cheapest(shape(*case)) == winner
 
 
+@pytest.mark.parametrize(
+    ("case", "winner"),
+    [
+        ((32, 32, HEAD, OWN_LOSS), "loop"),
+        ((16, 400, HEAD, OWN_LOSS), "loop"),
+        ((5, 400, SMALL, OWN_LOSS), "stacked"),
+        ((32, 32, SMALL, OWN_LOSS), "stacked"),
+        ((2, 400, SMALL, OWN_LOSS), "loop"),
+    ],
+)
+def test_the_winner_beyond_linear_layers_is_as_measured(
+    case: tuple[int, int, dict[str, int], int], winner: str
+) -> None:
+    costs = shape(*case).with_anything()
+    assert min(costs, key=lambda name: costs[name]) == winner
+
+
 def test_rows_are_written_out_where_there_are_many() -> None:
     found = [shape(8, rows, MNIST_MODEL).is_written_out for rows in (16, 64, 192, 512)]
     assert found == [False, False, True, True]
@@ -53,21 +70,21 @@ def test_more_company_never_speaks_for_training_in_turn() -> None:
     for rows in (16, 64, 256, 1024):
         gaps = [
             each["direct"] - min(each["factored"], each["stacked"])
-            for each in (shape(count, rows, HEAD).costs for count in (1, 2, 8, 64))
+            for each in (shape(count, rows, HEAD).with_layers() for count in (1, 2, 8, 64))
         ]
         assert gaps == sorted(gaps)
 
 
 def test_a_model_beyond_the_cache_costs_more_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     training = shape(8, 256, MNIST_MODEL)
-    near = training.costs["direct"]
+    near = training.with_layers()["direct"]
     monkeypatch.setattr(trainer_costs, "largest_cache", lambda: 2 * training.weight_bytes)
-    assert training.costs["direct"] == near
+    assert training.with_layers()["direct"] == near
     monkeypatch.setattr(trainer_costs, "largest_cache", lambda: 2 * training.weight_bytes - 1)
-    assert training.costs["direct"] > near
+    assert training.with_layers()["direct"] > near
     assert (
-        replace(training, num_rows=1).costs["direct"]
-        > replace(training, num_steps=1).costs["direct"]
+        replace(training, num_rows=1).with_layers()["direct"]
+        > replace(training, num_steps=1).with_layers()["direct"]
     )
 
 

@@ -62,8 +62,8 @@ class FactoredTrainer(Trainer):
         means = (losses / (self._experiment.train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
         most = by_name[schedule.clients[0].name]
-        described = describe_training(self._method, self.layers, most, len(tasks))
-        return [trained.to_stack() if described.is_written_out else trained]
+        training = describe_training(self._method, most, len(tasks))
+        return [trained.to_stack() if training.is_written_out else trained]
 
     def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:
         """Take one step of every client still at task; return their losses times batch sizes."""

@@ -18,9 +18,6 @@ from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 512
 """Samples times epochs up to which the engine `stacked` trains a client as rows."""
-SMALL_MODEL = 200_000
-"""Parameters up to which a stack of models is faster than one after the other."""
-FEWEST_STACKED = 4
 _LONGEST_REASON = 200
 _CONVOLUTION_AXES = 4
 
@@ -52,8 +49,8 @@ class TrainerChoice:
     def describe_round(self) -> dict[str, Any]:
         """Return how many clients had which trainer, and why faster ones were given up."""
         told: dict[str, Any] = dict(sorted(self._counts.items()))
-        if self._layers is not None and self._experiment.engine == "auto":
-            # With the clients' rows and the layers, what the choice depends on.
+        if told and self._experiment.engine == "auto":
+            # What the choice depends on, beside the clients' rows and the layers.
             told["cache_bytes"] = largest_cache()
         return told | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
 
@@ -122,23 +119,27 @@ class TrainerChoice:
             many = [task for task in tasks if self._num_rows(task) > limit]
             return [(self._factored, few), (self._stacked, many)]
         if layers is not None and self._direct.name not in self._given_up:
-            return self._sort_layers(tasks, layers, has_rows=has_rows)
-        can_stack = self._stacked.name not in self._given_up
-        plain = self._stacked if can_stack and self._is_worth_stacking(tasks) else self._loop
-        return [(plain, list(tasks))]
+            rows = [self._factored] if has_rows else []
+            return self._sort_by_cost(tasks, [self._direct, *rows, self._stacked])
+        # Stacked convolutions took 1.1 to 2.3 times as long on images of 20 to 32 pixels and gained
+        # only at 12; and a stack's activations need memory for all clients.
+        if any(value.dim() == _CONVOLUTION_AXES for value in tasks[0].start.values()):
+            return [(self._loop, list(tasks))]
+        return self._sort_by_cost(tasks, [self._loop, self._stacked])
 
-    def _sort_layers(
-        self, tasks: Sequence[ClientTask], layers: Sequence[Layer], *, has_rows: bool
+    def _sort_by_cost(
+        self, tasks: Sequence[ClientTask], trainers: Sequence[Trainer]
     ) -> list[tuple[Trainer, list[ClientTask]]]:
-        """Give each client the trainer that costs least."""
-        trainers: list[Trainer] = [self._direct]
-        trainers += [self._factored] if has_rows else []
-        trainers += [self._stacked] if self._stacked.name not in self._given_up else []
-        sorts: dict[str, list[ClientTask]] = {trainer.name: [] for trainer in trainers}
+        """Give each client that of some trainers which costs least."""
+        sorts: dict[str, list[ClientTask]] = {
+            trainer.name: [] for trainer in trainers if trainer.name not in self._given_up
+        }
         for task in tasks:
-            costs = describe_training(self._method, layers, task, len(tasks)).costs
+            training = describe_training(self._method, task, len(tasks))
+            is_layers = self._direct.name in sorts
+            costs = training.with_layers() if is_layers else training.with_anything()
             sorts[min(sorts, key=lambda name: costs[name])].append(task)
-        return [(trainer, sorts[trainer.name]) for trainer in trainers]
+        return [(each, sorts[each.name]) for each in trainers if each.name in sorts]
 
     def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
         if not self._looked:
@@ -148,15 +149,6 @@ class TrainerChoice:
 
     def _num_rows(self, task: ClientTask) -> int:
         return self._experiment.train.epochs * len(task.client.labels)
-
-    def _is_worth_stacking(self, tasks: Sequence[ClientTask]) -> bool:
-        start = list(tasks[0].start.values()) if tasks else []
-        # Stacked convolutions took 1.1 to 2.3 times as long on images of 20 to 32 pixels and gained
-        # only at 12; and a stack's activations need memory for all clients.
-        if any(value.dim() == _CONVOLUTION_AXES for value in start):
-            return False
-        size = sum(value.numel() for value in start)
-        return len(tasks) >= FEWEST_STACKED and size <= SMALL_MODEL
 
 
 def _shorten(error: Exception) -> str:

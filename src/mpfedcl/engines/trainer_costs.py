@@ -1,4 +1,4 @@
-"""What each way to train linear layers costs, beyond the products that all of them need.
+"""What each way to train a client costs, beyond the products that all of them need.
 
 A client with n rows in t steps multiplies as much whichever way it goes. What else there is to do
 differs: single operations, which take nearly as long for one client as for many side by side;
@@ -6,26 +6,28 @@ passes over the weights; and products of rows with rows. The constants are nanos
 `benchmarks/choice.py` on one processor (docs/performance.md); only how they compare decides.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpfedcl.engines.hardware import largest_cache
-from mpfedcl.engines.linear_layers import Layer
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.methods import Method
 
 PLAIN_LOSS, OWN_LOSS = 25, 57
 """Operations of a step with the classifier's loss alone, and with terms of a method's own."""
 OPERATION = 11_000.0
-"""An operation of a step, its derivative included."""
+"""An operation of a step on one client's linear layers, its derivative included."""
+LOOP_OPERATION = 8_000.0
+"""The same of a method that is more than linear layers, in the loop."""
 OPERATION_OF_ALL, SHARE_OF_OPERATION = 23_000.0, 600.0
 """The same for clients side by side: once for all, and for each of them."""
 ROUND_OF_ALL = 1_100_000.0
 """What is laid out side by side, once a round."""
 NEAR, FAR = 0.045, 0.5
 """A byte of weights in a step, beside its velocity in the processor's cache or beyond it."""
-STACKED = 0.6
-"""The same, side by side."""
+STACKED, STACKED_AND_USED = 0.5, 1.5
+"""The same side by side; and where a method uses weights beyond linear layers."""
+STACK_MADE = 1.8
+"""A byte of weights that are laid side by side, once a round."""
 KEPT = 0.36
 """A byte of weights that are made and sent."""
 ROWS = 0.025
@@ -50,13 +52,19 @@ class Training:
     num_units: int
     """What goes into and comes out of all layers."""
 
-    @property
-    def costs(self) -> dict[str, float]:
-        """Nanoseconds by trainer."""
+    def with_layers(self) -> dict[str, float]:
+        """Return nanoseconds by trainer, where weights are used in linear layers alone."""
         return {
-            "direct": self._direct(),
+            "direct": self._one_by_one(OPERATION),
             "factored": min(self._as_rows(), self._written_out()),
-            "stacked": self._stacked(),
+            "stacked": self._stacked(STACKED),
+        }
+
+    def with_anything(self) -> dict[str, float]:
+        """Return the same for any other method."""
+        return {
+            "loop": self._one_by_one(LOOP_OPERATION),
+            "stacked": self._stacked(STACKED_AND_USED),
         }
 
     @property
@@ -64,13 +72,14 @@ class Training:
         """Whether rows become weights again before they are sent."""
         return self._written_out() < self._as_rows()
 
-    def _direct(self) -> float:
+    def _one_by_one(self, operation: float) -> float:
         is_near = 2 * self.weight_bytes <= largest_cache()
-        each_step = OPERATION * self.operations + (NEAR if is_near else FAR) * self.weight_bytes
+        each_step = operation * self.operations + (NEAR if is_near else FAR) * self.weight_bytes
         return self.num_steps * each_step + KEPT * self.weight_bytes
 
-    def _stacked(self) -> float:
-        return self._side_by_side() + (self.num_steps * STACKED + KEPT) * self.weight_bytes
+    def _stacked(self, a_pass: float) -> float:
+        passes = self.num_steps * a_pass + STACK_MADE + KEPT
+        return self._side_by_side() + passes * self.weight_bytes
 
     def _as_rows(self) -> float:
         return self._rows() + ROWS_SENT * self.num_rows**2 * self.num_units
@@ -88,17 +97,16 @@ class Training:
         return SHARE_OF_OPERATION * operations + of_all / self.num_clients
 
 
-def describe_training(
-    method: Method, layers: Sequence[Layer], task: ClientTask, num_clients: int
-) -> Training:
+def describe_training(method: Method, task: ClientTask, num_clients: int) -> Training:
     """Return what a client's costs depend on, among so many clients of its process."""
     train, num_samples = method.experiment.train, len(task.client.labels)
-    weights = [task.start[layer.weight] for layer in layers]
+    weights = [value for value in task.start.values() if value.dim() > 1]
+    is_plain = type(method).loss is Method.loss and type(method).adjust is Method.adjust
     return Training(
         num_clients,
         train.epochs * num_samples,
         train.epochs * -(-num_samples // train.batch_size),
-        PLAIN_LOSS if type(method).loss is Method.loss else OWN_LOSS,
+        PLAIN_LOSS if is_plain else OWN_LOSS,
         sum(value.numel() * value.element_size() for value in weights),
         sum(sum(value.shape) for value in weights),
     )
