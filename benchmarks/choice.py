@@ -1,123 +1,152 @@
-"""Where each trainer wins: the sweep behind the constants of trainer_choice.py and factored.py."""
+"""What the engine `auto` costs against the best trainer and against the loop, shape by shape."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from measuring import Progress, Result, Spread, Table, interleave, parse_arguments
-from mpfedcl.engines import factored, trainer_choice
+from measuring import Progress, Result, Table, ms, parse_arguments
+from mpfedcl.engines import trainer_costs
 from mpfedcl.rounds.round_loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
-CONTENDERS: Mapping[str, tuple[str, int, int]] = {
-    "loop": ("loop", 0, 0),
-    "stacked": ("stacked", 0, 0),
-    "factored": ("stacked", 10**9, 10**9),
-    "written": ("stacked", 10**9, 0),
-}
-"""Engine, trainer_choice.MOST_ROWS and factored.WRITTEN_OUT_FROM that force each of them;
-`written` is factored training whose weights are written out at the end."""
-NEIGHBOURS = 0.05
-"""Two that differ by less are as good as each other."""
+METHODS = {"fedavg": "FedAvg", "mp-fedcl": "MP-FedCL"}
+CLIENTS = (1, 2, 5, 8, 20, 32, 100)
+ROWS = (16, 20, 64, 100, 200, 400, 1024)
+MOST_SAMPLES = 3300
+"""Of all clients together, to bound the time; costs go by clients and rows, not by their number."""
+TRAINERS = ("loop", "direct", "factored", "written", "stacked")
+"""`written` is factored training whose weights are written out at the end."""
+HOPELESS = 1.6
+"""One that takes so many times as long as the best, once warm, is not measured again."""
+ALLOWED = 0.05
 
 
-def rounds_of(federation: RoundLoop, most_rows: int, written_from: int) -> Callable[[], float]:
-    """Return the seconds of a round's parts that depend on the trainer."""
+@dataclass
+class Contender:
+    """A trainer, or `auto`, at work on a shape."""
 
-    def run() -> float:
-        before = trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM
-        trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM = most_rows, written_from
-        try:
-            seconds = federation.run_round(evaluate=False).seconds
-        finally:
-            trainer_choice.MOST_ROWS, factored.WRITTEN_OUT_FROM = before
+    name: str
+    federation: RoundLoop
+
+    def run(self) -> float:
+        """Return the seconds of a round's parts that depend on the trainer."""
+        with _forced(self.name, self.federation):
+            seconds = self.federation.run_round(evaluate=False).seconds
         return seconds["train"] + seconds["embed"] + seconds["aggregate"]
 
-    return run
+
+@contextmanager
+def _forced(name: str, federation: RoundLoop) -> Iterator[None]:
+    """Give all clients the trainer of this name."""
+    before = trainer_costs.ROWS_SENT
+    if name in ("factored", "written"):
+        trainer_costs.ROWS_SENT = 0.0 if name == "factored" else 1e9
+    if name not in ("auto", "loop"):
+        choice: Any = federation.engine._trainers
+        trainer = getattr(choice, f"_{'factored' if name == 'written' else name}")
+        choice._sort_by_cost = lambda tasks, *_, **__: [(trainer, list(tasks))]
+    try:
+        yield
+    finally:
+        trainer_costs.ROWS_SENT = before
 
 
-def pick(workload: Workload, num_clients: int, num_rows: int) -> str:
-    """Return what the engine `auto` takes, by the constants as they are."""
-    if num_rows <= trainer_choice.most_rows(num_clients):
-        return "written" if num_rows >= factored.WRITTEN_OUT_FROM else "factored"
-    model = workload.federation().state.server.params
-    size = sum(value.numel() for value in model.values())
-    stacks = num_clients >= trainer_choice.FEWEST_STACKED and size <= trainer_choice.SMALL_MODEL
-    return "stacked" if stacks else "loop"
+def find_pick(federation: RoundLoop, workload: Workload) -> str:
+    """Return the trainer that `auto` gives to clients that are all of one size."""
+    engine: Any = federation.engine
+    task = engine._make_task(workload.data.clients[0], federation.broadcast())
+    at_once = min(len(workload.data.clients), engine._clients_at_once)
+    training = trainer_costs.describe_training(engine._method, task, at_once)
+    costs = training.with_layers()
+    name = min(costs, key=lambda each: costs[each])
+    return "written" if name == "factored" and training.is_written_out else name
 
 
-def sweep(
-    make: Callable[[int, int], Workload],
-    rows: list[int],
-    clients: list[int],
-    repeats: int,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Measure every cell of the grid."""
-    cells = []
-    for num_rows in rows:
-        for num_clients in clients:
-            workload = make(num_clients, num_rows)
-            contenders = {
-                name: rounds_of(workload.federation(engine=engine), most, written)
-                for name, (engine, most, written) in CONTENDERS.items()
-            }
-            found = interleave(contenders, repeats, progress=progress, warm=2, patience=6)
-            medians = {name: Spread.of(times).median for name, times in found.items()}
-            cells.append(
-                {
-                    "rows": num_rows,
-                    "clients": num_clients,
-                    "seconds": found,
-                    "medians": medians,
-                    "auto": pick(workload, num_clients, num_rows),
-                }
-            )
-    return cells
+def measure(workload: Workload, method: str, repeats: int, progress: Progress) -> dict[str, Any]:
+    """Measure all contenders in turn; those out of the running only at first."""
+    contenders = [
+        Contender(name, workload.federation(method, engine="loop" if name == "loop" else "auto"))
+        for name in (*TRAINERS, "auto")
+    ]
+    found: dict[str, list[float]] = {each.name: [] for each in contenders}
+    for repeat in range(-2, repeats):
+        for each in contenders:
+            progress.say(f"{workload.name}, {METHODS[method]}, {each.name}: {repeat + 1}")
+            found[each.name].append(each.run())
+        if repeat == -1:
+            last = {name: times[-1] for name, times in found.items()}
+            best = min(last.values())
+            contenders = [
+                each
+                for each in contenders
+                if each.name in ("loop", "auto") or last[each.name] <= HOPELESS * best
+            ]
+    # The first round has no pool, and the second one warms up.
+    lowest = {name: min(times[2:] or times[1:]) for name, times in found.items()}
+    picked = find_pick(contenders[-1].federation, workload)
+    own = min(lowest["auto"], lowest[picked])
+    best = min(lowest[name] for name in TRAINERS)
+    return {
+        "seconds": found,
+        "lowest": lowest,
+        "picked": picked,
+        "regret": own / min(best, own) - 1,
+        "over_loop": own / lowest["loop"],
+    }
 
 
-def tabulate(title: str, cells: list[dict[str, Any]], clients: list[int]) -> tuple[Table, str]:
-    """Return who wins where, and what the engine's choice costs against the best."""
-    by_rows: dict[int, list[str]] = {}
-    losses = []
-    for cell in cells:
-        medians: dict[str, float] = cell["medians"]
-        best = min(medians.values())
-        winners = [name for name, value in medians.items() if value <= best * (1 + NEIGHBOURS)]
-        loss = medians[cell["auto"]] / best - 1
-        losses.append(loss)
-        text = f"{'/'.join(winners)} {medians['loop'] / best:.1f}x"
-        if loss > NEIGHBOURS:
-            text += f" (auto: {cell['auto']}, +{loss:.0%})"
-        by_rows.setdefault(cell["rows"], []).append(text)
-    headers = ["rows", *(f"{count} clients" for count in clients)]
-    table = Table(title, headers, [[str(rows), *cells] for rows, cells in by_rows.items()])
-    mean, worst = sum(losses) / len(losses), max(losses)
-    return table, f"{title}: auto costs {mean:.0%} more than the best on average, {worst:.0%} most."
+def tabulate(title: str, cells: dict[tuple[int, int], dict[str, Any]]) -> tuple[Table, str]:
+    """Return a row for each shape, and what the choice costs at most."""
+    rows = []
+    for (clients, samples), cell in cells.items():
+        lowest = cell["lowest"]
+        best = min(lowest[name] for name in TRAINERS)
+        marks = ["**" if lowest[name] <= best * (1 + ALLOWED) else "" for name in TRAINERS]
+        times = [f"{m}{ms(lowest[n])}{m}" for n, m in zip(TRAINERS, marks, strict=True)]
+        tail = [cell["picked"], f"{cell['regret']:.0%}", f"{cell['over_loop']:.2f}"]
+        rows.append([f"{clients} x {samples}", *times, *tail])
+    headers = ["clients x rows", *TRAINERS, "auto takes", "regret", "auto/loop"]
+    regrets = [cell["regret"] for cell in cells.values()]
+    slowest = max(cell["over_loop"] for cell in cells.values())
+    note = (
+        f"{title}: auto costs {sum(regrets) / len(regrets):.1%} more than the best on average, "
+        f"{max(regrets):.0%} at most; at most {slowest:.2f} times the loop."
+    )
+    return Table(f"{title}, ms", headers, rows), note
 
 
 def main() -> None:
     """Measure and write."""
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    rows, clients = [16, 64, 128, 192, 256, 384, 512], [2, 5, 8, 32]
+    clients, rows, repeats = CLIENTS, ROWS, 4
     if arguments.quick:
-        rows, clients = [8, 64], [2, 8]
+        clients, rows, repeats = (2, 8), (16, 64), 1
+    shapes = [(n, r) for n in clients for r in rows if n * r <= MOST_SAMPLES]
     progress = Progress()
     result = Result("choice", (__doc__ or "").strip(), arguments.quick)
     began = time.monotonic()
-    for title, make in (("MNIST model", mnist_clients), ("head", head_clients)):
-        cells = sweep(make, rows, clients, 5, progress)
-        table, note = tabulate(title, cells, clients)
-        result.tables.append(table)
-        result.notes.append(note)
-        result.data[title] = cells
+    kinds: dict[str, Callable[[int, int], Workload]] = {
+        "MNIST model": mnist_clients,
+        "head": head_clients,
+    }
+    for model, make in kinds.items():
+        for method, name in METHODS.items():
+            title = f"{model}, {name}"
+            cells = {each: measure(make(*each), method, repeats, progress) for each in shapes}
+            table, note = tabulate(title, cells)
+            result.tables.append(table)
+            result.notes.append(note)
+            result.data[title] = {f"{n} x {r}": cell for (n, r), cell in cells.items()}
     result.notes.append(
-        "Seconds of train, embed and aggregate in a round of MP-FedCL, 1 thread, batches of 32, "
-        f"medians of 5; who is within {NEIGHBOURS:.0%} of the best wins too; `2.0x` is how much "
-        f"faster than the loop. Took {time.monotonic() - began:.0f} s."
+        "Train, embed and aggregate of a round, 1 thread, batches of 32, lowest of "
+        f"{repeats} in turn; bold: within {ALLOWED:.0%} of the best. A trainer that takes "
+        f"{HOPELESS:g} times the best is measured once. `written` is `factored` with weights "
+        f"written out at the end. Took {time.monotonic() - began:.0f} s."
     )
     progress.close()
     result.write(arguments.out)

@@ -19,7 +19,7 @@ LONGEST = {
     "memory": 4000,
     "startup": 600,
     "time_to_accuracy": 3600,
-    "choice": 2400,
+    "choice": 900,
 }
 """Programs in their order, and the seconds after which each is given up."""
 

@@ -16,8 +16,23 @@ DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
 
 CHOICE = "mpfedcl.engines.trainer_choice"
-FACTORED = "mpfedcl.engines.factored"
+COSTS = "mpfedcl.engines.trainer_costs"
 ENDLESS = 10**9
+AS_ROWS = {
+    f"{CHOICE}.MOST_ROWS": ENDLESS,
+    f"{COSTS}.OPERATION": ENDLESS,
+    f"{COSTS}.STACKED": ENDLESS,
+}
+AS_WEIGHTS = {f"{CHOICE}.MOST_ROWS": 0, f"{COSTS}.ROWS": ENDLESS}
+IN_TURN = AS_WEIGHTS | {f"{COSTS}.STACKED": ENDLESS}
+MIXED = {
+    f"{CHOICE}.MOST_ROWS": 8,
+    f"{COSTS}.ROUND_OF_ALL": 0,
+    f"{COSTS}.ROWS": 200,
+    f"{COSTS}.ROWS_SENT": 0,
+    f"{COSTS}.STACKED": ENDLESS,
+}
+"""Small clients are rows, never written out; large ones are trained in turn."""
 
 
 @dataclass(frozen=True)
@@ -106,30 +121,33 @@ SITUATIONS: dict[str, Situation] = {
     "chunks of two": Situation(
         RAGGED, {"mpfedcl.engines.in_process.CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
     ),
-    "few clients": Situation({"clients": 2}, {f"{CHOICE}.MOST_ROWS": 0}, methods=DIFFERENT),
-    "all as weights": Situation(RAGGED, {f"{CHOICE}.MOST_ROWS": 0}),
-    "all as rows": Situation(
-        RAGGED | {"train__epochs": 2},
-        {f"{CHOICE}.MOST_ROWS": ENDLESS, f"{FACTORED}.WRITTEN_OUT_FROM": ENDLESS},
+    "few clients": Situation({"clients": 2}, AS_WEIGHTS, methods=DIFFERENT),
+    "all as weights": Situation(RAGGED, AS_WEIGHTS | {f"{COSTS}.OPERATION": ENDLESS}),
+    "all in turn": Situation(
+        {"partition__kind": "quantity", "partition__alpha": 0.8, "train__epochs": 2},
+        IN_TURN,
+        holds=lambda _, c: 1 in sizes(c) and any(size % 4 == 1 for size in sizes(c) if size > 4),
     ),
-    "all as rows, written out": Situation(
-        RAGGED | {"train__epochs": 2},
-        {f"{CHOICE}.MOST_ROWS": ENDLESS, f"{FACTORED}.WRITTEN_OUT_FROM": 0},
+    "in turn, weights decay": Situation(
+        RAGGED | {"train__weight_decay": 0.1, "train__momentum": 0.9, "train__lr": 0.02},
+        IN_TURN,
         methods=DIFFERENT,
+    ),
+    "in turn, no momentum": Situation(
+        RAGGED | {"train__weight_decay": 0.1, "train__momentum": 0.0}, IN_TURN, methods=DIFFERENT
+    ),
+    "all as rows": Situation(RAGGED | {"train__epochs": 2}, AS_ROWS | {f"{COSTS}.ROWS_SENT": 0}),
+    "all as rows, written out": Situation(
+        RAGGED | {"train__epochs": 2}, AS_ROWS | {f"{COSTS}.KEPT": 0}, methods=DIFFERENT
     ),
     "large and small in one chunk": Situation(
         RAGGED,
-        {f"{CHOICE}.MOST_ROWS": 8, f"{FACTORED}.WRITTEN_OUT_FROM": ENDLESS},
+        MIXED,
         # Neither the first names nor the last: the two kinds take turns in the mean.
         holds=lambda _, c: "".join("SL"[size > 8] for size in sizes(c)).strip("L").count("L") > 0,
     ),
     "large and small, models at home": Situation(
-        RAGGED | {"share_model": False}, {f"{CHOICE}.MOST_ROWS": 8}, methods=("mp-fedcl",)
-    ),
-    "large ones one by one": Situation(
-        RAGGED,
-        {f"{CHOICE}.MOST_ROWS": 8, f"{CHOICE}.FEWEST_STACKED": 100},
-        methods=DIFFERENT,
+        RAGGED | {"share_model": False}, MIXED, methods=("mp-fedcl",)
     ),
 }
 

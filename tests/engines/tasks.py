@@ -1,14 +1,17 @@
 """Small tasks for trainers, without files: clients with random inputs, a model, a method."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData
+from mpfedcl.engines.direct import DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
-from mpfedcl.engines.linear_layers import find_layers
+from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask
@@ -57,7 +60,8 @@ class Task:
     ) -> None:
         self.experiment = settings(**changes)
         self.model: Model = model or Mlp((NUM_INPUTS, 7, 4), NUM_CLASSES)
-        start = self.model.init(torch.Generator().manual_seed(1), torch.float64)
+        dtype = getattr(torch, self.experiment.dtype)
+        start = self.model.init(torch.Generator().manual_seed(1), dtype)
         self.assembly = assemble(
             self.experiment,
             self.model,
@@ -71,6 +75,7 @@ class Task:
         self.works = []
         for number, size in enumerate(sizes):
             client = (clients or {}).get(number) or make_client(size, number)
+            client = replace(client, inputs=client.inputs.to(dtype))
             # What stays at home differs from client to client.
             own = {
                 name: value if self.method.shared(name) else value + 0.1 * number
@@ -81,7 +86,7 @@ class Task:
                     client, own, self.method.init_client(own), self.method.describe(client.labels)
                 )
             )
-        pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=torch.float64)
+        pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=dtype)
         shared = {name: value for name, value in start.items() if self.method.shared(name)}
         self.received = self.method.prepare(Broadcast(1, shared, {}, pool))
 
@@ -91,13 +96,26 @@ class Task:
         return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
 
     def by_factors(self) -> TrainedFactors:
-        layers = find_layers(self.method, self.model, self.works[0], self.received)
-        assert layers is not None
+        """Return the clients as rows, however many they are."""
         trainer = FactoredTrainer(self.assembly)
-        trainer.layers = layers
-        (trained,) = trainer.train(self.works, 1, self.received)
+        trainer.layers = self.layers()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mpfedcl.engines.trainer_costs.ROWS_SENT", 0)
+            (trained,) = trainer.train(self.works, 1, self.received)
         assert isinstance(trained, TrainedFactors)
         return trained
+
+    def by_direct(self) -> dict[str, TrainedClients]:
+        """Return each client, its gradients never written out."""
+        trainer = DirectTrainer(self.assembly)
+        trainer.layers = self.layers()
+        return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers that the loss consists of."""
+        layers = find_layers(self.method, self.model, self.works[0], self.received)
+        assert layers is not None
+        return layers
 
 
 def copy(tensors: Tensors) -> Tensors:

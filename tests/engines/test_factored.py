@@ -21,6 +21,7 @@ from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
+from mpfedcl.engines import trainer_costs
 from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.factors import Factors, StartingParameters
 from mpfedcl.engines.linear_layers import Layer, find_layers
@@ -209,12 +210,15 @@ def test_it_is_the_loops_training(
         assert trained.losses[index] == pytest.approx(wanted[name].losses[0], rel=1e-12)
 
 
-@pytest.mark.parametrize(("limit", "is_written"), [(31, True), (32, True), (33, False)])
+@pytest.mark.parametrize(("limit", "is_written"), [(31, True), (33, False)])
 def test_from_so_many_rows_on_models_are_written_out(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_written: bool
 ) -> None:
-    monkeypatch.setattr("mpfedcl.engines.factored.WRITTEN_OUT_FROM", limit)
-    task = Task([16, 3], train__epochs=2)  # 2 * 4 steps of 4 rows
+    task = Task([16, 3], train__epochs=2)  # 32 rows
+    weights = [value for value in task.start.values() if value.dim() == 2]
+    units, size = sum(sum(value.shape) for value in weights), sum(map(Tensor.numel, weights))
+    kept = trainer_costs.ROWS_SENT * limit**2 * units / (8 * size)
+    monkeypatch.setattr("mpfedcl.engines.trainer_costs.KEPT", kept)
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
     trainer = FactoredTrainer(task.assembly)

@@ -217,6 +217,9 @@ def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, told in part.get("training", {}).items():
             if name == "fallback":
                 fallbacks += [each for each in told if each not in fallbacks]
+            elif name == "cache_bytes":
+                # Machines of a group may differ.
+                counts[name] = max(counts.get(name, 0), told)
             else:
                 counts[name] = counts.get(name, 0) + told
     told = dict(sorted(counts.items())) | ({"fallback": fallbacks} if fallbacks else {})

@@ -25,17 +25,15 @@ from torch.func import vmap
 from torch.nn.functional import linear
 
 from mpfedcl.engines.factors import Factors, StartingParameters
-from mpfedcl.engines.linear_layers import Layer, LinearParameter
+from mpfedcl.engines.linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
+from mpfedcl.engines.trainer_costs import describe_training
 from mpfedcl.messages import StackMember
 from mpfedcl.methods import Batch, Context
 from mpfedcl.models import Model
 from mpfedcl.tensors import Tensors
-
-WRITTEN_OUT_FROM = 192
-"""Rows from which a client's weights are written out once it has trained (docs/performance.md)."""
 
 
 class FactoredTrainer(Trainer):
@@ -63,7 +61,9 @@ class FactoredTrainer(Trainer):
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         means = (losses / (self._experiment.train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
-        return [trained.to_stack() if factors.num_rows >= WRITTEN_OUT_FROM else trained]
+        most = by_name[schedule.clients[0].name]
+        training = describe_training(self._method, most, len(tasks))
+        return [trained.to_stack() if training.is_written_out else trained]
 
     def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:
         """Take one step of every client still at task; return their losses times batch sizes."""
@@ -101,9 +101,8 @@ class FactoredTrainer(Trainer):
 
         def run(inputs: Tensor, weight: str, bias: str | None) -> Tensor:
             layer = Layer(weight, bias, inputs is batch.inputs)
-            is_known = layer in self.layers and weight not in seen
-            if not is_known or inputs.shape[:-1] != batch.labels.shape:
-                raise TypeError(f"{weight} is used otherwise than in the first step of the run")
+            fits = inputs.shape[:-1] == batch.labels.shape
+            check_layer(self.layers, layer, seen, fits=fits)
             seen.add(weight)
             # The tap holds the bias, and x W_0ᵀ where x are the inputs; the slope there is the
             # slope of what comes out.

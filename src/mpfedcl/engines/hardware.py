@@ -1,11 +1,17 @@
-"""The machine: how many threads, which device."""
+"""The machine: how many threads, which device, how large a cache."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from mpfedcl.errors import InvalidInput
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_CACHE = 16 * 2**20
+"""Bytes of the largest cache, where the system does not tell: as laptops and servers have it."""
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def cap_threads() -> None:
@@ -74,3 +80,20 @@ def find_device(name: str) -> torch.device:
             "float64, such as cpu."
         ) from None
     return device
+
+
+@cache
+def largest_cache(folder: Path = CACHES) -> int:
+    """Return the bytes of the largest cache that a core reads through."""
+    sizes = [_read_size(path) for path in folder.glob("index*/size")]
+    return max(sizes, default=0) or USUAL_CACHE
+
+
+def _read_size(path: Path) -> int:
+    """Read `32768K`; 0 where it cannot be read."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    number, unit = text.rstrip("KMG"), text[-1:]
+    return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else 0

@@ -1,6 +1,6 @@
 """Which linear layers a method's loss consists of: found by trying it out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +61,7 @@ def find_layers(
     ):
         return None
     train = method.experiment.train
-    if (
-        method.repeats != 1
-        or method.epochs != train.epochs
-        or train.optimizer != "sgd"
-        or train.weight_decay
-    ):
+    if method.repeats != 1 or method.epochs != train.epochs or train.optimizer != "sgd":
         return None
     layers: list[Layer] = []
     # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
@@ -91,3 +86,14 @@ def find_layers(
         return None
     used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     return tuple(layers) if sorted(used) == sorted(task.start) else None
+
+
+def check_layer(
+    layers: Sequence[Layer], found: Layer, seen: Collection[str], *, fits: bool
+) -> None:
+    """Raise where a step uses a weight otherwise than `find_layers` saw it, or a second time.
+
+    `fits`: whether what goes in has a row for each sample.
+    """
+    if not fits or found not in layers or found.weight in seen:
+        raise TypeError(f"{found.weight} is used otherwise than in the first step of the run")

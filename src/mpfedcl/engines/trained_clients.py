@@ -192,7 +192,9 @@ class TrainedStack:
             # One by one: the differences of all clients at once would take their memory again.
             pairs = zip(value, self._starts, strict=True)
             changes = (each - start[name] for each, start in pairs)
-            squares += torch.stack([c.square().sum(dtype=torch.float64).cpu() for c in changes])
+            squares += torch.stack(
+                [c.square().sum(-1).sum(dtype=torch.float64).cpu() for c in changes]
+            )
         return squares.tolist()
 
     def tensors(self, index: int) -> Tensors:

@@ -3,30 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mpfedcl.engines.direct import DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer
+from mpfedcl.engines.hardware import largest_cache
 from mpfedcl.engines.linear_layers import Layer, find_layers
 from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
+from mpfedcl.engines.trainer_costs import describe_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import is_built_in
 from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 512
-"""Samples times epochs up to which rows are cheaper than weights, in good company."""
-ROWS_PER_CLIENT = 80
-"""The same for few clients: so many rows for each client that is trained at the same time."""
-SMALL_MODEL = 200_000
-"""Parameters up to which a stack of models is faster than one after the other."""
-FEWEST_STACKED = 4
+"""Samples times epochs up to which the engine `stacked` trains a client as rows."""
 _LONGEST_REASON = 200
 _CONVOLUTION_AXES = 4
-
-
-def most_rows(num_clients: int) -> int:
-    """Return up to how many rows a client is trained as rows, among so many clients."""
-    return min(MOST_ROWS, ROWS_PER_CLIENT * num_clients)
 
 
 class TrainerChoice:
@@ -37,9 +30,11 @@ class TrainerChoice:
         self._method = assembly.method
         self._model = assembly.model
         self._loop = LoopTrainer(assembly)
+        self._direct = DirectTrainer(assembly)
         self._stacked = StackedTrainer(assembly)
         self._factored = FactoredTrainer(assembly)
-        self._loops = assembly.experiment.engine == "loop"
+        self._given_up: set[str] = set()
+        """Trainers that this method is too much for."""
         self._counts: dict[str, int] = {}
         """Clients of this round by the trainer that they had."""
         self._fallbacks: list[str] = []
@@ -54,6 +49,9 @@ class TrainerChoice:
     def describe_round(self) -> dict[str, Any]:
         """Return how many clients had which trainer, and why faster ones were given up."""
         told: dict[str, Any] = dict(sorted(self._counts.items()))
+        if told and self._experiment.engine == "auto":
+            # What the choice depends on, beside the clients' rows and the layers.
+            told["cache_bytes"] = largest_cache()
         return told | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
 
     def train(
@@ -65,37 +63,34 @@ class TrainerChoice:
         trained the plainer way from there on. No trainer changes anything before it returns.
         """
         while True:
-            try:
-                sorts = [pair for pair in self._sort(tasks, received) if pair[1]]
-                done = [
-                    trained
-                    for trainer, some in sorts
-                    for trained in trainer.train(some, round_number, received)
-                ]
-            except Exception as error:
-                if not self._fall_back(error):
-                    self._explain(error)
-                    raise
-                continue
+            sorts = [pair for pair in self._sort(tasks, received) if pair[1]]
+            done: list[TrainedClients] = []
             for trainer, some in sorts:
-                self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
-            return done
+                try:
+                    done += trainer.train(some, round_number, received)
+                except Exception as error:
+                    if not self._fall_back(trainer, error):
+                        self._explain(error)
+                        raise
+                    break
+            else:
+                for trainer, some in sorts:
+                    self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
+                return done
 
-    def _fall_back(self, error: Exception) -> bool:
-        """Give up the most demanding trainer, and say why; False where only the loop is left."""
-        if self._layers is not None:
-            given_up, self._layers = self._factored.name, None
-        elif self._experiment.engine == "auto" and not self._loops:
-            given_up, self._loops = self._stacked.name, True
-        else:
+    def _fall_back(self, trainer: Trainer, error: Exception) -> bool:
+        """Give up a trainer, and say why; False where it is the one that was asked for."""
+        is_asked_for = trainer is self._stacked and self._experiment.engine == "stacked"
+        if trainer is self._loop or is_asked_for:
             return False
-        self._fallbacks.append(f"{given_up}: {_shorten(error)}")
+        self._given_up.add(trainer.name)
+        self._fallbacks.append(f"{trainer.name}: {_shorten(error)}")
         return True
 
     def _explain(self, error: Exception) -> None:
         """Say in a sentence what torch says in a page, where somebody's own method is not safe."""
         name = self._experiment.method
-        if "vmap" in str(error) and not self._loops and not is_built_in(name):
+        if "vmap" in str(error) and not is_built_in(name):
             raise InvalidInput(
                 f"method is {name!r}, which cannot train many clients at once "
                 f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
@@ -105,41 +100,55 @@ class TrainerChoice:
     def _sort(
         self, tasks: Sequence[ClientTask], received: object
     ) -> list[tuple[Trainer, list[ClientTask]]]:
-        if self._loops:
+        engine = self._experiment.engine
+        if engine == "loop":
             return [(self._loop, list(tasks))]
         layers = self._find_layers(tasks[0], received)
-        limit = 0
-        # Rows are rows beside one start that all clients share.
-        if layers is not None and not any(task.is_part for task in tasks):
-            limit = MOST_ROWS if self._experiment.engine == "stacked" else most_rows(len(tasks))
-        few = [task for task in tasks if self._num_rows(task) <= limit]
-        self._factored.layers = layers or ()
-        many = [task for task in tasks if self._num_rows(task) > limit]
-        plain: Trainer = self._stacked
-        if self._experiment.engine == "auto" and not self._is_worth_stacking(many):
-            plain = self._loop
-        return [(self._factored, few), (plain, many)]
+        self._factored.layers = self._direct.layers = layers or ()
+        # Rows are what clients depart by from a start that all have in common.
+        has_rows = (
+            layers is not None
+            and self._factored.name not in self._given_up
+            and self._method.timing == "rounds"
+            and not self._experiment.train.weight_decay
+            and not any(task.is_part for task in tasks)
+        )
+        if engine == "stacked":
+            limit = MOST_ROWS if has_rows else 0
+            few = [task for task in tasks if self._num_rows(task) <= limit]
+            many = [task for task in tasks if self._num_rows(task) > limit]
+            return [(self._factored, few), (self._stacked, many)]
+        if layers is not None and self._direct.name not in self._given_up:
+            rows = [self._factored] if has_rows else []
+            return self._sort_by_cost(tasks, [self._direct, *rows, self._stacked])
+        # Stacked convolutions took 1.1 to 2.3 times as long on images of 20 to 32 pixels and gained
+        # only at 12; and a stack's activations need memory for all clients.
+        if any(value.dim() == _CONVOLUTION_AXES for value in tasks[0].start.values()):
+            return [(self._loop, list(tasks))]
+        return self._sort_by_cost(tasks, [self._loop, self._stacked])
+
+    def _sort_by_cost(
+        self, tasks: Sequence[ClientTask], trainers: Sequence[Trainer]
+    ) -> list[tuple[Trainer, list[ClientTask]]]:
+        """Give each client that of some trainers which costs least."""
+        sorts: dict[str, list[ClientTask]] = {
+            trainer.name: [] for trainer in trainers if trainer.name not in self._given_up
+        }
+        for task in tasks:
+            training = describe_training(self._method, task, len(tasks))
+            is_layers = self._direct.name in sorts
+            costs = training.with_layers() if is_layers else training.with_anything()
+            sorts[min(sorts, key=lambda name: costs[name])].append(task)
+        return [(each, sorts[each.name]) for each in trainers if each.name in sorts]
 
     def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
         if not self._looked:
             self._looked = True
-            if self._method.timing != "rounds":
-                # Rows are what clients depart by from a start that all have in common.
-                return None
             self._layers = find_layers(self._method, self._model, task, received)
         return self._layers
 
     def _num_rows(self, task: ClientTask) -> int:
         return self._experiment.train.epochs * len(task.client.labels)
-
-    def _is_worth_stacking(self, tasks: Sequence[ClientTask]) -> bool:
-        start = list(tasks[0].start.values()) if tasks else []
-        # Stacked convolutions took 1.1 to 2.3 times as long on images of 20 to 32 pixels and gained
-        # only at 12; and a stack's activations need memory for all clients.
-        if any(value.dim() == _CONVOLUTION_AXES for value in start):
-            return False
-        size = sum(value.numel() for value in start)
-        return len(tasks) >= FEWEST_STACKED and size <= SMALL_MODEL
 
 
 def _shorten(error: Exception) -> str:

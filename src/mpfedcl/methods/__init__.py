@@ -21,7 +21,7 @@ from mpfedcl.experiment.source_files import method_files
 from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
 from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
-from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
+from mpfedcl.methods._round_values import Batch, Context, FullBatch, Public, Server, Tally
 from mpfedcl.methods.base import Family, Method
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.tensors import Tensors
@@ -38,6 +38,7 @@ __all__ = [
     "Experiment",
     "Family",
     "Field",
+    "FullBatch",
     "InvalidInput",
     "Method",
     "PrototypePool",

@@ -158,7 +158,8 @@ def changes_of(averaged: Tensors, broadcast: Broadcast) -> Tensors:
 
 
 def _squares(changes: Tensors) -> float:
-    return sum(float(each.square().sum(dtype=torch.float64)) for each in changes.values())
+    # Rows first: a sum in double precision of all that is there takes three times as long.
+    return sum(float(each.square().sum(-1).sum(dtype=torch.float64)) for each in changes.values())
 
 
 def _scale(squares: float, limit: float) -> float:

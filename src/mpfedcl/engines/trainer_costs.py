@@ -1,0 +1,112 @@
+"""What each way to train a client costs, beyond the products that all of them need.
+
+A client with n rows in t steps multiplies as much whichever way it goes. What else there is to do
+differs: single operations, which take nearly as long for one client as for many side by side;
+passes over the weights; and products of rows with rows. The constants are nanoseconds, fitted to
+`benchmarks/choice.py` on one processor (docs/performance.md); only how they compare decides.
+"""
+
+from dataclasses import dataclass
+
+from mpfedcl.engines.hardware import largest_cache
+from mpfedcl.engines.trainer import ClientTask
+from mpfedcl.methods import Method
+
+PLAIN_LOSS, OWN_LOSS = 25, 57
+"""Operations of a step with the classifier's loss alone, and with terms of a method's own."""
+OPERATION = 11_000.0
+"""An operation of a step on one client's linear layers, its derivative included."""
+LOOP_OPERATION = 8_000.0
+"""The same of a method that is more than linear layers, in the loop."""
+OPERATION_OF_ALL, SHARE_OF_OPERATION = 23_000.0, 600.0
+"""The same for clients side by side: once for all, and for each of them."""
+ROUND_OF_ALL = 1_100_000.0
+"""What is laid out side by side, once a round."""
+NEAR, FAR = 0.045, 0.5
+"""A byte of weights in a step, beside its velocity in the processor's cache or beyond it."""
+STACKED, STACKED_AND_USED = 0.5, 1.5
+"""The same side by side; and where a method uses weights beyond linear layers."""
+STACK_MADE = 1.8
+"""A byte of weights that are laid side by side, once a round."""
+KEPT = 0.36
+"""A byte of weights that are made and sent."""
+ROWS = 0.025
+"""A row with each row before it, for each unit of a layer."""
+ROWS_SENT = 0.036
+"""The same once more, where what is sent stays rows."""
+ROW = 0.00012
+"""A row with each byte of the weights that it departs from."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A client's training in a round, as far as costs depend on it."""
+
+    num_clients: int
+    """Clients that can be trained side by side, this one included."""
+    num_rows: int
+    """Samples times epochs."""
+    num_steps: int
+    operations: int
+    weight_bytes: int
+    num_units: int
+    """What goes into and comes out of all layers."""
+
+    def with_layers(self) -> dict[str, float]:
+        """Return nanoseconds by trainer, where weights are used in linear layers alone."""
+        return {
+            "direct": self._one_by_one(OPERATION),
+            "factored": min(self._as_rows(), self._written_out()),
+            "stacked": self._stacked(STACKED),
+        }
+
+    def with_anything(self) -> dict[str, float]:
+        """Return the same for any other method."""
+        return {
+            "loop": self._one_by_one(LOOP_OPERATION),
+            "stacked": self._stacked(STACKED_AND_USED),
+        }
+
+    @property
+    def is_written_out(self) -> bool:
+        """Whether rows become weights again before they are sent."""
+        return self._written_out() < self._as_rows()
+
+    def _one_by_one(self, operation: float) -> float:
+        is_near = 2 * self.weight_bytes <= largest_cache()
+        each_step = operation * self.operations + (NEAR if is_near else FAR) * self.weight_bytes
+        return self.num_steps * each_step + KEPT * self.weight_bytes
+
+    def _stacked(self, a_pass: float) -> float:
+        passes = self.num_steps * a_pass + STACK_MADE + KEPT
+        return self._side_by_side() + passes * self.weight_bytes
+
+    def _as_rows(self) -> float:
+        return self._rows() + ROWS_SENT * self.num_rows**2 * self.num_units
+
+    def _written_out(self) -> float:
+        return self._rows() + KEPT * self.weight_bytes
+
+    def _rows(self) -> float:
+        past = ROWS * self.num_rows * self.num_units + ROW * self.weight_bytes
+        return self._side_by_side() + self.num_rows * past
+
+    def _side_by_side(self) -> float:
+        operations = self.num_steps * self.operations
+        of_all = OPERATION_OF_ALL * operations + ROUND_OF_ALL
+        return SHARE_OF_OPERATION * operations + of_all / self.num_clients
+
+
+def describe_training(method: Method, task: ClientTask, num_clients: int) -> Training:
+    """Return what a client's costs depend on, among so many clients of its process."""
+    train, num_samples = method.experiment.train, len(task.client.labels)
+    weights = [value for value in task.start.values() if value.dim() > 1]
+    is_plain = type(method).loss is Method.loss and type(method).adjust is Method.adjust
+    return Training(
+        num_clients,
+        train.epochs * num_samples,
+        train.epochs * -(-num_samples // train.batch_size),
+        PLAIN_LOSS if is_plain else OWN_LOSS,
+        sum(value.numel() * value.element_size() for value in weights),
+        sum(sum(value.shape) for value in weights),
+    )
