@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.api import RUNNER
-from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.convergence import BOUNDS
+from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.tables import TextTable
@@ -53,7 +53,7 @@ def main(out: Path) -> None:
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in title)
         comparison = Comparison.prepare(base.replace(**changes), METHODS, SEEDS, folder)
         try:
-            comparison.run(JobOptions(RUNNER, count_cores()))
+            comparison.run(JobOptions(RUNNER, usable_cores()))
         except InvalidInput as error:
             print(f"{title}: {error}", file=sys.stderr)
             continue

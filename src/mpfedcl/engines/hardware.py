@@ -1,10 +1,16 @@
-"""The machine: how many threads, which device."""
+"""The machine: how many cores and threads, which device."""
 
 import os
 
+import joblib
 import torch
 
 from mpfedcl.errors import InvalidInput
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity and its container's quota."""
+    return int(joblib.cpu_count())
 
 
 def cap_threads() -> None:

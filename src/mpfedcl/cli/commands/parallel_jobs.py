@@ -1,19 +1,11 @@
 """What commands that make several runs have in common."""
 
-import os
 from pathlib import Path
 
+from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    # Only Linux knows which cores a process is confined to.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def refuse_torchrun(command: str) -> None:
@@ -29,7 +21,7 @@ def check_job_count(jobs: int, workers: int = 1) -> int:
     """Return how many runs are made at the same time: as asked, or as many as there are cores."""
     if jobs < 0:
         raise InvalidInput(f"jobs is {jobs}; it must be 0 (one per core) or more.")
-    return jobs or max(1, count_cores() // workers)
+    return jobs or max(1, usable_cores() // workers)
 
 
 def find_job_count(command: str, file: Path | None, settings: Experiment, jobs: int) -> int:
