@@ -63,6 +63,7 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
+    worker_timeout: float | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
     trail: bool | None = None,
@@ -73,8 +74,9 @@ def resume(
         path: The run directory.
         rounds: More rounds than the run was begun with, or None for as many.
         observer: Notified of each round; it can also stop the run.
-        engine, workers, track, track_to, trail: As in `Experiment`. They do not change the result,
-            so they may differ from those the run was begun with; None keeps them.
+        engine, workers, worker_timeout, track, track_to, trail: As in `Experiment`. They do not
+            change the result, so they may differ from those the run was begun with; None keeps
+            them.
 
     Returns:
         What `run` returns, with the records of all rounds.
@@ -88,6 +90,7 @@ def resume(
         "rounds": rounds,
         "engine": engine,
         "workers": workers,
+        "worker_timeout": worker_timeout,
         "track": track,
         "track_to": track_to,
         "trail": trail,

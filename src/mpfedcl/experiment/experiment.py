@@ -50,6 +50,7 @@ FORMAT = 1
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "engine": "auto",
     "workers": 1,
+    "worker_timeout": 300.0,
     "track": (),
     "track_to": None,
     "trail": True,
@@ -115,6 +116,8 @@ class Experiment(Settings):
     """How clients are trained: one after the other, or many at once; auto takes the faster."""
     workers: Annotated[int, Field(ge=1, le=4096)] = 1
     """Processes that share the clients, on this machine; torchrun sets their number itself."""
+    worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 300.0
+    """Seconds without a sign of life after which a process of the run is taken for lost."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None

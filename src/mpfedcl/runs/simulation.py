@@ -92,6 +92,7 @@ def follow(wrap_engine: WrapEngine) -> None:
         assert group is not None
         document = group.broadcast().decode()
         experiment = Experiment.parse_toml(document, Path("experiment"))
+        group.expect_signs_within(experiment.worker_timeout)
         _Simulation(experiment, group, wrap_engine).follow()
 
 
@@ -193,7 +194,8 @@ def _refuse_in_worker() -> None:
 def _lead_processes(experiment: Experiment) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
     """Open a process group for an experiment and tell it what to run, if more than one process."""
     try:
-        with open_process_group(experiment.workers, _WORKER) as group:
+        workers, timeout = experiment.workers, experiment.worker_timeout
+        with open_process_group(workers, _WORKER, timeout) as group:
             if group is not None:
                 experiment = experiment.replace(workers=group.size)
                 group.broadcast(experiment.to_toml().encode())
