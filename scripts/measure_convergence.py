@@ -12,7 +12,6 @@ from typing import Any
 
 from mpfedcl.api import RUNNER
 from mpfedcl.convergence import BOUNDS
-from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.tables import TextTable
@@ -53,7 +52,7 @@ def main(out: Path) -> None:
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in title)
         comparison = Comparison.prepare(base.replace(**changes), METHODS, SEEDS, folder)
         try:
-            comparison.run(JobOptions(RUNNER, usable_cores()))
+            comparison.run(JobOptions(RUNNER, "auto"))
         except InvalidInput as error:
             print(f"{title}: {error}", file=sys.stderr)
             continue

@@ -27,7 +27,7 @@ from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
 from mpfedcl.studies.comparison import Comparison
-from mpfedcl.studies.jobs import JobOptions, Runner
+from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
 from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
 from mpfedcl.tracking import Tracker, add_trackers, make_trackers, read_failures
@@ -171,7 +171,7 @@ def compare(
     out: Path | str | None = None,
     *,
     seeds: Sequence[int] = (0, 1, 2),
-    jobs: int = 1,
+    jobs: Jobs = 1,
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> LoadedComparison:
     """Run several methods over several seeds, as `mpfedcl compare` does.
@@ -183,8 +183,9 @@ def compare(
         methods: The methods by name; "all" is every method that fits, and a warning names others.
         out: Folder for runs, tables and figures; by default a new one below `runs/`.
         seeds: Each fixes data split, initial weights, batches and clustering.
-        jobs: Runs at the same time. A script that asks for several must do so below
-            `if __name__ == "__main__":`, because each is a process that imports the script.
+        jobs: Runs at the same time, or "auto": as many as cores and memory allow. A script that
+            asks for several must do so below `if __name__ == "__main__":`, because each is a
+            process that imports the script.
         on_progress: Told after each round how many rounds are done, and of how many.
 
     Returns:
@@ -198,8 +199,7 @@ def compare(
     """
     if isinstance(methods, str):
         methods = [methods]
-    if jobs < 1:
-        raise InvalidInput(f"jobs is {jobs}; it must be 1 or more.")
+    count_jobs(jobs)
     make_trackers(base.track)
     path = unused_folder(Path("runs") / "comparison") if out is None else Path(out)
     chosen, left_out = choose_methods(base, methods)
@@ -227,7 +227,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     validation: float = VALIDATION,
     tolerance: float = TOLERANCE,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_wait: Callable[[], None] = lambda: None,
 ) -> TuningResult | None:
@@ -241,7 +241,7 @@ def tune(
         seeds: The seeds that each of them is tried with.
         validation: Share of each client's training images that is held out to judge settings.
         tolerance: Settings within this many standard errors of the best count as equal.
-        jobs: Runs at the same time.
+        jobs: Runs at the same time, or "auto".
         should_stop, on_wait: Asked, and called, while runs are under way.
 
     Returns:

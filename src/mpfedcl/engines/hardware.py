@@ -1,8 +1,10 @@
-"""The machine: how many cores and threads, which device."""
+"""The machine: how many cores and threads, how much memory, which device."""
 
 import os
+from pathlib import Path
 
 import joblib
+import psutil
 import torch
 
 from mpfedcl.errors import InvalidInput
@@ -11,6 +13,19 @@ from mpfedcl.errors import InvalidInput
 def usable_cores() -> int:
     """Return how many cores this process may use: its affinity and its container's quota."""
     return int(joblib.cpu_count())
+
+
+def usable_memory() -> int:
+    """Return how many bytes are free for this process: the machine's, or its container's."""
+    free = psutil.virtual_memory().available
+    container = Path("/sys/fs/cgroup")
+    try:
+        limit = int((container / "memory.max").read_text())
+        used = int((container / "memory.current").read_text())
+    except (OSError, ValueError):
+        # No container, or one without a limit.
+        return int(free)
+    return int(min(free, max(0, limit - used)))
 
 
 def cap_threads() -> None:

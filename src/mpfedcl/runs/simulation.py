@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mpfedcl.data.client_data import FederatedData, is_same_partition
+from mpfedcl.data.kept_inputs import among_others
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import (
     DispatchingEngine,
@@ -213,7 +214,8 @@ def _load_in_turn(
     takes_turns = group is not None and experiment.encoder.name not in (None, "none")
     if group is not None and takes_turns and not group.is_leader:
         group.wait()
-    loaded = load_data_and_model(experiment, device)
+    with among_others(group is not None):
+        loaded = load_data_and_model(experiment, device)
     if group is not None and takes_turns and group.is_leader:
         group.wait()
     return loaded
