@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.api import RUNNER
-from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.convergence import BOUNDS
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -53,7 +52,7 @@ def main(out: Path) -> None:
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in title)
         comparison = Comparison.prepare(base.replace(**changes), METHODS, SEEDS, folder)
         try:
-            comparison.run(JobOptions(RUNNER, count_cores()))
+            comparison.run(JobOptions(RUNNER, "auto"))
         except InvalidInput as error:
             print(f"{title}: {error}", file=sys.stderr)
             continue

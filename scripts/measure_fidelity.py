@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.api import RUNNER
-from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.tables import READING_GROUPS, READING_TITLES, TextTable, mean_and_deviation
 from mpfedcl.studies.comparison import Comparison
@@ -42,7 +41,7 @@ def main(out: Path) -> None:
     for name, changes in VARIATIONS.items():
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in name)
         comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
-        comparison.run(JobOptions(RUNNER, count_cores()))
+        comparison.run(JobOptions(RUNNER, "auto"))
         readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
         rows.append(
             [name, *(mean_and_deviation(readings[reading], ddof=0) for reading in _READINGS)]

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from mpfedcl.api import RUNNER
-from mpfedcl.cli.commands.parallel_jobs import count_cores
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.tables import TextTable, mean_and_deviation
 from mpfedcl.runs.directory import RunDirectory
@@ -41,7 +40,7 @@ def main(out: Path) -> None:
             folder = out / f"{situation.replace(', ', '-')}-{number}"
             experiment = base.replace(**data, **changes)
             comparison = Comparison.prepare(experiment, [method], SEEDS, folder)
-            comparison.run(JobOptions(RUNNER, count_cores()))
+            comparison.run(JobOptions(RUNNER, "auto"))
             readings = comparison.collect()["methods"][method]["readings"]
             rows.append(
                 [

@@ -101,6 +101,7 @@ def start_two(
     *,
     forked: bool = True,
     dtype: str = "float32",
+    worker_timeout: int = 300,
 ) -> tuple[CommandProcess, int]:
     """Start a run without end in two processes, and wait for its first rounds.
 
@@ -108,6 +109,7 @@ def start_two(
     """
     endless = {"rounds": 100_000, "evaluate_every": 100_000, "model__hidden": HIDDEN}
     words = ["run", *flags(images, clients=4, dtype=dtype, **endless), "--workers", 2]
+    words += ["--worker-timeout", worker_timeout]
     others = set(forked_from_server())
     leader = CommandProcess([*words, "--out", "run"], tmp_path, forked_workers=forked)
     commands.append(leader)

@@ -28,7 +28,7 @@ from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
 from mpfedcl.studies.comparison import Comparison
-from mpfedcl.studies.jobs import JobOptions, Runner
+from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
 from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
 from mpfedcl.tracking import Tracker, add_trackers, make_trackers, read_failures
@@ -64,6 +64,7 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | Literal["auto"] | None = None,
+    worker_timeout: float | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
     trail: bool | None = None,
@@ -74,8 +75,9 @@ def resume(
         path: The run directory.
         rounds: More rounds than the run was begun with, or None for as many.
         observer: Notified of each round; it can also stop the run.
-        engine, workers, track, track_to, trail: As in `Experiment`. They do not change the result,
-            so they may differ from those the run was begun with; None keeps them.
+        engine, workers, worker_timeout, track, track_to, trail: As in `Experiment`. They do not
+            change the result, so they may differ from those the run was begun with; None keeps
+            them.
 
     Returns:
         What `run` returns, with the records of all rounds.
@@ -89,6 +91,7 @@ def resume(
         "rounds": rounds,
         "engine": engine,
         "workers": workers,
+        "worker_timeout": worker_timeout,
         "track": track,
         "track_to": track_to,
         "trail": trail,
@@ -169,7 +172,7 @@ def compare(
     out: Path | str | None = None,
     *,
     seeds: Sequence[int] = (0, 1, 2),
-    jobs: int = 1,
+    jobs: Jobs = 1,
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> LoadedComparison:
     """Run several methods over several seeds, as `mpfedcl compare` does.
@@ -181,8 +184,9 @@ def compare(
         methods: The methods by name; "all" is every method that fits, and a warning names others.
         out: Folder for runs, tables and figures; by default a new one below `runs/`.
         seeds: Each fixes data split, initial weights, batches and clustering.
-        jobs: Runs at the same time. A script that asks for several must do so below
-            `if __name__ == "__main__":`, because each is a process that imports the script.
+        jobs: Runs at the same time, or "auto": as many as cores and memory allow. A script that
+            asks for several must do so below `if __name__ == "__main__":`, because each is a
+            process that imports the script.
         on_progress: Told after each round how many rounds are done, and of how many.
 
     Returns:
@@ -196,8 +200,7 @@ def compare(
     """
     if isinstance(methods, str):
         methods = [methods]
-    if jobs < 1:
-        raise InvalidInput(f"jobs is {jobs}; it must be 1 or more.")
+    count_jobs(jobs)
     make_trackers(base.track)
     path = unused_folder(Path("runs") / "comparison") if out is None else Path(out)
     chosen, left_out = choose_methods(base, methods)
@@ -225,7 +228,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     validation: float = VALIDATION,
     tolerance: float = TOLERANCE,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_wait: Callable[[], None] = lambda: None,
 ) -> TuningResult | None:
@@ -239,7 +242,7 @@ def tune(
         seeds: The seeds that each of them is tried with.
         validation: Share of each client's training images that is held out to judge settings.
         tolerance: Settings within this many standard errors of the best count as equal.
-        jobs: Runs at the same time.
+        jobs: Runs at the same time, or "auto".
         should_stop, on_wait: Asked, and called, while runs are under way.
 
     Returns:

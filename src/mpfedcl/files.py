@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -23,10 +24,17 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
     What is not `durable` is not waited for: it outlives the process, perhaps not a power cut.
     """
+    with open_atomically(path, durable=durable) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file to write it; it takes its place when it is whole, as in `write_atomically`."""
     beside, handle = _create_beside(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -88,12 +96,16 @@ def unused_folder(wanted: Path) -> Path:
     return path
 
 
-def identify_file(path: Path) -> str:
-    """Return what tells a file from others, and from itself before a change, unopened."""
+def identify_file(path: Path, folder: Path | None = None) -> str:
+    """Return what tells a file from others, and from itself before a change, unopened.
+
+    `folder` is where it lies, resolved, for whoever asks of many files in few folders.
+    """
     status = path.stat()
     # The time of change of the entry (ctime) cannot be set back, as the content's (mtime) can.
     parts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    return json.dumps([os.fsdecode(path.resolve()), *parts])
+    resolved = path.resolve() if folder is None else folder / path.name
+    return json.dumps([os.fsdecode(resolved), *parts])
 
 
 def sync_folder(folder: Path) -> None:

@@ -89,7 +89,8 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--resume .", "resume is '.'"),
     (
         "--resume . --out x",
-        "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to",
+        "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
+        "--track-to",
     ),
 ]
 

@@ -19,6 +19,7 @@ from worker_processes import (
     listening_addresses,
     start,
     start_two,
+    wait_for_rounds,
 )
 
 pytestmark = pytest.mark.whole
@@ -88,6 +89,26 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
     _, said = leader.communicate()
     assert leader.returncode == 130
     assert said.endswith("mpfedcl: stopped at once; what was done is kept.\n")
+    assert is_gone(worker)
+
+
+@pytest.mark.thorough
+def test_a_worker_that_is_stopped_is_noticed_and_a_leader_may_be(
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
+) -> None:
+    """It takes seconds of waiting, and of them at least two times the shortest timeout."""
+    leader, worker = start_two(images, tmp_path, commands, worker_timeout=10)
+    leader.send_signal(signal.SIGSTOP)
+    time.sleep(15)
+    leader.send_signal(signal.SIGCONT)
+    wait_for_rounds(tmp_path / "run", len(read_records(tmp_path / "run")) + 2)
+    os.kill(worker, signal.SIGSTOP)
+    stopped = time.monotonic()
+    out, said = leader.communicate()
+    assert 5 < time.monotonic() - stopped < 30
+    assert (leader.returncode, out, said.count("\n")) == (1, "", 1)
+    assert "process 1 has given no sign of life for 10 s" in said
+    assert "Resume with: mpfedcl run --resume run" in said
     assert is_gone(worker)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.engines.hardware import count_cores
 from mpfedcl.methods import find_method
 from mpfedcl.runs import worker_count
 from mpfedcl.runs.observer import Observer
@@ -50,7 +49,7 @@ def long(**changes: Any) -> Experiment:
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_count, "count_cores", lambda: 4)
+    monkeypatch.setattr(worker_count, "usable_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -130,29 +129,3 @@ def test_a_run_goes_on_alone_where_no_worker_can_be_started(
     result = run(small(images, rounds=1), tmp_path / "run", Observer(on_warning=said.append))
     assert result.experiment.workers == 1
     assert any("others could not be started" in each for each in said)
-
-
-@pytest.mark.parametrize(
-    ("files", "most"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "nonsense"}, None),
-    ],
-)
-def test_a_share_of_the_cores(tmp_path: Path, files: dict[str, str], most: int | None) -> None:
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    unlimited = count_cores(tmp_path / "nothing here")
-    assert count_cores(tmp_path) == (unlimited if most is None else min(most, unlimited))

@@ -86,7 +86,7 @@ def test_methods_that_do_not_fit_are_named(
         ("fedavgg", {}, "fedavgg"),
         ([], {}, "methods is"),
         ("local", {"seeds": []}, "seeds is"),
-        ("local", {"jobs": 0}, "jobs is 0; it must be 1 or more"),
+        ("local", {"jobs": -1}, "jobs is -1; it must be auto, or 1 or more"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, methods: list[str], changes: Json, sentence: str) -> None:

@@ -142,8 +142,8 @@ def test_one_that_fails_stops_the_others_after_their_round(images: Path, tmp_pat
     whole = small(images, "local")
     experiments = {
         "long": whole.replace(rounds=ROUNDS),
-        "short": whole.replace(rounds=1),
-        "wrong": whole.replace(clients=61),
+        "short": whole.replace(rounds=2),
+        "wrong": whole.replace(clients=61, rounds=1),
     }
     planned_runs = [
         PlannedRun(each.resolved(), tmp_path / name) for name, each in experiments.items()

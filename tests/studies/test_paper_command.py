@@ -60,7 +60,7 @@ def test_list_and_show(tmp_path: Path, nowhere: dict[str, str]) -> None:
     [
         (["run", "tables"], "'tables' is not a table of the paper; it must be all, or one or"),
         (["run", "k", "--seeds", "1", "1"], "seeds is [1, 1]; it must name each once."),
-        (["run", "k", "--jobs", "-1"], "jobs is -1; it must be 0"),
+        (["run", "k", "--jobs", "-1"], "jobs is -1; it must be auto, or 1 or more"),
         (
             ["run", "k", "--seeds", "100"],
             "it must be without 100, 101, 102, the seeds that settings are chosen",

@@ -248,7 +248,7 @@ def test_another_search_in_the_same_folder(images: Path, tuned: Path, said: Say)
         (["--methods", "nobody"], "method is 'nobody'; it must be one of"),
         (["--method", "local"], "method is 'local'; tune takes several: use --methods"),
         (["--seed", 3], "seed is 3; tune takes several: use --seeds"),
-        (["--jobs", -1], "jobs is -1; it must be 0"),
+        (["--jobs", -1], "jobs is -1; it must be auto, or 1 or more"),
         (["--partition.validation", 0.5], "partition.validation is 0.5; tune holds out"),
         (["--clients", 61], "clients is 61"),
     ],

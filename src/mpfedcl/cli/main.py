@@ -128,7 +128,8 @@ _OUT_OF_MEMORY = (
 )
 
 _RESUME_ALLOWS = (
-    "resume allows only --rounds, --engine, --workers, --trail, --track and --track-to beside it"
+    "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
+    "--track-to beside it"
 )
 
 

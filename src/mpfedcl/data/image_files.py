@@ -10,7 +10,9 @@ from typing import TypeVar
 import numpy
 from PIL import ExifTags, Image, ImageOps
 
+from mpfedcl.data.kept_inputs import reuse
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, choose_format
+from mpfedcl.data.samples import digest_rows
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import identify_file
@@ -44,11 +46,21 @@ class ImageFileStore:
 
     def identify(self, rows: Indices) -> list[str]:
         """Return path, size and times of change of each file."""
-        return [identify_file(self.paths[row]) for row in rows]
+        paths = [self.paths[row] for row in rows]
+        # To resolve a path takes longer than all the rest, and folders are few.
+        folders = {folder: folder.resolve() for folder in {path.parent for path in paths}}
+        return [identify_file(path, folders[path.parent]) for path in paths]
+
+    def sign(self, rows: Indices) -> str:
+        """Sign path, size and times of change of each file, in order."""
+        return digest_rows(rows, *self.identify(rows))
 
     def inspect(self) -> set[SampleFormat]:
         """Read the headers of all files."""
-        return {*_map_files(_read_header, self.paths, "Looking at images")}
+        return reuse(
+            lambda: f"formats of {self.sign(numpy.arange(len(self)))}",
+            lambda: {*_map_files(_read_header, self.paths, "Looking at images")},
+        )
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Images:
         """Decode files into one array; no more than images in their final size stays in memory."""

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 
 import numpy
 import torch
 from torch import Tensor
 
+from mpfedcl.data.kept_inputs import keep_inputs
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, choose_format
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
@@ -24,7 +26,28 @@ InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
 def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
     """Return pixels [images, height, width] or [images, height, width, 3], or vectors."""
     wanted = choose_own_format(sample_index, experiment)
-    return to_inputs(sample_index.store.load(rows, wanted), experiment)
+    constants = pixel_constants(experiment) if wanted.vector_width is None else None
+    return _keep(
+        f"{wanted!r} {constants}",
+        sample_index,
+        rows,
+        experiment.dtype,
+        wanted.shape,
+        lambda: to_inputs(sample_index.store.load(rows, wanted), experiment),
+    )
+
+
+def _keep(
+    kind: str,
+    sample_index: SampleIndex,
+    rows: Indices,
+    dtype: str,
+    shape: tuple[int, ...] | None,
+    make: Callable[[], Tensor],
+) -> Tensor:
+    """Make inputs of a kind from some samples, unless they have been made before."""
+    num_bytes = shape and len(rows) * math.prod(shape) * numpy.dtype(dtype).itemsize
+    return keep_inputs(lambda: f"{kind} {dtype} {sample_index.store.sign(rows)}", num_bytes, make)
 
 
 def choose_own_format(sample_index: SampleIndex, experiment: Experiment) -> SampleFormat:
@@ -70,12 +93,16 @@ def feature_input_maker(encoder: Encoder) -> InputMaker:
             # In the encoder's size at once: less memory, and every image is resized once.
             return sample_index.store.load(ordered, encoder_input_format(encoder))
 
-        names = json.dumps(sample_index.store.identify(ordered)).encode()
-        with FeatureCache() as cache:
-            signature = hashlib.sha256(names).hexdigest()
-            features = cache.encode_source(encoder, signature, load)
-        found = torch.from_numpy(features).to(getattr(torch, experiment.dtype))
-        return found if numpy.array_equal(ordered, rows) else found[torch.from_numpy(places)]
+        def encode() -> Tensor:
+            names = json.dumps(sample_index.store.identify(ordered)).encode()
+            with FeatureCache() as cache:
+                signature = hashlib.sha256(names).hexdigest()
+                features = cache.encode_source(encoder, signature, load)
+            found = torch.from_numpy(features).to(getattr(torch, experiment.dtype))
+            return found if numpy.array_equal(ordered, rows) else found[torch.from_numpy(places)]
+
+        kind = f"features {encoder.fingerprint}"
+        return _keep(kind, sample_index, rows, experiment.dtype, None, encode)
 
     return make
 
@@ -84,7 +111,13 @@ def byte_input_maker(encoder: Encoder) -> InputMaker:
     """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
 
     def make(sample_index: SampleIndex, rows: Indices, _experiment: Experiment) -> Tensor:
-        images = sample_index.store.load(rows, encoder_input_format(encoder))
-        return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
+        wanted = encoder_input_format(encoder)
+
+        def load() -> Tensor:
+            images = sample_index.store.load(rows, wanted)
+            return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
+
+        kind = f"bytes {encoder.preprocessing.to_json()}"
+        return _keep(kind, sample_index, rows, "uint8", wanted.shape, load)
 
     return make

@@ -25,6 +25,7 @@ from mpfedcl.data.sample_format import (
     find_not_finite,
 )
 from mpfedcl.data.sample_owners import OWNER_KEYS, SampleOwners, read_owners
+from mpfedcl.data.samples import digest_rows
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.npz_headers import VECTOR_TYPES, is_array_of_vectors, read_array_header
@@ -68,6 +69,10 @@ class ArchiveStore:
     def identify(self, rows: Indices) -> list[str]:
         """Return the file's identity and the sample's place in it."""
         return [f"{self.identity}|{self.key}|{row}" for row in rows]
+
+    def sign(self, rows: Indices) -> str:
+        """Sign the file, the array and the places in it."""
+        return digest_rows(rows, self.identity, self.key)
 
     def inspect(self) -> set[SampleFormat]:
         """All samples of an array are alike."""

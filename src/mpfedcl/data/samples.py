@@ -1,5 +1,7 @@
 """Samples, be they images or vectors: what is there, known before a sample is opened."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,13 @@ from mpfedcl.data.train_test_split import Indices
 from mpfedcl.images import Images
 
 
+def digest_rows(rows: Indices, *texts: str) -> str:
+    """Return a digest of some rows, in order, of what the texts tell."""
+    told = hashlib.sha256(json.dumps(texts).encode())
+    told.update(numpy.ascontiguousarray(rows, dtype="<i8").data)
+    return told.hexdigest()
+
+
 class SampleStore(Protocol):
     """Samples that are opened only when asked for, by their number."""
 
@@ -25,6 +34,9 @@ class SampleStore(Protocol):
 
     def identify(self, rows: Indices) -> list[str]:
         """Return what tells each sample apart from others, and from itself before a change."""
+
+    def sign(self, rows: Indices) -> str:
+        """Return one short text for all that `identify` tells, and for the order of the rows."""
 
     def inspect(self) -> set[SampleFormat]:
         """Return the formats that the samples have."""
@@ -48,6 +60,11 @@ class JoinedSampleStore:
         for store, positions, within in self._split_by_store(rows):
             names[positions] = store.identify(within)
         return [str(name) for name in names]
+
+    def sign(self, rows: Indices) -> str:
+        """Ask each store for its own; the rows' order says which sample is whose."""
+        signed = [store.sign(within) for store, _, within in self._split_by_store(rows)]
+        return digest_rows(rows, *signed)
 
     def inspect(self) -> set[SampleFormat]:
         """Join what the stores have."""

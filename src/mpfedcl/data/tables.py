@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy
 from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, find_not_finite
 from mpfedcl.data.sample_owners import split_by_owner
-from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
+from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset, digest_rows
 from mpfedcl.data.table_columns import RawColumns, TableColumns, Words, count_missing, fit_columns
 from mpfedcl.data.table_files import (
     EXTENSIONS,
@@ -60,6 +61,10 @@ class TableStore:
     def identify(self, rows: Indices) -> list[str]:
         """Return the files' identity and the row's number."""
         return [f"{self.identity}|{row}" for row in rows]
+
+    def sign(self, rows: Indices) -> str:
+        """Sign the files, what their columns become, and the rows."""
+        return digest_rows(rows, self.identity, self.label, json.dumps(self._fitted.to_json()))
 
     def inspect(self) -> set[SampleFormat]:
         """All rows are alike."""

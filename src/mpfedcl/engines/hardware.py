@@ -1,9 +1,11 @@
-"""The machine: how many threads, which device, how large a cache."""
+"""The machine: how many cores and threads, how much memory, which device, how large a cache."""
 
 import os
 from functools import cache
 from pathlib import Path
 
+import joblib
+import psutil
 import torch
 
 from mpfedcl.errors import InvalidInput
@@ -12,6 +14,24 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 16 * 2**20
 """Bytes of the largest cache, where the system does not tell: as laptops and servers have it."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity and its container's quota."""
+    return int(joblib.cpu_count())
+
+
+def usable_memory() -> int:
+    """Return how many bytes are free for this process: the machine's, or its container's."""
+    free = psutil.virtual_memory().available
+    container = Path("/sys/fs/cgroup")
+    try:
+        limit = int((container / "memory.max").read_text())
+        used = int((container / "memory.current").read_text())
+    except (OSError, ValueError):
+        # No container, or one without a limit.
+        return int(free)
+    return int(min(free, max(0, limit - used)))
 
 
 def cap_threads() -> None:
@@ -26,42 +46,6 @@ def cap_threads() -> None:
     if not asked.isdecimal() or int(asked) < 1:
         asked = os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(int(asked))
-
-
-def count_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may use: those it is confined to, and its share of time.
-
-    `root` is where the system's own files are.
-    """
-    # Only Linux knows which cores a process is confined to.
-    known = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    return max(1, min([cores, *_read_cpu_limits(root)]))
-
-
-def _read_cpu_limits(root: Path) -> list[int]:
-    """Return the limits of the control groups that this process is in, in whole cores."""
-    groups = root / "sys" / "fs" / "cgroup"
-    texts = []
-    try:
-        own = (root / "proc" / "self" / "cgroup").read_text().splitlines()
-        # `0::/a/b` of version 2: a group's limit also holds for those within it.
-        place = next((line[3:] for line in own if line.startswith("0::")), "/").strip("/")
-        for folder in [groups / place, *(groups / place).parents]:
-            if not folder.is_relative_to(groups):
-                break
-            if (file := folder / "cpu.max").is_file():
-                texts.append(file.read_text())
-        first = groups / "cpu"
-        if (first / "cpu.cfs_quota_us").is_file():
-            parts = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            texts.append(" ".join((first / name).read_text().strip() for name in parts))
-    except (OSError, ValueError):
-        return []
-    pairs = [text.split() for text in texts]
-    # Without a limit the quota is `max`, or -1.
-    known = [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p))]
-    return [max(1, quota // period) for quota, period in known if quota and period]
 
 
 def find_device(name: str) -> torch.device:

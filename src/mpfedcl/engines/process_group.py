@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,14 +25,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
+from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.errors import LostWorker
 from mpfedcl.tensors import Tensors
 
 _MEMBERSHIP = "MPFEDCL_PROCESS_GROUP"
 """port:rank:size, for processes that this package starts itself."""
 _TIMEOUT = timedelta(hours=6)
-"""How long one process waits for another before it takes it for lost. One that has ended is noticed
-at once; this is for a network that has fallen silent, and must outlast any evaluation."""
+"""How long an exchange may take, which must outlast any evaluation. Who has ended is noticed at
+once, and who hangs by its heartbeat; this is for what is left."""
+WORKER_TIMEOUT = 300.0
+"""Seconds without a sign of life, for processes that have not been told otherwise yet."""
+_LEAST_TO_BEGIN = 120.0
+"""Seconds that processes are given at least to begin, before there are signs of life."""
 _Result = TypeVar("_Result")
 _calls: list[threading.Thread] = []
 """The last call to others, which may still be waiting when this process is interrupted."""
@@ -41,34 +46,39 @@ _calls: list[threading.Thread] = []
 class ProcessGroup:
     """This process's place among those that work together; number 0 leads and records."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, heartbeat: Heartbeat) -> None:
         self.rank = rank
         self.size = size
+        self._heartbeat = heartbeat
 
     @property
     def is_leader(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
+    def expect_signs_within(self, seconds: float) -> None:
+        """Take a process for lost that has given no sign of life for so long."""
+        self._heartbeat.timeout = seconds
+
     def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
-        return _call(lambda: self._broadcast(content, 0))
+        return self._call(lambda: self._broadcast(content, 0))
 
     def gather(self, content: bytes) -> list[bytes]:
         """Return every process's bytes in every process, in order of rank."""
-        return _call(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
+        return self._call(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
 
     def gather_to_leader(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the parts of all processes to the leader, one at a time; others yield nothing."""
         if self.is_leader:
             yield from parts
             for rank in range(1, self.size):
-                while part := _call(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
+                while part := self._call(lambda rank=rank: self._receive(rank)):  # type: ignore[misc]
                     yield part
         else:
             for part in parts:
-                _call(lambda part=part: self._send(part))  # type: ignore[misc]
-            _call(lambda: self._send(b""))
+                self._call(lambda part=part: self._send(part))  # type: ignore[misc]
+            self._call(lambda: self._send(b""))
 
     def sum(self, tensors: Tensors) -> Tensors:
         """Return the sums over all processes, the same bits in each."""
@@ -76,7 +86,7 @@ class ProcessGroup:
         for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
             alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
             flat = torch.cat([value.flatten() for value in alike.values()]).cpu()
-            _call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
+            self._call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
             parts = torch.split(flat, [value.numel() for value in alike.values()])
             for (name, value), part in zip(alike.items(), parts, strict=True):
                 total[name] = part.view_as(value).to(value.device)
@@ -85,6 +95,9 @@ class ProcessGroup:
     def wait(self) -> None:
         """Go on when all processes have come here."""
         self.gather(b"")
+
+    def _call(self, call: Callable[[], _Result]) -> _Result:
+        return _call(call, self._heartbeat.wait)
 
     def _broadcast(self, content: bytes, source: int) -> bytes:
         size = torch.tensor([len(content)])
@@ -110,27 +123,32 @@ class ProcessGroup:
 
 
 @contextmanager
-def open_process_group(num_workers: int, worker: str) -> Iterator[ProcessGroup | None]:
+def open_process_group(
+    num_workers: int, worker: str, timeout: float = WORKER_TIMEOUT
+) -> Iterator[ProcessGroup | None]:
     """Join the group that this process was started in, or start one; None for a process alone.
 
-    `worker` is the module that the other processes run.
+    `worker` is the module that the other processes run; `timeout` the seconds after which one that
+    gives no sign of life is taken for lost.
     """
     if _MEMBERSHIP in os.environ:
         port, rank, size = (int(part) for part in os.environ[_MEMBERSHIP].split(":"))
         store = TCPStore("127.0.0.1", port, size, False, _TIMEOUT)
         store.set(f"here/{rank}", "yes")
-        with _member(rank, size, store) as group:
+        # It ends with its leader, and a leader that is stopped by Ctrl-Z may go on some day.
+        with _member(rank, size, store, (), timeout) as group:
             yield group
     elif is_under_torchrun():
-        with _member(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None) as group:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        with _member(rank, size, None, range(1, size) if rank == 0 else (0,), timeout) as group:
             yield group
     elif num_workers > 1:
         with (
             _open_store(num_workers) as store,
             _started(num_workers, store.port, worker) as workers,
         ):
-            _await(workers, store)
-            with _member(0, num_workers, store) as group:
+            _await(workers, store, max(timeout, _LEAST_TO_BEGIN))
+            with _member(0, num_workers, store, range(1, num_workers), timeout) as group:
                 yield group
     else:
         yield None
@@ -166,7 +184,9 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def _member(rank: int, size: int, store: Store | None) -> Iterator[ProcessGroup]:
+def _member(
+    rank: int, size: int, store: TCPStore | None, watched: Iterable[int], timeout: float
+) -> Iterator[ProcessGroup]:
     # Over the loopback device unless told otherwise: a host's own name need not lead to it.
     if store is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -176,16 +196,37 @@ def _member(rank: int, size: int, store: Store | None) -> Iterator[ProcessGroup]
     place: dict[str, Any] = (
         {} if store is None else {"store": store, "rank": rank, "world_size": size}
     )
-    _call(lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place))
+    _call(
+        lambda: dist.init_process_group("gloo", timeout=_TIMEOUT, **place),
+        lambda joined: _wait_for_all(joined, max(timeout, _LEAST_TO_BEGIN)),
+    )
+    heartbeat = Heartbeat(_open_second_store(store), rank, watched, timeout)
     try:
-        yield ProcessGroup(rank, size)
+        yield ProcessGroup(rank, size, heartbeat)
     except KeyboardInterrupt:
         # An exchange may be under way, and cannot be taken down while it is.
         raise
     except BaseException:
         _leave()
         raise
+    finally:
+        heartbeat.close()
     _leave()
+
+
+def _wait_for_all(joined: Future[_Result], timeout: float) -> _Result:
+    try:
+        return joined.result(timeout)
+    except TimeoutError:
+        raise LostWorker(f"not all processes were there after {timeout:g} s") from None
+
+
+def _open_second_store(store: TCPStore | None) -> TCPStore:
+    """Return a line of its own to where the processes met, for signs of life between exchanges."""
+    if store is not None:
+        return TCPStore("127.0.0.1", store.port, None, False, _TIMEOUT, wait_for_workers=False)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, None, False, _TIMEOUT, wait_for_workers=False)
 
 
 def _leave() -> None:
@@ -212,13 +253,16 @@ def _open_store(size: int) -> Iterator[TCPStore]:
         )
 
 
-def _await(workers: list[subprocess.Popen[bytes]], store: Store) -> None:
+def _await(workers: list[subprocess.Popen[bytes]], store: Store, timeout: float) -> None:
     """Wait until all have come; one that has ended never will."""
+    began = time.monotonic()
     expected = [f"here/{rank}" for rank in range(1, len(workers) + 1)]
     while not store.check(expected):
         for worker in workers:
             if worker.poll() is not None:
                 raise LostWorker(f"it ended with code {worker.returncode} before it began")
+        if time.monotonic() - began > timeout:
+            raise LostWorker(f"it had not begun after {timeout:g} s")
         time.sleep(0.02)
 
 
@@ -256,7 +300,7 @@ def _started(size: int, port: int, worker: str) -> Iterator[list[subprocess.Pope
             thread.join(timeout=10)
 
 
-def _call(call: Callable[[], _Result]) -> _Result:
+def _call(call: Callable[[], _Result], wait: Callable[[Future[_Result]], _Result]) -> _Result:
     """Call torch.distributed; whatever goes wrong there means that somebody is gone."""
     outcome: Future[_Result] = Future()
 
@@ -271,7 +315,7 @@ def _call(call: Callable[[], _Result]) -> _Result:
     _calls[:] = [thread]
     thread.start()
     try:
-        return outcome.result()
+        return wait(outcome)
     except (RuntimeError, ConnectionError) as error:
         # What the library says first is the reason; what comes before and after is its own affair.
         reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()

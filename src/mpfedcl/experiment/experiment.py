@@ -51,6 +51,7 @@ FORMAT = 1
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "engine": "auto",
     "workers": "auto",
+    "worker_timeout": 300.0,
     "track": (),
     "track_to": None,
     "trail": True,
@@ -116,6 +117,8 @@ class Experiment(Settings):
     """How clients are trained: one after the other, or many at once; auto takes the faster."""
     workers: Workers = "auto"
     """Processes that share the clients; auto: one per core, where a run is long enough to gain."""
+    worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 300.0
+    """Seconds without a sign of life after which a process of the run is taken for lost."""
     evaluate_every: EvaluateEvery = "auto"
     """Rounds between two evaluations; auto: so many that they take about a fifth of the run, at
     most. The last round is always evaluated."""

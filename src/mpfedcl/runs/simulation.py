@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.kept_inputs import among_others
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.engines import (
@@ -95,6 +96,7 @@ def follow(wrap_engine: WrapEngine) -> None:
         assert group is not None
         document = group.broadcast().decode()
         experiment = Experiment.parse_toml(document, Path("experiment"))
+        group.expect_signs_within(experiment.worker_timeout)
         _Simulation(experiment, group, wrap_engine).follow()
 
 
@@ -223,7 +225,8 @@ def _lead_processes(
         with ExitStack() as stack:
             group = None
             try:
-                group = stack.enter_context(open_process_group(choice.count, _WORKER))
+                opened = open_process_group(choice.count, _WORKER, experiment.worker_timeout)
+                group = stack.enter_context(opened)
             except (LostWorker, OSError) as error:
                 if experiment.workers != "auto":
                     raise
@@ -245,7 +248,8 @@ def _load_in_turn(
     takes_turns = group is not None and experiment.encoder.name not in (None, "none")
     if group is not None and takes_turns and not group.is_leader:
         group.wait()
-    loaded = load_data_and_model(experiment, device)
+    with among_others(group is not None):
+        loaded = load_data_and_model(experiment, device)
     if group is not None and takes_turns and group.is_leader:
         group.wait()
     return loaded

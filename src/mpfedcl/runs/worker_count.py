@@ -15,7 +15,7 @@ import psutil
 
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.engines.hardware import count_cores
+from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.source_files import splits_domains
@@ -112,7 +112,7 @@ def _free_cores() -> int:
     """Return the cores for processes: fewer where OMP_NUM_THREADS gives each several threads."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(asked) if asked.isdecimal() and int(asked) else 1
-    return max(1, count_cores() // threads)
+    return max(1, usable_cores() // threads)
 
 
 def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from mpfedcl.data.kept_inputs import begin_reuse, end_reuse
+from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
+
+Jobs = int | Literal["auto"]
+_BYTES_OF_A_JOB = 2**30
+"""What a process takes, with a model and data of usual size: large data are shared by all."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class JobOptions:
     """How several runs are made."""
 
     runner: Runner
-    jobs: int = 1
-    """Runs at the same time."""
+    jobs: Jobs = 1
+    """Runs at the same time; auto: as many as cores and memory allow."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked between rounds; True ends all runs after the round under way."""
     on_wait: Callable[[], None] = lambda: None
@@ -69,6 +75,22 @@ class PlannedRun:
         return self.rounds_done() >= rounds and directory.read_experiment().rounds > rounds
 
 
+def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
+    """Return how many runs are made at the same time: as asked, or one per core with room for it.
+
+    Each run has one thread in each of its workers, so that no core has more than one to serve; a
+    run that leaves their number open has one worker where there are several runs.
+    """
+    if jobs != "auto":
+        if jobs < 0:
+            raise InvalidInput(f"jobs is {jobs}; it must be auto, or 1 or more.")
+        # What auto was called before.
+        if jobs:
+            return jobs
+    cores = usable_cores() // (1 if workers == "auto" else workers)
+    return max(1, min(cores, usable_memory() // _BYTES_OF_A_JOB))
+
+
 def run_planned(planned: Sequence[PlannedRun], options: JobOptions) -> bool:
     """Run what is not done; tell whether everything is done now."""
     with JobPool(options) as pool:
@@ -83,14 +105,18 @@ class JobPool:
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
+        self._jobs = 0
         self._pool: ProcessPoolExecutor | None = None
         # Fresh processes, not forks: forking a process that has threads can hang it.
         self._context = multiprocessing.get_context("spawn")
 
     def __enter__(self) -> Self:
+        # Runs in this very process; those of the pool do the same for themselves.
+        begin_reuse()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end_reuse()
         if self._pool is None:
             return
         self._stop.value = True
@@ -104,9 +130,9 @@ class JobPool:
 
     def run(self, planned: Sequence[PlannedRun]) -> bool:
         """Run what is not done; tell whether everything is done now."""
-        todo = [each for each in planned if not each.is_done()]
+        todo = order_runs([each for each in planned if not each.is_done()])
         options = self._options
-        if self._pool is None and (options.jobs <= 1 or len(todo) <= 1):
+        if self._pool is None and (self._num_jobs(todo) <= 1 or len(todo) <= 1):
             observer = Observer(
                 on_round=lambda _: options.on_wait(), should_stop=options.should_stop
             )
@@ -119,9 +145,14 @@ class JobPool:
             return self._run_in_processes(todo)
         except BrokenProcessPool:
             raise InvalidInput(
-                f"jobs is {options.jobs}; one of them was ended from outside (out of memory?): the "
+                f"jobs is {self._jobs}; one of them was ended from outside (out of memory?): the "
                 "same command continues where it stopped, and fewer jobs need less memory."
             ) from None
+
+    def _num_jobs(self, todo: Sequence[PlannedRun]) -> int:
+        if not self._jobs and todo:
+            self._jobs = count_jobs(self._options.jobs, todo[0].experiment.setting("workers"))
+        return self._jobs
 
     def _run_in_processes(self, todo: Sequence[PlannedRun]) -> bool:
         options = self._options
@@ -132,7 +163,7 @@ class JobPool:
         queue = list(todo)
         complete = True
         while queue or waiting:
-            while queue and len(waiting) < options.jobs and not options.should_stop():
+            while queue and len(waiting) < self._num_jobs(todo) and not options.should_stop():
                 waiting.add(self._submit(queue.pop(0)))
             if options.should_stop() and self._pool is not None:
                 self._stop.value = True
@@ -167,11 +198,28 @@ class JobPool:
         # It lets signals through again once it has started, so not while they are held back.
         resource_tracker.ensure_running()
         return ProcessPoolExecutor(
-            self._options.jobs,
+            self._jobs,
             mp_context=self._context,
             initializer=_prepare_process,
             initargs=(self._stop, child_end),
         )
+
+
+def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return runs in the order in which they are made.
+
+    The longest first, so that the last one does not run alone for long; of equally long ones those
+    on the same data one after the other, so that a process need not load them again.
+    """
+    places: dict[str, int] = {}
+
+    def place_of(experiment: Experiment) -> int:
+        shared = ("dataset", "partition", "encoder", "clients", "seed", "dtype")
+        text = repr([experiment.setting(name) for name in shared])
+        return places.setdefault(text, len(places))
+
+    keys = [(-each.experiment.rounds, place_of(each.experiment)) for each in planned]
+    return [planned[at] for at in sorted(range(len(planned)), key=keys.__getitem__)]
 
 
 def _run_or_resume(runner: Runner, experiment: Experiment, path: Path, observer: Observer) -> bool:
@@ -205,6 +253,7 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
+    begin_reuse(among_others=True)
 
     def end_with_parent() -> None:
         # Nothing is ever sent: this returns when the other end is closed, by whatever it is.
@@ -223,6 +272,9 @@ def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
         return "stopped"
     try:
         experiment = Experiment.parse_toml(document, Path(path))
+        if experiment.setting("workers") == "auto":
+            # The cores have a run each.
+            experiment = experiment.replace(workers=1)
         finished = _run_or_resume(runner, experiment, Path(path), observer)
     except InvalidInput as error:
         return str(error)

@@ -29,7 +29,7 @@ _Root = Annotated[
 ]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 _Json = Annotated[Flag, tyro.conf.arg(help="Print JSON.")]
-_Jobs = Annotated[int, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+_Jobs = Annotated[int | Literal["auto"], tyro.conf.arg(metavar="{auto,INT}", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Run:
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _Folder = None
-    """Resume the run in this folder; only --rounds, --engine, --workers, --trail, --track
-    and --track-to may be given too."""
+    """Resume the run in this folder; only --rounds, --engine, --workers, --worker-timeout,
+    --trail, --track and --track-to may be given too."""
     readings: Literal["headline", "all"] = "headline"
     """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
     json: Flag = False
@@ -71,8 +71,8 @@ class Compare:
     """The seeds; each fixes data split, initial weights, batches and clustering."""
     out: _Folder = None
     """Folder for the comparison [default: a new one below runs/]."""
-    jobs: _Jobs = 0
-    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
+    jobs: _Jobs = "auto"
+    """Runs at the same time [default: auto, as many as cores and memory allow]."""
     readings: Literal["headline", "all"] = "headline"
     """all: every method by all readings on both tests."""
     json: Flag = False
@@ -128,8 +128,8 @@ class PaperRun:
     out: _Paper = Path("runs/paper")
     """Folder for runs and results."""
     root: _Root = None
-    jobs: _Jobs = 0
-    """Runs at the same time [default: 0, as many as there are cores]."""
+    jobs: _Jobs = "auto"
+    """Runs at the same time [default: auto, as many as cores and memory allow]."""
     json: Flag = False
     """Print the results as JSON and nothing else."""
 
@@ -161,8 +161,8 @@ class Tune:
     the fewest changes is chosen."""
     out: _Folder = None
     """Folder for the search [default: a new one below runs/]."""
-    jobs: _Jobs = 0
-    """Runs at the same time, --workers processes each [default: 0, as many as there are cores]."""
+    jobs: _Jobs = "auto"
+    """Runs at the same time [default: auto, as many as cores and memory allow]."""
     json: Flag = False
     """Print the search as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)

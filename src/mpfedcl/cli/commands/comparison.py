@@ -6,7 +6,7 @@ from textwrap import fill
 
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Compare
-from mpfedcl.cli.commands.parallel_jobs import find_job_count
+from mpfedcl.cli.commands.parallel_jobs import check_runs
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.files import unused_folder
@@ -19,7 +19,7 @@ from mpfedcl.tracking import make_trackers, read_failures
 
 def compare_command(arguments: Compare) -> int:
     """Run what is missing, then print the table and draw the figures."""
-    jobs = find_job_count("compare", arguments.file, arguments.settings, arguments.jobs)
+    check_runs("compare", arguments.file, arguments.settings, arguments.jobs)
     # What is missing is said before any run is begun.
     make_trackers(arguments.settings.track)
     path = arguments.out or unused_folder(Path("runs") / "comparison")
@@ -39,7 +39,7 @@ def compare_command(arguments: Compare) -> int:
 
         # Runs that are there already, perhaps all, are done.
         advance()
-        complete = comparison.run(JobOptions(RUNNER, jobs, stop, advance))
+        complete = comparison.run(JobOptions(RUNNER, arguments.jobs, stop, advance))
     if not complete:
         console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
         return 130

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.kept_inputs import clear_kept_inputs, describe_kept_inputs, inputs_folder
 from mpfedcl.data.partition_table import expand_table
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat
@@ -93,8 +94,10 @@ def data_cache_command(arguments: DataCache) -> int:
     cache = FeatureCache()
     if arguments.clear:
         cache.clear()
+        clear_kept_inputs()
     content = cache.describe()
     cache.close()
+    files, mapped = describe_kept_inputs()
     if arguments.json:
         shown = {
             "path": str(cache.path),
@@ -102,6 +105,7 @@ def data_cache_command(arguments: DataCache) -> int:
             "bytes": content.bytes,
             "limit": cache.limit,
             "encoders": content.encoders,
+            "inputs": {"path": str(inputs_folder()), "files": files, "bytes": mapped},
         }
         print(json.dumps(shown, indent=2))
         return 0
@@ -110,6 +114,9 @@ def data_cache_command(arguments: DataCache) -> int:
     )
     rows = [[name, f"{count:,}"] for name, count in content.encoders.items()]
     TextTable(title, ["encoder", "images"], rows or [["none", "0"]]).show(stdout_console())
+    if files:
+        shown = f"{inputs_folder()}: {mapped / 1024**2:,.1f} MiB of mapped inputs in {files:,}"
+        stdout_console().print(f"{shown} file{'' if files == 1 else 's'}")
     return 0
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import PaperList, PaperRun, PaperShow
-from mpfedcl.cli.commands.parallel_jobs import check_job_count, refuse_torchrun
+from mpfedcl.cli.commands.parallel_jobs import refuse_torchrun
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.files import write_atomically
 from mpfedcl.report.paper_tables import build_tables, table_notes
 from mpfedcl.report.tables import TextTable
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.jobs import JobOptions
+from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
 from mpfedcl.studies.paper import ITEM_IDS, PaperItem, find_items
 from mpfedcl.studies.paper.datasets import PaperDatasets
 from mpfedcl.studies.paper.item import TRACKS, Track
@@ -83,7 +83,7 @@ def paper_run_command(arguments: PaperRun) -> int:
             f"{', '.join(map(str, TUNING_SEEDS))}, the seeds that settings are chosen with."
         )
     refuse_torchrun("paper run")
-    jobs = check_job_count(arguments.jobs)
+    count_jobs(arguments.jobs)
     datasets = PaperDatasets(arguments.root)
     whole = {item.id: item for item in find_items(arguments.ids, datasets)}
     chosen = [select_tracks(item, arguments.tracks) for item in whole.values()]
@@ -96,7 +96,7 @@ def paper_run_command(arguments: PaperRun) -> int:
     _report_missing(datasets)
     for each in whole.keys() - {item.id for item in items}:
         stderr_console().print(f"{each} has nothing to run with these data and tracks.")
-    if not _run_all(runs, jobs):
+    if not _run_all(runs, arguments.jobs):
         stderr_console().print("Stopped. The same command continues where it stopped.")
         return 130
     from mpfedcl.report.paper_figures import draw_item
@@ -125,7 +125,7 @@ def paper_run_command(arguments: PaperRun) -> int:
     return 0
 
 
-def _run_all(runs: PaperRuns, jobs: int) -> bool:
+def _run_all(runs: PaperRuns, jobs: Jobs) -> bool:
     """Run both tracks; tell whether everything is complete."""
     console = stderr_console()
     with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:

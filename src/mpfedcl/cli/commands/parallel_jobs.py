@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from mpfedcl.engines.hardware import count_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-
-__all__ = ["check_job_count", "count_cores", "find_job_count", "refuse_torchrun"]
+from mpfedcl.studies.jobs import Jobs, count_jobs
 
 
 def refuse_torchrun(command: str) -> None:
@@ -19,19 +17,12 @@ def refuse_torchrun(command: str) -> None:
         )
 
 
-def check_job_count(jobs: int, workers: int = 1) -> int:
-    """Return how many runs are made at the same time: as asked, or as many as there are cores."""
-    if jobs < 0:
-        raise InvalidInput(f"jobs is {jobs}; it must be 0 (one per core) or more.")
-    return jobs or max(1, count_cores() // workers)
-
-
-def find_job_count(command: str, file: Path | None, settings: Experiment, jobs: int) -> int:
-    """Return how many runs are made at the same time, once the arguments are checked."""
+def check_runs(command: str, file: Path | None, settings: Experiment, jobs: Jobs) -> None:
+    """Refuse what several runs cannot be made with."""
     refuse_torchrun(command)
     for name, many in (("method", "methods"), ("seed", "seeds")):
         if file is None and getattr(settings, name) != getattr(Experiment(), name):
             raise InvalidInput(
                 f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
             )
-    return check_job_count(jobs, settings.asked_workers)
+    count_jobs(jobs)

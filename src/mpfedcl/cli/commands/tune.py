@@ -7,7 +7,7 @@ from typing import Any
 
 from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Tune
-from mpfedcl.cli.commands.parallel_jobs import find_job_count
+from mpfedcl.cli.commands.parallel_jobs import check_runs
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import FORMAT
@@ -25,7 +25,7 @@ _CHANGES_PER_LINE = 2
 
 def tune_command(arguments: Tune) -> int:
     """Search what is not searched yet, then write and print what was chosen."""
-    jobs = find_job_count("tune", arguments.file, arguments.settings, arguments.jobs)
+    check_runs("tune", arguments.file, arguments.settings, arguments.jobs)
     if arguments.settings.partition.validation:
         raise InvalidInput(
             f"partition.validation is {arguments.settings.partition.validation:g}; tune holds out "
@@ -44,7 +44,7 @@ def tune_command(arguments: Tune) -> int:
         def advance() -> None:
             bar.update(task, completed=sum(search.rounds_done() for search in searches))
 
-        complete = run_searches(searches, JobOptions(RUNNER, jobs, stop, advance))
+        complete = run_searches(searches, JobOptions(RUNNER, arguments.jobs, stop, advance))
         if complete:
             bar.update(task, completed=total)
     if not complete:

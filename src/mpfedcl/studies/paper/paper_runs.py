@@ -169,8 +169,6 @@ class PaperRuns:
         """Run what is missing; tell whether everything is there now."""
         todo = [each for each in planned if not self.store.is_run_finished(each.experiment)]
         self._refuse_other_settings(planned)
-        # The longest first, so that the last one does not run alone for long.
-        todo.sort(key=lambda each: -each.experiment.rounds)
         if not run_planned(todo, options):
             return False
         for each in todo:

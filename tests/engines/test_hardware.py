@@ -1,0 +1,17 @@
+import os
+
+import pytest
+
+from mpfedcl.engines.hardware import usable_cores
+
+
+def test_a_process_may_use_the_cores_that_it_is_confined_to() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("only Linux confines a process to cores")
+    before = os.sched_getaffinity(0)
+    assert 1 <= usable_cores() <= len(before)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
