@@ -67,7 +67,7 @@ def open_arrays(kind: str, data: bytes, most: int) -> Arrays:
     if kind != STORED_AS:
         raise MessageError(f"its arrays are stored as {kind[:80]!r}; it must be {STORED_AS}")
     size, longest = int.from_bytes(data[:_LENGTH_BYTES], "little"), _ENTRY_BYTES * (most + 1)
-    if size > longest:
+    if longest < size <= len(data):
         raise MessageError(f"it is too large: the list of its arrays has more than {longest} bytes")
     try:
         arrays = load(data)
