@@ -13,14 +13,14 @@ import numpy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fuzz_target import Target
-from mutations import WireArray, change_array, change_value, choose, to_text, to_wire
+from mutations import WireArrays, change_arrays, change_value, choose, to_text, to_wire
 
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.messages import Update
 from mpfedcl.methods import READINGS, TESTS, find_method
-from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.flower.records import PACKED, from_records
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import (
     Introduction,
@@ -46,54 +46,49 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Records:
-    """A message as it travels: a text of values, and arrays by name."""
+    """A message as it travels: a text of values, and one file of arrays."""
 
     text: str
-    arrays: dict[str, WireArray]
+    arrays: WireArrays | None
 
     @classmethod
     def of(cls, message: Message) -> "Records":
         """Return what an honest program sends."""
-        arrays = {name: to_wire(array) for name, array in message.arrays.items()}
+        arrays = to_wire(message.arrays) if message.arrays else None
         return cls(json.dumps(message.values), arrays)
 
     def to_flower(self) -> RecordDict:
         """Return Flower's records."""
         records = RecordDict({"values": ConfigRecord({"json": self.text})})
-        records["arrays"] = ArrayRecord({name: Array(*each) for name, each in self.arrays.items()})
+        packed = {}
+        if self.arrays is not None:
+            kind, data = self.arrays
+            packed = {PACKED: Array("uint8", (len(data),), kind, data)}
+        records["arrays"] = ArrayRecord(packed)
         return records
 
     def to_bytes(self) -> bytes:
         """Return what is kept in the corpus."""
-        arrays = {n: [*each[:3], each.data.hex()] for n, each in self.arrays.items()}
+        arrays = self.arrays and [self.arrays.kind, self.arrays.data.hex()]
         return json.dumps({"text": self.text, "arrays": arrays}).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Records":
         """Return what `to_bytes` was given."""
         values = json.loads(content)
-        arrays = {
-            name: WireArray(dtype, tuple(shape), kind, bytes.fromhex(data))
-            for name, (dtype, shape, kind, data) in values["arrays"].items()
-        }
+        arrays = values["arrays"] and WireArrays(
+            values["arrays"][0], bytes.fromhex(values["arrays"][1])
+        )
         return cls(values["text"], arrays)
 
     def changed(self, random: Random) -> "Records":
         """Return a message that no honest program sends."""
-        values, arrays = json.loads(self.text), dict(self.arrays)
+        values, arrays = json.loads(self.text), self.arrays
         for _ in range(random.choice((1, 1, 1, 2, 4))):
-            name = random.choice(list(arrays)) if arrays else ""
-            chance = random.random()
-            if not arrays or chance < 0.5:
+            if arrays is None or random.random() < 0.5:
                 values = change_value(random, values)
-            elif chance < 0.92:
-                arrays[name] = change_array(random, arrays[name])
-            elif chance < 0.96:
-                del arrays[name]
             else:
-                arrays[random.choice(("x", "averaged/x", "summed/x", "/", name + "x"))] = arrays[
-                    name
-                ]
+                arrays = change_arrays(random, arrays)
         return Records(to_text(random, values), arrays)
 
 

@@ -2,12 +2,12 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy
-from numpy.lib import format as numpy_format
+from safetensors.numpy import load, save
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 255, 2**31, -(2**31), 2**40, 2**53, 2**63, 2**64, 10**400),
@@ -76,11 +76,9 @@ DTYPES = (
 ODD_NUMBERS = (0, -1, 1, 3, 1e6, 2e6, 1e38, 1e100, 1.7e308, -1.7e308, 2.0**62, -(2.0**63))
 
 
-class WireArray(NamedTuple):
-    """An array as it travels: what is said of it, and its bytes."""
+class WireArrays(NamedTuple):
+    """A message's arrays as they travel: what the file is said to be, and its bytes."""
 
-    dtype: str
-    shape: tuple[int, ...]
     kind: str
     data: bytes
 
@@ -157,34 +155,38 @@ def change_bytes(random: Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def to_wire(array: Any) -> WireArray:
-    """Return an array as an honest program sends it."""
-    made = numpy.asarray(array)
-    file = io.BytesIO()
-    numpy.save(file, made, allow_pickle=False)
-    return WireArray(str(made.dtype), made.shape, "numpy.ndarray", file.getvalue())
+def to_wire(arrays: Mapping[str, Any]) -> WireArrays:
+    """Return arrays as an honest program sends them."""
+    # The library takes the memory as it lies.
+    data = save({name: numpy.asarray(each, order="C") for name, each in arrays.items()})
+    return WireArrays("safetensors", data)
 
 
-def change_array(random: Random, wired: WireArray) -> WireArray:
-    """Return another array, or bytes that are none."""
+def change_arrays(random: Random, wired: WireArrays) -> WireArrays:
+    """Return other arrays, or bytes that are none."""
     chance = random.random()
     if chance < 0.2:
         return wired._replace(data=change_bytes(random, wired.data))
     if chance < 0.3:
         return random.choice(
             [
-                wired._replace(kind=random.choice(("", "torch.Tensor", "pickle"))),
-                wired._replace(dtype=random.choice(("", "object", "float64"))),
-                wired._replace(shape=random.choice(((), (-1,), (10**9,), (2**40, 2**40)))),
+                wired._replace(kind=random.choice(("", "torch.Tensor", "numpy.ndarray"))),
                 wired._replace(data=claim(random)),
                 wired._replace(data=archive()),
                 wired._replace(data=b""),
             ]
         )
     try:
-        array = numpy.load(io.BytesIO(wired.data), allow_pickle=False)
-        return to_wire(change_numbers(random, array))
-    # It was changed before, and is no array any more.
+        arrays = load(wired.data)
+        name = random.choice(list(arrays))
+        array = arrays.pop(name)
+        if chance < 0.35:
+            return to_wire(arrays)
+        if chance < 0.4:
+            other = random.choice(("x", "averaged/x", "summed/x", "/", name + "x"))
+            return to_wire({**arrays, other: array})
+        return to_wire({**arrays, name: change_numbers(random, array)})
+    # It was changed before and is none any more, or now has a type that the format has not.
     except Exception:
         return wired._replace(data=change_bytes(random, wired.data))
 
@@ -216,12 +218,14 @@ def _change_numbers(random: Random, array: Any) -> Any:
 
 
 def claim(random: Random) -> bytes:
-    """Return the beginning of an array that says it is huge, and nothing after it."""
-    file = io.BytesIO()
-    shape = random.choice([(2**33,), (2**20, 2**20), (0, 2**62), (2**62, 0), (1,) * 40, ()])
-    form = {"descr": random.choice(DTYPES), "fortran_order": random.random() < 0.5, "shape": shape}
-    numpy_format.write_array_header_2_0(file, form)
-    return file.getvalue()
+    """Return the list of a file that says it has a huge array, and nothing after it."""
+    shape = random.choice([[2**33], [2**20, 2**20], [0, 2**62], [2**62, 0], [1] * 40, [], [-1]])
+    dtype = random.choice(("F32", "F64", "I64", "BF16", "F8_E4M3", "BOOL", "object"))
+    places = random.choice([[0, 0], [0, 2**40], [8, 0], [-1, 3], [0]])
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": places}
+    listed = json.dumps({"params/classifier.bias": entry}).encode()
+    length = random.choice((len(listed), 0, 2**20, 2**63))
+    return length.to_bytes(8, "little") + listed
 
 
 def archive() -> bytes:

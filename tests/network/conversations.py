@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy
 from federations import records_of, to_text
-from flwr.app import Array
 from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid
 
@@ -20,7 +19,7 @@ NODES = (1, 2, 3)
 def answer(_: str, request: FlowerMessage, __: FlowerMessage) -> FlowerMessage:
     """Say who was asked, with an array of its own."""
     node = request.metadata.dst_node_id
-    arrays = {"x": Array(numpy.arange(6.0).reshape(2, 3) + node)}
+    arrays = {"x": numpy.arange(6.0).reshape(2, 3) + node}
     text = to_text({"node": node})
     return FlowerMessage(records_of(text, arrays), reply_to=request)
 

@@ -17,9 +17,9 @@ from mpfedcl.api import COMPANIONS
 from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.flower.records import PACKED, from_records, to_records
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.message import Arrays
+from mpfedcl.network.message import Arrays, Message
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.runs.observer import Observer, RunResult
 from small_experiments import (
@@ -199,22 +199,22 @@ def rewrite(
     reply: FlowerMessage,
     request: FlowerMessage,
     values: Callable[[Json], Json] = lambda values: values,
-    arrays: Callable[[Arrays], Mapping[str, Any]] = lambda arrays: arrays,
+    arrays: Callable[[Arrays], Mapping[str, Any] | Array] = lambda arrays: arrays,
 ) -> FlowerMessage:
-    """Return a reply with other values or arrays; what is already Flower's array stays as it is."""
+    """Return a reply with other values or arrays; one of Flower's arrays is all that is sent."""
     message = from_records(reply.content)
-    changed = {
-        name: each if isinstance(each, Array) else Array(numpy.asarray(each))
-        for name, each in arrays(dict(message.arrays)).items()
-    }
     text = to_text(values(dict(message.values)))
-    return FlowerMessage(records_of(text, changed), reply_to=request)
+    return FlowerMessage(records_of(text, arrays(dict(message.arrays))), reply_to=request)
 
 
-def records_of(text: str, arrays: Mapping[str, Array]) -> RecordDict:
+def records_of(text: str, arrays: Mapping[str, Any] | Array) -> RecordDict:
     """Return what a message consists of, with any text and any arrays."""
+    packed = {PACKED: arrays}
+    if not isinstance(arrays, Array):
+        made = {name: numpy.asarray(each) for name, each in arrays.items()}
+        packed = to_records(Message({}, made)).array_records["arrays"]
     records = RecordDict({"values": ConfigRecord({"json": text})})
-    records["arrays"] = ArrayRecord({**arrays})
+    records["arrays"] = ArrayRecord({**packed})
     return records
 
 

@@ -15,11 +15,14 @@ from flwr.app import Message as FlowerMessage
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+from hypothesis.extra.numpy import arrays as arrays_of
 from loopback import LoopbackGrid, Objects
+from safetensors.numpy import save
 
 from mpfedcl.network.flower.answers import open_answer
-from mpfedcl.network.flower.records import from_records
-from mpfedcl.network.message import MessageError
+from mpfedcl.network.flower.records import PACKED, from_records, to_records
+from mpfedcl.network.message import Arrays, Message, MessageError
 
 
 def forge(kind: str, children: list[str], body: bytes) -> bytes:
@@ -31,17 +34,22 @@ def store(*contents: bytes) -> Objects:
     return {get_object_id(each): each for each in contents}
 
 
-def npy_pieces(size: int) -> tuple[bytes, bytes]:
-    """Return the head of an npy file of so many floats, and nothing but zeros."""
-    data: bytes = Array(numpy.zeros(size)).data
+def file_pieces(size: int) -> tuple[bytes, bytes]:
+    """Return the list of a safetensors file of so many floats, and nothing but zeros."""
+    data = save({"x": numpy.zeros(size)})
     return data[: len(data) - 8 * size], data[len(data) - 8 * size :]
 
 
 def bomb(times: int) -> tuple[dict[str, Any], list[bytes]]:
     """Return an array that names one megabyte many times, and its pieces."""
     piece = forge("ArrayChunk", [], bytes(2**20))
-    head, _ = npy_pieces(times * 2**17)
+    head, _ = file_pieces(times * 2**17)
     return {"arraychunk_ids": [0, *[1] * times]}, [forge("ArrayChunk", [], head), piece]
+
+
+def many(count: int, size: int = 0) -> bytes:
+    """Return a file of so many arrays of no numbers, whose list is at least so long."""
+    return save({f"{number}{'x' * (size // count)}": numpy.zeros(0) for number in range(count)})
 
 
 def with_array(**changes: Any) -> Callable[[FlowerMessage], Objects]:
@@ -50,11 +58,11 @@ def with_array(**changes: Any) -> Callable[[FlowerMessage], Objects]:
     pieces: list[bytes] = changes.pop("pieces")
 
     def make(reply: FlowerMessage) -> Objects:
-        table = {"dtype": "float64", "shape": [1], "stype": "numpy.ndarray", "arraychunk_ids": [0]}
+        table = {"dtype": "float64", "shape": [1], "stype": "safetensors", "arraychunk_ids": [0]}
         described = {name: each for name, each in {**table, **changes}.items() if each is not None}
         names = [get_object_id(each) for each in pieces]
         array = forge("Array", names, json.dumps(described).encode())
-        return with_record({"x": get_object_id(array)}, array, *pieces)(reply)
+        return with_record({PACKED: get_object_id(array)}, array, *pieces)(reply)
 
     return make
 
@@ -86,28 +94,28 @@ def with_content(*objects: bytes) -> Callable[[FlowerMessage], Objects]:
     return make
 
 
-HEAD, ZEROS = npy_pieces(4)
+HEAD, ZEROS = file_pieces(4)
 GOOD = forge("ArrayChunk", [], HEAD + ZEROS)
 TABLE, PIECES = bomb(64)
 SMALL = forge("Array", [get_object_id(GOOD)], json.dumps({**TABLE, "arraychunk_ids": [0]}).encode())
 ARCHIVE = forge("ArrayChunk", [], b"PK\x03\x04" + bytes(100))
-TWO_MEGABYTES = npy_pieces(2**18)
-LARGE = forge("ArrayChunk", [], b"".join(TWO_MEGABYTES))
-LARGE_ARRAY = forge(
-    "Array",
-    [get_object_id(LARGE)],
-    json.dumps({"stype": "numpy.ndarray", "arraychunk_ids": [0]}).encode(),
-)
-
 FORGED: dict[str, tuple[Callable[[FlowerMessage], Objects], str]] = {
     "a bomb": (with_array(**TABLE, pieces=PIECES), "it is too large: its arrays have more than"),
-    "an array under many names": (
-        with_record(dict.fromkeys("abc", get_object_id(LARGE_ARRAY)), LARGE_ARRAY, LARGE),
-        "it is too large: its arrays have more than",
+    "arrays of their own": (
+        with_record(dict.fromkeys("abc", get_object_id(SMALL)), SMALL, GOOD),
+        "its arrays must be packed into one called 'packed'",
+    ),
+    "an array beside": (
+        with_record(dict.fromkeys([PACKED, "x"], get_object_id(SMALL)), SMALL, GOOD),
+        "its arrays must be packed into one called 'packed'",
     ),
     "many arrays": (
-        with_record(dict.fromkeys("abcde", get_object_id(SMALL)), SMALL, GOOD),
+        with_array(pieces=[forge("ArrayChunk", [], many(5))]),
         "it has 5 arrays; at most 4",
+    ),
+    "a long list of arrays": (
+        with_array(pieces=[forge("ArrayChunk", [], many(4, 2**14))]),
+        "it is too large: the list of its arrays has more than 2560 bytes",
     ),
     "a large piece": (
         with_array(pieces=[forge("ArrayChunk", [], bytes(2**23))]),
@@ -135,14 +143,14 @@ FORGED: dict[str, tuple[Callable[[FlowerMessage], Objects], str]] = {
     "records by number": (with_record({"x": 5}), "names nothing"),
     "values that are no record": (with_record({}, values=b"?"), r"\(ValueError\)"),
     "arrays in place of records": (with_content(SMALL, GOOD), r"\(ValueError\)"),
-    "an archive": (with_array(pieces=[ARCHIVE]), "array 'x' cannot be read"),
+    "an archive": (with_array(pieces=[ARCHIVE]), "its arrays cannot be read"),
     "too short a file": (
         with_array(pieces=[forge("ArrayChunk", [], HEAD + ZEROS[1:])]),
-        r"array 'x' cannot be read \(ValueError\)",
+        r"its arrays cannot be read \(SafetensorError\)",
     ),
     "too long a file": (
         with_array(pieces=[forge("ArrayChunk", [], HEAD + ZEROS + b"\0")]),
-        r"array 'x' cannot be read \(ValueError\)",
+        r"its arrays cannot be read \(SafetensorError\)",
     ),
     "nothing": (lambda reply: {reply.metadata.message_id: b"\0"}, r"\(ValueError\)"),
     "not even that": (lambda _: {}, "a part of it was lost"),
@@ -172,8 +180,7 @@ def test_forged_objects_cost_their_client_alone(name: str) -> None:
 
 def make_sound_answer() -> tuple[str, Objects]:
     """Return the outermost object of an answer with one array, and all its objects."""
-    arrays = ArrayRecord({"x": Array(numpy.zeros(4))})
-    content = RecordDict({"values": ConfigRecord({"json": '{"a": 1}'}), "arrays": arrays})
+    content = to_records(Message({"a": 1}, {"x": numpy.zeros(4)}))
     held = {n: each.deflate() for n, each in get_all_nested_objects(content).items()}
     root = forge("Message", [content.object_id], b"")
     return get_object_id(root), {**held, **store(root)}
@@ -249,13 +256,33 @@ def test_an_error_is_read_without_its_objects() -> None:
 
 
 def test_records_are_read_the_same_way() -> None:
-    archive = Array("float64", (1,), "numpy.ndarray", b"PK\x03\x04" + bytes(100))
-    with pytest.raises(MessageError, match="array 'x' cannot be read"):
-        from_records(records_of("{}", {"x": archive}))
-    fine = from_records(
-        RecordDict({"values": ConfigRecord({"json": "{}"}), "arrays": ArrayRecord([numpy.eye(2)])})
-    )
-    assert numpy.array_equal(fine.arrays["0"], numpy.eye(2))
-    fortran = Array(numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)))
+    archive = Array("float64", (1,), "safetensors", b"PK\x03\x04" + bytes(100))
+    with pytest.raises(MessageError, match="its arrays cannot be read"):
+        from_records(records_of("{}", archive))
+    apart = ArrayRecord([numpy.eye(2)])
+    with pytest.raises(MessageError, match="its arrays must be packed into one"):
+        from_records(RecordDict({"values": ConfigRecord({"json": "{}"}), "arrays": apart}))
+    fortran = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
     found = from_records(records_of("{}", {"x": fortran})).arrays["x"]
     assert numpy.array_equal(found, [[0, 1, 2], [3, 4, 5]])
+
+
+ARRAYS = st.dictionaries(
+    st.text(max_size=8),
+    arrays_of(
+        st.sampled_from(["f2", "f4", "f8", "i1", "u1", "i4", "i8", "u8", "bool"]),
+        array_shapes(min_dims=0, min_side=0, max_side=4),
+    ),
+    max_size=4,
+)
+
+
+@given(ARRAYS)
+def test_arrays_of_any_type_and_shape_come_out_as_they_were(arrays: Arrays) -> None:
+    records = to_records(Message({}, arrays))
+    assert len(get_all_nested_objects(records)) == (5 if arrays else 3)
+    found = from_records(records).arrays
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()

@@ -197,7 +197,7 @@ def test_values_as_text() -> None:
 
 def test_what_server_and_client_of_different_versions_must_agree_on() -> None:
     """Whoever changes the words changes the format too: another one is refused by its number."""
-    assert (FORMAT, get_args(Kind)) == (3, ("hello", "secure", "round", "close"))
+    assert (FORMAT, get_args(Kind)) == (4, ("hello", "secure", "round", "close"))
 
 
 def test_arrays_of_a_group_are_tensors_of_their_own() -> None:

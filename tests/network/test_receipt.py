@@ -33,7 +33,7 @@ def receipt_for(experiment: Experiment, share: int, least: int = 1) -> Receipt:
 
 
 def sizes(message: Message) -> dict[str, int]:
-    arrays = {name: 128 + array.nbytes for name, array in message.arrays.items()}
+    arrays = {name: array.nbytes for name, array in message.arrays.items()}
     return {name: len(json.dumps(value)) for name, value in message.values.items()} | arrays
 
 

@@ -18,7 +18,7 @@ Kind = Literal["hello", "secure", "round", "close"]
 """hello: introduce yourself. secure: a stage of a secure sum beside the round itself. round: train.
 close: evaluate the last round."""
 
-FORMAT = 3
+FORMAT = 4
 """Of messages; another one is refused: server and clients must be of versions that share it."""
 MOST_BYTES = 2**31
 """Of all arrays in a message; what is larger is not opened."""

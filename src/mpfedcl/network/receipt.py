@@ -32,8 +32,6 @@ from mpfedcl.rounds.noise_shares import fix_noise
 
 Counts = NDArray[numpy.int64]
 """Samples by class."""
-_HEADER = 128
-"""Bytes before the numbers of an npy file."""
 _OF_ALL = ("averaged/", "summed/within", "summed/moment", "summed/scatter")
 """Fields whose every number is made of all samples that are sent."""
 
@@ -186,7 +184,7 @@ def _fields(
             kind,
             name,
             int(array.size),
-            _HEADER + array.nbytes,
+            int(array.nbytes),
             _least_in(name, message.arrays, counts),
             noisy and name.startswith("summed/"),
         )

@@ -6,7 +6,6 @@ array may name one piece any number of times, megabytes can become gigabytes tha
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
@@ -14,9 +13,8 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
 )
-from numpy.typing import NDArray
 
-from mpfedcl.network.flower.records import open_array
+from mpfedcl.network.flower.records import PACKED, is_packed, open_arrays
 from mpfedcl.network.message import Arrays, Message, MessageError, from_json
 from mpfedcl.network.transport import AnswerLimit
 
@@ -50,45 +48,31 @@ def open_answer(root: str, fetch: Fetch, limit: AnswerLimit) -> Message:
     text = ConfigRecord.inflate(fetch(values, limit.text_bytes + _ENVELOPE)).get("json")
     if not isinstance(text, str):
         raise MessageError("its values are not text")
-    names = _references(fetch(arrays, _LONGEST_LIST), ArrayRecord)
-    if len(names) > limit.num_arrays:
-        raise MessageError(f"it has {len(names)} arrays; at most {limit.num_arrays}")
-    return Message(from_json(text), _ArrayReader(fetch, limit).read(names))
+    return Message(from_json(text), _read_arrays(arrays, fetch, limit))
 
 
-class _ArrayReader:
-    """Fetches arrays piece by piece, and counts each piece as often as it is named."""
+def _read_arrays(record: str, fetch: Fetch, limit: AnswerLimit) -> Arrays:
+    """Fetch the one array that holds all, piece by piece, and open it.
 
-    def __init__(self, fetch: Fetch, limit: AnswerLimit) -> None:
-        self._fetch = fetch
-        self._most = self._left = limit.array_bytes + limit.num_arrays * _ENVELOPE
-
-    def read(self, names: dict[str, str]) -> Arrays:
-        read: dict[str, NDArray[Any]] = {}
-        for name, array in names.items():
-            if array in read:
-                self._count(read[array].nbytes)
-            else:
-                read[array] = self._read_array(name, array)
-        return {name: read[array] for name, array in names.items()}
-
-    def _read_array(self, name: str, array: str) -> NDArray[Any]:
-        content = self._fetch(array, _LONGEST_LIST)
-        pieces = get_object_children_ids_from_object_content(content)
-        table = json.loads(get_object_body(content, Array))
-        order = [pieces[place] for place in table["arraychunk_ids"]]
-        fetched: dict[str, bytes] = {}
-        for piece in order:
-            if piece not in fetched:
-                held = self._fetch(piece, self._left + _ENVELOPE)
-                fetched[piece] = get_object_body(held, ArrayChunk)
-            self._count(len(fetched[piece]))
-        return open_array(name, table["stype"], b"".join(fetched[piece] for piece in order))
-
-    def _count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise MessageError(f"it is too large: its arrays have more than {self._most} bytes")
+    Each piece counts as often as it is named.
+    """
+    names = _references(fetch(record, _LONGEST_LIST), ArrayRecord)
+    if not is_packed(names):
+        return {}
+    content = fetch(names[PACKED], _LONGEST_LIST)
+    pieces = get_object_children_ids_from_object_content(content)
+    table = json.loads(get_object_body(content, Array))
+    order = [pieces[place] for place in table["arraychunk_ids"]]
+    most = left = limit.array_bytes + limit.num_arrays * _ENVELOPE
+    fetched: dict[str, bytes] = {}
+    for piece in order:
+        if piece not in fetched:
+            fetched[piece] = get_object_body(fetch(piece, left + _ENVELOPE), ArrayChunk)
+        left -= len(fetched[piece])
+        if left < 0:
+            raise MessageError(f"it is too large: its arrays have more than {most} bytes")
+    data = b"".join(fetched[piece] for piece in order)
+    return open_arrays(table["stype"], data, limit.num_arrays)
 
 
 def _references(content: bytes, kind: type[RecordDict | ArrayRecord]) -> dict[str, str]:

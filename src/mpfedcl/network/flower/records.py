@@ -1,29 +1,35 @@
-"""A message as Flower's records, and back; what a stranger sends is measured before opening."""
+"""A message as Flower's records, and back; what a stranger sends is measured before opening.
 
-import io
-import math
-from typing import Any
+All arrays of a message are one of Flower's, in the safetensors format: the server answers a request
+for each object, and takes about as long for a bias as for a layer.
+"""
 
 import numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib import format as npy
-from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
-from mpfedcl.network.message import MOST_BYTES, Message, MessageError, from_json, to_json
+from mpfedcl.network.message import MOST_BYTES, Arrays, Message, MessageError, from_json, to_json
 
-_MOST_ARRAYS = 10_000
+PACKED = "packed"
+"""The one array of a message."""
+STORED_AS = "safetensors"
+"""What it is stored as, in Flower's words."""
 LONGEST_TEXT = 2**26
-STORED_AS = "numpy.ndarray"
-"""How Flower calls an array that is stored as an npy file."""
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+MOST_ARRAYS = 10_000
+_LENGTH_BYTES = 8
+"""Of the number that a safetensors file begins with: how long its list of arrays is."""
+_ENTRY_BYTES = 512
+"""Of an array's name, type, shape and place in that list, at most."""
 
 
 def to_records(message: Message) -> RecordDict:
     """Return a message as Flower's records."""
+    # The record is there without arrays too: older programs read it before they see the format.
+    packed = {PACKED: _pack(message.arrays)} if message.arrays else {}
     return RecordDict(
         {
             "values": ConfigRecord({"json": to_json(message.values)}),
-            "arrays": ArrayRecord({name: Array(array) for name, array in message.arrays.items()}),
+            "arrays": ArrayRecord(packed),
         }
     )
 
@@ -37,30 +43,43 @@ def from_records(content: RecordDict) -> Message:
         raise MessageError(f"the record {error} is missing") from None
     if not isinstance(text, str):
         raise MessageError("its values are not text")
-    if (
-        len(text) > LONGEST_TEXT
-        or len(arrays) > _MOST_ARRAYS
-        or sum(len(each.data) for each in arrays.values()) > MOST_BYTES
-    ):
+    if len(text) > LONGEST_TEXT or sum(len(each.data) for each in arrays.values()) > MOST_BYTES:
         raise MessageError("it is too large")
-    opened = {name: open_array(name, each.stype, each.data) for name, each in arrays.items()}
-    return Message(from_json(text), opened)
+    if not is_packed(arrays):
+        return Message(from_json(text))
+    packed = arrays[PACKED]
+    return Message(from_json(text), open_arrays(packed.stype, packed.data, MOST_ARRAYS))
 
 
-def open_array(name: str, kind: str, data: bytes) -> NDArray[Any]:
-    """Return the array that an npy file holds, in the file's own memory.
+def is_packed(names: "ArrayRecord | dict[str, str]") -> bool:
+    """Tell whether a record has arrays; others than one that holds all are refused."""
+    if names and set(names) != {PACKED}:
+        raise MessageError(f"its arrays must be packed into one called {PACKED!r}")
+    return bool(names)
 
-    An archive of many is none, nor is a file that is longer or shorter than it says.
+
+def open_arrays(kind: str, data: bytes, most: int) -> Arrays:
+    """Return the arrays that a safetensors file holds: at most so many.
+
+    Its list must describe each of its bytes once, which the library checks; so they take no more
+    memory than the file does. The list itself is measured before it is read.
     """
+    if kind != STORED_AS:
+        raise MessageError(f"its arrays are stored as {kind[:80]!r}; it must be {STORED_AS}")
+    size, longest = int.from_bytes(data[:_LENGTH_BYTES], "little"), _ENTRY_BYTES * (most + 1)
+    if longest < size <= len(data):
+        raise MessageError(f"it is too large: the list of its arrays has more than {longest} bytes")
     try:
-        if kind != STORED_AS:
-            raise ValueError(kind)
-        file = io.BytesIO(data)
-        shape, is_fortran, dtype = _HEADERS[npy.read_magic(file)](file)
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-            raise ValueError(shape)
-        array = numpy.frombuffer(data, dtype, offset=file.tell())
-        return array.reshape(shape, order="F" if is_fortran else "C")
-    # Whatever a stranger calls an array: there are many ways to find that it is none.
+        arrays = load(data)
+    # Whatever a stranger calls arrays: there are many ways to find that it is none.
     except Exception as error:
-        raise MessageError(f"array {name[:80]!r} cannot be read ({type(error).__name__})") from None
+        raise MessageError(f"its arrays cannot be read ({type(error).__name__})") from None
+    if len(arrays) > most:
+        raise MessageError(f"it has {len(arrays)} arrays; at most {most}")
+    return arrays
+
+
+def _pack(arrays: Arrays) -> Array:
+    # The library takes the memory as it lies.
+    data = save({name: numpy.asarray(each, order="C") for name, each in arrays.items()})
+    return Array("uint8", (len(data),), STORED_AS, data)
