@@ -19,7 +19,7 @@ from typing import Any
 from measuring import RESULTS, Progress, Result, Table
 from mpfedcl import Experiment, run
 from mpfedcl.files import write_atomically
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Reading, find_method
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.method_choice import choose_methods
 
@@ -63,7 +63,8 @@ class Study:
         if path.exists():
             known: Curve = json.loads(path.read_text(encoding="utf-8"))
             return known
-        reading = find_method(method).reading_on("union")
+        experiment = self.experiment(method, rate, seed)
+        reading = judged_reading(experiment)
         values: list[float] = []
         sent: list[float] = []
 
@@ -75,7 +76,7 @@ class Study:
             on_round=look, should_stop=lambda: bool(values) and values[-1] >= GOALS[-1]
         )
         with tempfile.TemporaryDirectory() as name:
-            run(self.experiment(method, rate, seed), Path(name) / "run", watch)
+            run(experiment, Path(name) / "run", watch)
         curve = {"accuracy": values, "megabytes": sent, "reading": reading}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(curve).encode())
@@ -143,6 +144,12 @@ class Study:
 
 
 QUICK = Study(HERE / ".runs" / "quick", ("fedavg", "mp-fedcl", "fedgauss"), (0.1,), (0,), 3, 2)
+
+
+def judged_reading(experiment: Experiment) -> Reading:
+    """Return the reading of everybody's test that a method is judged by."""
+    found = find_method(experiment.method)
+    return found(experiment.resolved(found.defaults), num_classes=10).reading_on("union")
 
 
 def rounds_to(curve: Curve, goal: float) -> float:
