@@ -38,15 +38,37 @@ class Work:
 
     def export(self) -> None:
         """Write the clients' images."""
-        dealt = load_federated_data(Experiment(clients=self.clients, partition={"kind": "iid"}))
-        self.data.parent.mkdir(parents=True, exist_ok=True)
-        numpy.savez(
-            self.data,
-            x=numpy.stack([client.inputs.numpy() for client in dealt.clients]),
-            y=numpy.stack([client.labels.numpy() for client in dealt.clients]),
-            test_x=dealt.test_inputs.numpy(),
-            test_y=dealt.test_labels.numpy(),
-        )
+        export(Experiment(clients=self.clients, partition={"kind": "iid"}), self.data)
+
+
+@dataclass(frozen=True)
+class SkewedWork:
+    """The sample under label skew, as time_to_accuracy.py deals it."""
+
+    seed: int
+
+    @property
+    def data(self) -> Path:
+        """Where all peers read the clients' images."""
+        return DATA / f"mnist-sample-label-{self.seed}.npz"
+
+    def export(self) -> None:
+        """Write the clients' images."""
+        export(Experiment(seed=self.seed).replace(partition__alpha=0.05), self.data)
+
+
+def export(experiment: Experiment, path: Path) -> None:
+    """Write the images of an experiment's clients, one client after the other."""
+    dealt = load_federated_data(experiment)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numpy.savez(
+        path,
+        x=numpy.concatenate([client.inputs.numpy() for client in dealt.clients]),
+        y=numpy.concatenate([client.labels.numpy() for client in dealt.clients]),
+        sizes=[len(client.labels) for client in dealt.clients],
+        test_x=dealt.test_inputs.numpy(),
+        test_y=dealt.test_labels.numpy(),
+    )
 
 
 WORKS = (Work("few", 5, 20), Work("many", 100, 12))
@@ -63,7 +85,9 @@ class Peer:
     only_few: tuple[tuple[str, ...], ...] = ()
     """More settings, for where there are few clients to fill the cores with."""
 
-    def command(self, work: Work, method: str, rounds: int, setting: Sequence[str]) -> list[str]:
+    def command(
+        self, work: Work | SkewedWork, method: str, rounds: int, setting: Sequence[str]
+    ) -> list[str]:
         """Return the command line of one run."""
         python = VENVS / self.name / "bin" / "python"
         if not python.exists():

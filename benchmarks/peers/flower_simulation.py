@@ -1,5 +1,6 @@
 """FedAvg in Flower's simulation (Ray), by the Message API."""
 
+import argparse
 import os
 import tempfile
 from importlib.metadata import version
@@ -24,10 +25,10 @@ def main() -> None:
             "PEERS_DATA": os.path.abspath(options.data),  # noqa: PTH100
             "PEERS_THREADS": str(options.cpus),
         }
-        simulate(options.data, options.rounds, options.cpus, options.pull_interval)
+        simulate(options)
 
 
-def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> None:
+def simulate(options: argparse.Namespace) -> None:
     """Start Ray with two cores, run the rounds, report."""
     from flower_client import app as client_app
     from flwr.app import ArrayRecord, Context
@@ -39,14 +40,18 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
     server_app = ServerApp()
     memory = TreeMemory(os.getpid())
     watch = Stopwatch(os.getpid())
-    data = load_data(data_path)
+    data = load_data(options.data)
     model = new_model()
     peak = 0.0
 
-    def after_round(number: int, _: ArrayRecord) -> None:
+    def after_round(number: int, arrays: ArrayRecord) -> None:
+        def read() -> float:
+            model.load_state_dict(arrays.to_torch_state_dict())
+            return accuracy(model, data)
+
         # Flower calls this once before the first round and then at the end of each.
         if number:
-            watch.lap()
+            watch.lap(read if options.read else None)
         else:
             watch.begin()
 
@@ -54,13 +59,13 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
     def main(grid: Grid, _: Context) -> None:
         nonlocal peak
         # The simulation's grid asks for replies every 0.1 s unless told otherwise.
-        grid.pull_interval = pull_interval  # type: ignore[attr-defined, unused-ignore]
+        grid.pull_interval = options.pull_interval  # type: ignore[attr-defined, unused-ignore]
         result = FedAvg(
             fraction_evaluate=0.0, min_train_nodes=data.clients, min_available_nodes=data.clients
         ).start(
             grid=grid,
             initial_arrays=ArrayRecord(model.state_dict()),
-            num_rounds=1 + rounds,
+            num_rounds=1 + options.rounds,
             evaluate_fn=after_round,
         )
         peak = memory.stop()
@@ -72,7 +77,7 @@ def simulate(data_path: str, rounds: int, cpus: int, pull_interval: float) -> No
         num_supernodes=data.clients,
         backend_config={
             "init_args": {"num_cpus": 2, "log_to_driver": False},
-            "client_resources": {"num_cpus": cpus, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": options.cpus, "num_gpus": 0.0},
         },
     )
     report(

@@ -131,7 +131,7 @@ def main() -> None:
         server.load_state_dict(average(states, sizes))
         if pool:
             grid, present = pad(pool)
-        watch.lap()
+        watch.lap((lambda: accuracy(server, data)) if options.read else None)
     peak = memory.stop()
     report(
         "handwritten",

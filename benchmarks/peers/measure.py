@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ class Stopwatch:
     def __init__(self, root: int) -> None:
         self.startup = 0.0
         self._root = root
+        self.accuracies: list[float] = []
+        """In % after each round, where they are asked for."""
         self._laps: list[float] = []
         self._began = time.perf_counter()
 
@@ -80,13 +83,17 @@ class Stopwatch:
         """Say that the next round begins now."""
         self._began = time.perf_counter()
 
-    def lap(self) -> None:
-        """Say that a round has ended, and with it the next one begins."""
-        now = time.perf_counter()
-        self._laps.append(now - self._began)
-        self._began = now
+    def lap(self, read: Callable[[], float] | None = None) -> None:
+        """Say that a round has ended, and with it the next one begins.
+
+        What is `read` in between, the accuracy, is not timed.
+        """
+        self._laps.append(time.perf_counter() - self._began)
         if len(self._laps) == 1:
             self.startup = age(self._root)
+        if read is not None:
+            self.accuracies.append(round(read(), 2))
+        self.begin()
 
     @property
     def seconds(self) -> list[float]:
@@ -99,6 +106,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--data", required=True, help="the .npz that compare.py exports")
     made.add_argument("--rounds", type=int, default=20, help="rounds counted, after one warm-up")
+    made.add_argument("--read", action="store_true", help="accuracy after each round, not timed")
     return made
 
 
@@ -117,5 +125,6 @@ def report(
         "round_seconds": others,
         "peak_memory_mb": memory_mb,
         "accuracy": round(accuracy, 2),
+        "accuracies": watch.accuracies,
     }
     print(json.dumps(line), flush=True)

@@ -39,7 +39,7 @@ class PflMlp(Mlp):
         return {"images": Weighted(len(labels), 1)}
 
 
-def run(data_path: str, rounds: int, threads: int, processes: int) -> None:
+def run(data_path: str, rounds: int, threads: int, processes: int, *, read: bool) -> None:
     """Run the rounds in this process (one of several under torchrun); the first one reports."""
     # pfl looks at the environment when it is imported, so only now.
     import numpy
@@ -82,9 +82,9 @@ def run(data_path: str, rounds: int, threads: int, processes: int) -> None:
     class Laps(TrainingProcessCallback):  # type: ignore[misc, type-arg, unused-ignore]
         """Tells the stopwatch of each round's end."""
 
-        def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
+        def after_central_iteration(self, _: Any, model: Any, **__: Any) -> tuple[bool, Any]:
             """Never stop."""
-            watch.lap()
+            watch.lap((lambda: accuracy(model.pytorch_model, data)) if read else None)
             return False, Metrics()
 
     users = AllUsers(client_data, MinimizeReuseUserSampler(list(range(data.clients))))
@@ -140,7 +140,7 @@ def main() -> None:
         meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
         here = [*meet, "--local-addr", "127.0.0.1"]
         os.execv(sys.executable, [sys.executable, *launcher, *here, *sys.argv])
-    run(options.data, options.rounds, options.threads, options.processes)
+    run(options.data, options.rounds, options.threads, options.processes, read=options.read)
 
 
 if __name__ == "__main__":

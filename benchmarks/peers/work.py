@@ -1,5 +1,6 @@
 """The work that every peer does: settings, data and model; nothing here is timed."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 CLASSES = 10
 EMBEDDING = 256
 BATCH_SIZE = 32
-LEARNING_RATE = 0.01
+LEARNING_RATE = float(os.environ.get("PEERS_RATE", "0.01"))
 MOMENTUM = 0.5
 SEED = 0
 
@@ -40,10 +41,10 @@ class Mlp(nn.Module):
 class Data(NamedTuple):
     """What compare.py has exported."""
 
-    x: Tensor
-    """[clients, images, 784], standardized."""
-    y: Tensor
-    """[clients, images], int64."""
+    x: tuple[Tensor, ...]
+    """Of each client [images, 784], standardized."""
+    y: tuple[Tensor, ...]
+    """Of each client [images], int64."""
     test_x: Tensor
     test_y: Tensor
 
@@ -57,7 +58,9 @@ class Data(NamedTuple):
 def load_data(path: str) -> Data:
     """Read the exported arrays, once a process."""
     with numpy.load(Path(path)) as arrays:
-        return Data(*(torch.from_numpy(arrays[name]) for name in Data._fields))
+        x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in Data._fields)
+        sizes = arrays["sizes"].tolist()
+    return Data(x.split(sizes), y.split(sizes), test_x, test_y)
 
 
 def new_model() -> Mlp:
