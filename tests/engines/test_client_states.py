@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl.engines import client_states
-from mpfedcl.engines.client_states import SLOTS, ClientStates
+from mpfedcl.engines.client_states import SLOTS, ClientStates, restore_states
 from mpfedcl.errors import InvalidInput
 from mpfedcl.rounds.engine import StatePlace
 from mpfedcl.tensors import Tensors
@@ -48,12 +48,8 @@ def assert_same(found: ClientStates, wanted: dict[str, Tensors]) -> None:
 
 def reopen(folder: Path, checkpoint: Tensors) -> ClientStates:
     """Return the states as a resumed run finds them."""
-    found, memory = states_in(folder), {}
-    for key, value in checkpoint.items():
-        kind, client, *name = key.split("/")
-        if kind == "own":
-            memory.setdefault(client, {})[name[0]] = value
-    found.restore(memory, checkpoint.get(f"{SLOTS}/own"))
+    found = states_in(folder)
+    restore_states([found], checkpoint)
     return found
 
 

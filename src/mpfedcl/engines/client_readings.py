@@ -44,13 +44,9 @@ class ClientReadings:
     @classmethod
     def of(cls, method: Method, model: Model, data: FederatedData) -> "ClientReadings":
         """Lay out the clients' own tests once."""
-        counts = [torch.bincount(c.labels, minlength=data.num_classes) for c in data.clients]
-        nothing = data.test_labels.new_zeros(0, data.num_classes)
-        tests = ClientTests.of(
-            data.test_labels,
-            torch.stack(counts) if counts else nothing,
-            [client.test for client in data.clients],
-        )
+        counts = torch.from_numpy(data.label_counts()).to(data.test_labels.device)
+        own = list(data.table.own_tests().values())
+        tests = ClientTests.of(data.test_labels, counts, own)
         return cls(method, model, data, tests)
 
     def wanted(self, *, is_complete: bool) -> WantedReadings:

@@ -106,7 +106,8 @@ class ClientStates(MutableMapping[str, Tensors]):
     def __iter__(self) -> Iterator[str]:
         yield from self._memory
         if self._place is not None:
-            yield from (self._place.names[place] for place in numpy.flatnonzero(self._slots >= 0))
+            held = numpy.flatnonzero(self._slots >= 0).tolist()
+            yield from (self._place.names[place] for place in held)
 
     def __len__(self) -> int:
         return len(self._memory) + int((self._slots >= 0).sum())
@@ -126,8 +127,15 @@ class ClientStates(MutableMapping[str, Tensors]):
         return {**found, f"{SLOTS}/{self.kind}": torch.from_numpy(self._slots.copy())}
 
     def restore(self, states: Mapping[str, Tensors], slots: Tensor | None) -> None:
-        """Continue from a checkpoint: the states it holds, and where the others are."""
-        self._memory = dict(states)
+        """Continue from a checkpoint: the states it holds, and where the others are.
+
+        What belongs to clients of other processes is passed over.
+        """
+        self._memory = {
+            client: {name: value.to(self._device) for name, value in state.items()}
+            for client, state in states.items()
+            if client in self._clients
+        }
         self._close()
         if slots is None:
             return
@@ -211,3 +219,14 @@ class ClientStates(MutableMapping[str, Tensors]):
         if (slot := self._find(name)) >= 0:
             self._replaced[-1].append(slot)
             self._slots[self._number(name)] = -1
+
+
+def restore_states(kept: Collection[ClientStates], state: Tensors) -> None:
+    """Continue, for each kind of states, from the snapshots of all of them together."""
+    kinds: dict[str, dict[str, Tensors]] = {each.kind: {} for each in kept}
+    for key, value in state.items():
+        if not key.startswith(f"{SLOTS}/"):
+            kind, client, name = key.split("/", 2)
+            kinds[kind].setdefault(client, {})[name] = value
+    for each in kept:
+        each.restore(kinds[each.kind], state.get(f"{SLOTS}/{each.kind}"))

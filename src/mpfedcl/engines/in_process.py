@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_readings import ClientReadings
-from mpfedcl.engines.client_states import SLOTS, ClientStates
+from mpfedcl.engines.client_states import ClientStates, restore_states
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
     TrainedStack,
@@ -239,16 +239,7 @@ class InProcessEngine(Engine):
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""
-        kinds: dict[str, dict[str, Tensors]] = {each.kind: {} for each in self._kept}
-        for key, value in state.items():
-            if key.startswith(f"{SLOTS}/"):
-                continue
-            kind, client, name = key.split("/", 2)
-            if client in self.sizes:
-                own = kinds[kind].setdefault(client, {})
-                own[name] = value.to(self._data.test_inputs.device)
-        for kept in self._kept:
-            kept.restore(kinds[kept.kind], state.get(f"{SLOTS}/{kept.kind}"))
+        restore_states(self._kept, state)
 
     @property
     def _clients_at_once(self) -> int:
