@@ -93,7 +93,12 @@ def main() -> None:
                 progress.say(f"lr {rate}, seed {seed}: {method}")
                 readings = dict.fromkeys((find_method(method).reading, "averaged_classifier"))
                 experiment = Experiment(method=method, rounds=rounds, seed=seed).replace(
-                    dataset__name=dataset, partition__alpha=0.05, train__lr=rate
+                    dataset__name=dataset,
+                    partition__alpha=0.05,
+                    train__lr=rate,
+                    workers=1,
+                    evaluate_every=1,
+                    evaluate_readings="all",
                 )
                 for reading, each in run_until(experiment, list(readings)).items():
                     found.setdefault((method, reading), []).append(each)

@@ -109,7 +109,9 @@ def test_a_run_says_and_records_what_it_chose(
 ) -> None:
     monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     said: list[str] = []
-    experiment = small(images, dtype="float64", clients=2, rounds=1, model__hidden=HIDDEN)
+    experiment = small(
+        images, clients=2, rounds=1, workers="auto", dtype="float64", model__hidden=HIDDEN
+    )
     run(experiment, tmp_path / "run", Observer(on_warning=said.append))
     assert "2 workers (4 cores, 2 clients per round)." in said
     assert "workers = 2" in (tmp_path / "run" / "experiment.toml").read_text()
@@ -127,7 +129,9 @@ def test_a_run_goes_on_alone_where_no_worker_can_be_started(
     monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr("mpfedcl.runs.simulation._WORKER", "mpfedcl.no_such_module")
     said: list[str] = []
-    result = run(small(images, rounds=1), tmp_path / "run", Observer(on_warning=said.append))
+    result = run(
+        small(images, rounds=1, workers="auto"), tmp_path / "run", Observer(on_warning=said.append)
+    )
     assert result.experiment.workers == 1
     assert any("others could not be started" in each for each in said)
 
