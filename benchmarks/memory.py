@@ -58,7 +58,9 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         make = {"mnist": mnist_clients, "head": head_clients}[case["model"]]
         workload = make(case["clients"], 20, num_test=1000)
         federation = workload.federation(
-            contrast__sample=case.get("sample"), evaluate_clients=case.get("read")
+            contrast__sample=case.get("sample"),
+            evaluate_clients=case.get("read"),
+            evaluate_readings="all",
         )
         loaded, began = _resident(), time.perf_counter()
         for number in range(1, case["rounds"] + 1):

@@ -42,6 +42,7 @@ BASE = Experiment().replace(
     pace__kind="lognormal",
     pace__spread=1.2,
     personal_models=False,
+    evaluate_every=1,
 )
 PANELS: dict[str, tuple[str, dict[str, Any]]] = {
     "equal": ("all clients equally fast", {"pace__spread": 0.0, "pace__jitter": 0.0}),

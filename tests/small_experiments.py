@@ -133,6 +133,7 @@ def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
         "partition__test": "shared",
         "prototypes__per_class": 2,
         "train__batch_size": 8,
+        "workers": 1,
         "evaluate_every": 1,
         "evaluate_readings": "all",
     }

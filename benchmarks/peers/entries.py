@@ -10,8 +10,8 @@ from contestants import METHODS, NoNumbersError, Peer, Work
 from programs import Report, run_mpfedcl, run_peer
 
 MPFEDCL_SETTINGS: tuple[tuple[str, ...], ...] = (
-    ("--engine", "loop"),
-    ("--engine", "auto"),
+    ("--engine", "loop", "--workers", "1"),
+    ("--engine", "auto", "--workers", "1"),
     ("--engine", "auto", "--workers", "2"),
 )
 """Ways to run mpfedcl, each with a row of its own; ratios are to the fastest."""

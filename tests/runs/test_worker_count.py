@@ -38,7 +38,7 @@ def test_a_worker_per_core(
 ) -> None:
     choice = share_cores(RunSize(clients, seconds, int(num_bytes)), cores, 16 * 10**9)
     assert choice.count == number
-    assert (choice.notice is None) == (seconds < worker_count.LEAST_SECONDS)
+    assert len(choice.notices) == (seconds >= worker_count.LEAST_SECONDS)
 
 
 def long(**changes: Any) -> Experiment:
@@ -69,7 +69,8 @@ def test_which_runs_have_workers(changes: dict[str, Any], count: int, reason: st
     experiment = long(**changes)
     choice = choose_workers(experiment, find_method(experiment.method))
     assert choice.count == count
-    assert choice.notice == reason if reason is None else reason in (choice.notice or "")
+    assert len(choice.notices) == (reason is not None)
+    assert (reason or "") in "".join(choice.notices)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -85,7 +86,7 @@ def test_a_run_beside_others_stays_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     choice = choose_workers(long(), find_method("fedavg"))
     assert choice.count == 1
-    assert "beside others" in (choice.notice or "")
+    assert "beside others" in choice.notices[0]
 
 
 def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
@@ -97,7 +98,7 @@ def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
     # 2,000 digits, three times through 800,000 weights, in 60 rounds.
     assert digits is not None
     assert digits.seconds == pytest.approx(60 * 2000 * (3 * 795_000 / 1e10 + 5e-6), rel=0.01)
-    assert digits.num_bytes == 4 * 2000 * 784
+    assert digits.num_bytes == 4 * 3000 * 784
     table = Experiment().replace(dataset__name="table", dataset__root=Path("none"))
     assert measure_run(table, find_method("fedavg")) is None
 
@@ -108,7 +109,9 @@ def test_a_run_says_and_records_what_it_chose(
 ) -> None:
     monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     said: list[str] = []
-    experiment = small(images, dtype="float64", clients=2, rounds=1, model__hidden=HIDDEN)
+    experiment = small(
+        images, clients=2, rounds=1, workers="auto", dtype="float64", model__hidden=HIDDEN
+    )
     run(experiment, tmp_path / "run", Observer(on_warning=said.append))
     assert "2 workers (4 cores, 2 clients per round)." in said
     assert "workers = 2" in (tmp_path / "run" / "experiment.toml").read_text()
@@ -126,6 +129,8 @@ def test_a_run_goes_on_alone_where_no_worker_can_be_started(
     monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr("mpfedcl.runs.simulation._WORKER", "mpfedcl.no_such_module")
     said: list[str] = []
-    result = run(small(images, rounds=1), tmp_path / "run", Observer(on_warning=said.append))
+    result = run(
+        small(images, rounds=1, workers="auto"), tmp_path / "run", Observer(on_warning=said.append)
+    )
     assert result.experiment.workers == 1
     assert any("others could not be started" in each for each in said)

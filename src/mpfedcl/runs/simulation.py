@@ -1,6 +1,6 @@
 """From an experiment to a finished run on this machine, in one process or in several."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,10 @@ def run_simulation(
         )
     experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
     attach = companions.attach(experiment)
-    with _lead_processes(experiment, observer) as (experiment, group):
+    notices: list[str] = []
+    with _lead_processes(experiment, notices) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
-        simulation = _Simulation(experiment, group, companions.wrap_engine)
+        simulation = _Simulation(experiment, group, companions.wrap_engine, notices)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, simulation.experiment) as directory:
             return simulation.run(directory, attach(path, observer))
@@ -85,8 +86,9 @@ def resume_simulation(
             check(find_method(changed.method), changed)
         changed = limit_rounds(changed, observer.on_warning, path)
         attach = companions.attach(changed)
-        with _lead_processes(changed, observer) as (experiment, group):
-            simulation = _Simulation(experiment, group, companions.wrap_engine)
+        notices: list[str] = []
+        with _lead_processes(changed, notices) as (experiment, group):
+            simulation = _Simulation(experiment, group, companions.wrap_engine, notices)
             return simulation.run(directory, attach(path, observer))
 
 
@@ -106,9 +108,14 @@ class _Simulation(RunLoop):
     _writes_beside = True
 
     def __init__(
-        self, experiment: Experiment, group: ProcessGroup | None, wrap_engine: WrapEngine
+        self,
+        experiment: Experiment,
+        group: ProcessGroup | None,
+        wrap_engine: WrapEngine,
+        notices: Sequence[str] = (),
     ) -> None:
         cap_threads()
+        self._notices = notices
         device = find_device(experiment.device)
         self._group = group
         self._data, model = _load_in_turn(experiment, device, group)
@@ -142,7 +149,8 @@ class _Simulation(RunLoop):
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        for notice in [*self._data.notices, *describe_secure_sums(self._experiment)]:
+        secure = describe_secure_sums(self._experiment)
+        for notice in [*self._data.notices, *secure, *self._notices]:
             observer.on_warning(notice)
         return super().run(directory, observer)
 
@@ -215,12 +223,14 @@ def _settle_evaluation(experiment: Experiment, data: FederatedData, model: Model
 
 @contextmanager
 def _lead_processes(
-    experiment: Experiment, observer: Observer
+    experiment: Experiment, notices: list[str]
 ) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
-    """Open a process group for an experiment and tell it what to run, if more than one process."""
+    """Open a process group for an experiment and tell it what to run, if more than one process.
+
+    `notices` gets what the user should know of their number.
+    """
     choice = choose_workers(experiment, find_method(experiment.method))
-    if choice.notice is not None:
-        observer.on_warning(choice.notice)
+    notices += choice.notices
     try:
         with ExitStack() as stack:
             group = None
@@ -230,7 +240,7 @@ def _lead_processes(
             except (LostWorker, OSError) as error:
                 if experiment.workers != "auto":
                     raise
-                observer.on_warning(f"1 worker: others could not be started ({error}).")
+                notices[:] = [f"1 worker: others could not be started ({error})."]
             experiment = experiment.replace(workers=1 if group is None else group.size)
             if group is not None:
                 group.broadcast(experiment.to_toml().encode())

@@ -4,7 +4,6 @@ By a rule that looks at the experiment, the number of samples and the machine's 
 nothing: the same experiment has the same workers on the same machine, and so the same bits.
 """
 
-import math
 import multiprocessing
 import os
 import sys
@@ -13,12 +12,12 @@ from itertools import pairwise
 
 import psutil
 
+from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.source_files import splits_domains
 from mpfedcl.methods import Method
 from mpfedcl.models import mlp
 
@@ -41,7 +40,7 @@ class WorkerChoice:
     """How many processes a run has, and what its user should know of that."""
 
     count: int
-    notice: str | None = None
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def choose_workers(experiment: Experiment, method: type[Method]) -> WorkerChoice
     if size is None or size.seconds < LEAST_SECONDS:
         return WorkerChoice(1)
     if reason := _find_obstacle(experiment, method):
-        return WorkerChoice(1, f"1 worker of {cores} cores: {reason}.")
+        return WorkerChoice(1, (f"1 worker of {cores} cores: {reason}.",))
     return share_cores(size, cores, psutil.virtual_memory().total)
 
 
@@ -75,9 +74,9 @@ def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
 
     Example:
         >>> share_cores(RunSize(clients=5, seconds=30, num_bytes=10**7), cores=2, memory=10**10)
-        WorkerChoice(count=2, notice='2 workers (2 cores, 5 clients per round).')
+        WorkerChoice(count=2, notices=('2 workers (2 cores, 5 clients per round).',))
         >>> share_cores(RunSize(clients=5, seconds=2, num_bytes=10**7), cores=2, memory=10**10)
-        WorkerChoice(count=1, notice=None)
+        WorkerChoice(count=1, notices=())
     """
     if size.seconds < LEAST_SECONDS:
         return WorkerChoice(1)
@@ -86,26 +85,29 @@ def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
     told = f"{cores} cores, {size.clients:,} clients per round"
     if number == fitting < min(cores, size.clients):
         told += ", whose samples take much of the memory"
-    return WorkerChoice(number, f"{number} worker{'s' * (number > 1)} ({told}).")
+    return WorkerChoice(number, (f"{number} worker{'s' * (number > 1)} ({told}).",))
 
 
 def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
-    """Return how large a resolved experiment is; None where its data do not say so unopened."""
+    """Return how large a resolved experiment is; None where that is not known before it begins."""
     if experiment.dataset.name == "table":
         return None
     index = open_data_set(experiment.dataset)
-    clients = len(index.domains)
-    if not splits_domains(experiment.partition.kind) or experiment.clients:
-        clients = experiment.clients or clients
-    taking_part = min(clients, max(experiment.min_clients, round(experiment.fraction * clients)))
-    samples, width = _count_samples(index, experiment), _count_numbers(index, experiment)
+    # Also because what is wrong with the split had better be said before processes are started.
+    split = split_among_clients(index, experiment)
+    clients, width = len(split.training), _count_numbers(index, experiment)
+    if experiment.min_clients > clients:
+        # Refused as soon as the run begins.
+        return None
+    taking_part = max(experiment.min_clients, round(experiment.fraction * clients))
+    samples = sum(len(each.labels) for each in split.training.values())
     passes = experiment.rounds * experiment.train.epochs * samples * taking_part / clients
     takes_features = index.vector_width is not None or experiment.encoder.name not in (None, "none")
     work = width**2
     if method.trains:
         work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)
     seconds = passes * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
-    return RunSize(taking_part, seconds, 4 * samples * width)
+    return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
 
 
 def _free_cores() -> int:
@@ -130,17 +132,6 @@ def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
     if experiment.method.startswith("__main__:"):
         return "others cannot import a method of the program that was started"
     return None
-
-
-def _count_samples(index: SampleIndex, experiment: Experiment) -> int:
-    """Return about how many samples are trained on."""
-    found, settings = sum(len(each.train.labels) for each in index.domains), experiment.dataset
-    if any(each.test is None for each in index.domains):
-        found = math.ceil(found * (1 - (settings.test_fraction or 0.5)))
-    groups = len(index.domains) if splits_domains(experiment.partition.kind) else 1
-    if settings.per_class is not None:
-        found = min(found, settings.per_class * len(index.class_names) * groups)
-    return found if settings.train_size is None else min(found, settings.train_size * groups)
 
 
 def _count_numbers(index: SampleIndex, experiment: Experiment) -> int:
