@@ -101,7 +101,7 @@ def describe_training(method: Method, task: ClientTask, num_clients: int) -> Tra
     """Return what a client's costs depend on, among so many clients of its process."""
     train, num_samples = method.experiment.train, len(task.client.labels)
     weights = [value for value in task.start.values() if value.dim() > 1]
-    is_plain = type(method).loss is Method.loss and type(method).adjust is Method.adjust
+    is_plain = not method.adds_to_loss and type(method).adjust is Method.adjust
     return Training(
         num_clients,
         train.epochs * num_samples,
