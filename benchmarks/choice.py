@@ -46,7 +46,8 @@ def _forced(name: str, federation: RoundLoop) -> Iterator[None]:
     if name in ("factored", "written"):
         trainer_costs.ROWS_SENT = 0.0 if name == "factored" else 1e9
     if name not in ("auto", "loop"):
-        choice: Any = federation.engine._trainers
+        engine: Any = federation.engine
+        choice = engine._trainers
         trainer = getattr(choice, f"_{'factored' if name == 'written' else name}")
         choice._sort_by_cost = lambda tasks, *_, **__: [(trainer, list(tasks))]
     try:
@@ -123,10 +124,9 @@ def main() -> None:
     """Measure and write."""
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    clients, rows, repeats = CLIENTS, ROWS, 4
+    shapes, repeats = [(n, r) for n in CLIENTS for r in ROWS if n * r <= MOST_SAMPLES], 4
     if arguments.quick:
-        clients, rows, repeats = (2, 8), (16, 64), 1
-    shapes = [(n, r) for n in clients for r in rows if n * r <= MOST_SAMPLES]
+        shapes, repeats = [(2, 16), (8, 64)], 1
     progress = Progress()
     result = Result("choice", (__doc__ or "").strip(), arguments.quick)
     began = time.monotonic()

@@ -103,7 +103,7 @@ def _tabulate(
     flops: Mapping[str, int],
     rates: Mapping[int, float],
 ) -> Table:
-    limit = flops["training"] / rates[2]
+    limits = {name: flops["training"] / rates[CONTENDERS[name][1]] for name in found}
     medians = {
         name: {key: Spread.of([s[key] for s in runs]).median for key in ("round", *PHASES)}
         for name, runs in found.items()
@@ -115,7 +115,7 @@ def _tabulate(
             Spread.of([s["round"] for s in runs]).milliseconds(),
             *(ms(medians[name][phase]) for phase in PHASES),
             f"{medians[name]['cluster'] / medians[name]['round']:.0%}",
-            f"{medians[name]['round'] / limit:.1f}",
+            f"{medians[name]['round'] / limits[name]:.2f}",
             f"{slowest / medians[name]['round']:.2f}",
         ]
         for name, runs in found.items()
@@ -221,7 +221,7 @@ def main() -> None:
         "one process.",
         "Flops counted: forward, gradients of the weights, gradients of each layer's input except "
         "the first's; softmax, k-means, sums over clients and SGD itself count for nothing.",
-        "`x limit` is the round over the limit of training alone with 2 threads.",
+        "`x limit` is the round over the limit of training alone with as many threads.",
         "`stacked` takes the factored trainer for clients with few rows, as `auto` does.",
     ]
     progress.close()

@@ -19,7 +19,7 @@ def _large_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shape(clients: int, rows: int, model: dict[str, int], operations: int = PLAIN_LOSS) -> Training:
-    return Training(clients, rows, -(-rows // 32), operations, **model)
+    return Training(clients, rows, -(-rows // 32), min(32, rows), operations, **model)
 
 
 def cheapest(training: Training) -> str:

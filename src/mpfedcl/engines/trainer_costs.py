@@ -14,28 +14,28 @@ from mpfedcl.methods import Method
 
 PLAIN_LOSS, OWN_LOSS = 25, 57
 """Operations of a step with the classifier's loss alone, and with terms of a method's own."""
-OPERATION = 11_000.0
+OPERATION = 17_000.0
 """An operation of a step on one client's linear layers, its derivative included."""
-LOOP_OPERATION = 8_000.0
+LOOP_OPERATION = 10_000.0
 """The same of a method that is more than linear layers, in the loop."""
-OPERATION_OF_ALL, SHARE_OF_OPERATION = 23_000.0, 600.0
+OPERATION_OF_ALL, SHARE_OF_OPERATION = 31_000.0, 1_600.0
 """The same for clients side by side: once for all, and for each of them."""
-ROUND_OF_ALL = 1_100_000.0
+ROUND_OF_ALL = 1_350_000.0
 """What is laid out side by side, once a round."""
-NEAR, FAR = 0.045, 0.5
+NEAR, FAR = 0.066, 0.5
 """A byte of weights in a step, beside its velocity in the processor's cache or beyond it."""
-STACKED, STACKED_AND_USED = 0.5, 1.5
+STACKED, STACKED_AND_USED = 0.84, 1.5
 """The same side by side; and where a method uses weights beyond linear layers."""
-STACK_MADE = 1.8
+STACK_MADE = 0.52
 """A byte of weights that are laid side by side, once a round."""
-KEPT = 0.36
+KEPT = 0.37
 """A byte of weights that are made and sent."""
-ROWS = 0.025
+ROWS = 0.035
 """A row with each row before it, for each unit of a layer."""
-ROWS_SENT = 0.036
+ROWS_SENT = 0.037
 """The same once more, where what is sent stays rows."""
-ROW = 0.00012
-"""A row with each byte of the weights that it departs from."""
+PADDING = 0.0144
+"""A row that fills the last step up, side by side, with each byte of the weights."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Training:
     num_rows: int
     """Samples times epochs."""
     num_steps: int
+    step_rows: int
+    """Rows of a full step."""
     operations: int
     weight_bytes: int
     num_units: int
@@ -82,30 +84,37 @@ class Training:
         return self._side_by_side() + passes * self.weight_bytes
 
     def _as_rows(self) -> float:
-        return self._rows() + ROWS_SENT * self.num_rows**2 * self.num_units
+        return self._side_by_side() + (ROWS + ROWS_SENT) * self._row_pairs
 
     def _written_out(self) -> float:
-        return self._rows() + KEPT * self.weight_bytes
-
-    def _rows(self) -> float:
-        past = ROWS * self.num_rows * self.num_units + ROW * self.weight_bytes
-        return self._side_by_side() + self.num_rows * past
+        return self._side_by_side() + ROWS * self._row_pairs + KEPT * self.weight_bytes
 
     def _side_by_side(self) -> float:
         operations = self.num_steps * self.operations
         of_all = OPERATION_OF_ALL * operations + ROUND_OF_ALL
-        return SHARE_OF_OPERATION * operations + of_all / self.num_clients
+        padding = PADDING * (self._filled_rows - self.num_rows) * self.weight_bytes
+        return SHARE_OF_OPERATION * operations + of_all / self.num_clients + padding
+
+    @property
+    def _filled_rows(self) -> int:
+        """Rows with the padding of each epoch's last step."""
+        return self.num_steps * self.step_rows
+
+    @property
+    def _row_pairs(self) -> int:
+        return self._filled_rows**2 * self.num_units
 
 
 def describe_training(method: Method, task: ClientTask, num_clients: int) -> Training:
     """Return what a client's costs depend on, among so many clients of its process."""
     train, num_samples = method.experiment.train, len(task.client.labels)
     weights = [value for value in task.start.values() if value.dim() > 1]
-    is_plain = type(method).loss is Method.loss and type(method).adjust is Method.adjust
+    is_plain = not method.adds_to_loss and type(method).adjust is Method.adjust
     return Training(
         num_clients,
         train.epochs * num_samples,
         train.epochs * -(-num_samples // train.batch_size),
+        min(num_samples, train.batch_size),
         PLAIN_LOSS if is_plain else OWN_LOSS,
         sum(value.numel() * value.element_size() for value in weights),
         sum(sum(value.shape) for value in weights),

@@ -152,6 +152,14 @@ class Method(SumHooks):
         """Passes over a client's samples in each round."""
         return self.experiment.train.epochs
 
+    @property
+    def adds_to_loss(self) -> bool:
+        """Whether the loss is more than the classifier's: engines choose the fastest way by it.
+
+        False where a term has no weight, so that the method then is FedAvg to the bit.
+        """
+        return type(self).loss is not Method.loss
+
     def own_model(self, input_size: int) -> Model | None:
         """Return the model of a method that brings its own; None: the one that settings name."""
         return None

@@ -56,6 +56,11 @@ class MpFedCL(Method):
                 "must be left out: that loss is not a mean over clients, so a sample would bias it."
             )
 
+    @property
+    def adds_to_loss(self) -> bool:
+        """Without weight the contrast adds nothing."""
+        return self.experiment.contrast.weight > 0
+
     def reading_on(self, test: Test) -> Reading:
         """Asked about everybody's classes, ask the model that has seen them, where there is one."""
         return super().reading_on(test) if self.shares_model else self.reading

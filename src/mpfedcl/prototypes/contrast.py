@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.functional import embedding_bag
 
 from mpfedcl.prototypes.pool import Padding, PrototypePool
@@ -40,8 +41,11 @@ def contrastive_loss(
     """
     label = labels.where(mask, 0)
     counted = mask & targets.present[label]
-    # What is left out is set to 0 first: whatever a padding row holds, its gradient is 0, not NaN.
-    z = z.masked_fill(~counted.unsqueeze(1), 0) / temperature
+    everyone = _is_everyone(counted)
+    if not everyone:
+        # What is left out is set to 0: whatever a padding row holds, its gradient is 0, not NaN.
+        z = z.masked_fill(~counted.unsqueeze(1), 0)
+    z = z / temperature
     logits = z @ targets.vectors.T
     if form == "pooled":
         losses = _contrast_all(logits, label, targets)
@@ -54,7 +58,15 @@ def contrastive_loss(
         if form == "literal":
             # Where one class alone is present there is no other to look at.
             losses = losses.masked_fill(targets.present.sum() < 2, 0)
+    if everyone:
+        return losses.mean()
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+def _is_everyone(counted: Tensor) -> bool:
+    """Tell whether no sample is left out, where that is cheap to know; False where it is not."""
+    is_cheap = counted.device.type == "cpu" and not is_functorch_wrapped_tensor(counted)
+    return is_cheap and len(counted) > 0 and bool(counted.all())
 
 
 def prototype_contrastive_loss(
