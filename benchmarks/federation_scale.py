@@ -158,12 +158,29 @@ def seconds_used(process: psutil.Process) -> float:
     return float(sum(process.cpu_times()[:2]))
 
 
-def peak_bytes(process: psutil.Process) -> int:
-    """Return the largest memory that a process has had (Linux alone says it)."""
-    for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("the system does not say how large a process has been")
+class Memory:
+    """The most memory that processes have had so far, of their own: without pages of files."""
+
+    def __init__(self, *processes: psutil.Process) -> None:
+        self.most = {process.pid: 0 for process in processes}
+        self.is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self.is_over.wait(0.05):
+            for pid, most in self.most.items():
+                with contextlib.suppress(OSError):
+                    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+                    (own,) = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
+                    self.most[pid] = max(most, int(own) * 1024)
 
 
 def measure_idle(lab: Lab, clients: int) -> list[list[str]]:
@@ -183,33 +200,35 @@ def measure_idle(lab: Lab, clients: int) -> list[list[str]]:
 def measure_run(lab: Lab, clients: int, words: Sequence[str], rounds: int, out: Path) -> Table:
     """Return what a run's rounds cost, and what its memory and database came to."""
     superlink, run = lab.find(SUPERLINK), lab.find(RUN)
-    before = {"SuperLink": peak_bytes(superlink), "the run": peak_bytes(run)}
     settings = ["--clients", str(clients), "--partition.kind", "iid", "--rounds", str(rounds)]
     # Nothing is read, so that messages are what costs.
-    settings += ["--evaluate-every", str(rounds), "--network.patience", "300", *words]
+    settings += ["--evaluate-every", str(rounds), "--network.patience", "600", *words]
     command = [*PROGRAM, "federation", "start", str(lab.folder), "--out", str(out), *settings]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     records = out / "rounds.jsonl"
     rows: list[list[str]] = []
     began, used, requests = 0.0, 0.0, 0
-    for number in range(1, rounds):
-        wait_for(records, f'"round": {number},', 600)
-        now, spent, made = time.monotonic(), seconds_used(superlink), lab.requests.value
-        peaks = [peak_bytes(each) / MEGABYTE for each in (superlink, run)]
-        size = lab.database_bytes() / MEGABYTE
-        costs = (now - began, spent - used, made - requests)
-        cells = ["-"] * 3 if number == 1 else [f"{costs[0]:.1f}", f"{costs[1]:.1f}", str(costs[2])]
-        rows.append([str(number), *cells, *(f"{each:.0f}" for each in peaks), f"{size:.0f}"])
-        began, used, requests = now, spent, made
-    if started.wait(600):
-        raise SystemExit("the run failed")
+    with Memory(superlink, run) as memory:
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_for(out / "partition.json", "clients", 900)
+        before = [memory.most[each.pid] / MEGABYTE for each in (superlink, run)]
+        for number in range(1, rounds):
+            wait_for(records, f'"round": {number},', 900)
+            now, spent, made = time.monotonic(), seconds_used(superlink), lab.requests.value
+            sizes = [memory.most[each.pid] / MEGABYTE for each in (superlink, run)]
+            sizes.append(lab.database_bytes() / MEGABYTE)
+            costs = [f"{now - began:.1f}", f"{spent - used:.1f}", str(made - requests)]
+            cells = ["-"] * 3 if number == 1 else costs
+            rows.append([str(number), *cells, *(f"{each:.0f}" for each in sizes)])
+            began, used, requests = now, spent, made
+        if started.wait(600):
+            raise SystemExit("the run failed")
     lines = records.read_text(encoding="utf-8").splitlines()
     answered = [len(json.loads(line)["clients"]["answered"]) for line in lines]
-    idle = ", ".join(f"{name} {size / MEGABYTE:.0f} MB" for name, size in before.items())
     heads = ["round", "seconds", "SuperLink s", "requests", "SuperLink MB", "run MB", "database MB"]
     note = (
-        f"Answered: {answered}. MB are the most so far; before the run: {idle}. Requests are the "
-        f"clients'. Database when the run is over: {lab.database_bytes() / MEGABYTE:.0f} MB."
+        f"Answered: {answered}. MB are the most so far, without pages of files; before the first "
+        f"round {before[0]:.0f} and {before[1]:.0f}. Requests are the clients'. Database when the "
+        f"run is over: {lab.database_bytes() / MEGABYTE:.0f} MB."
     )
     return Table(f"{clients} clients, {' '.join(words)}", heads, rows, note)
 

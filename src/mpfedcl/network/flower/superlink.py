@@ -29,7 +29,7 @@ _THREADS = 4
 """Requests that are worked on at a time; the others wait for their turn."""
 
 
-class _Lifespan(SuperLinkLifespan):  # type: ignore[misc]
+class _Lifespan(SuperLinkLifespan):
     """Flower's own, with few threads."""
 
     def startup(self) -> None:
