@@ -2,9 +2,10 @@
 
     python benchmarks/federation_scale.py [--clients 50] [--fraction 1] [--rounds 6]
 
-A server with TLS and keys, and clients as processes, forked from one that has torch loaded, so that
-fifty need 2 GB. A message has 798,474 parameters, 3.2 MB. Run it on an idle machine. It prints the
-numbers of docs/federation.md, "At scale".
+A server with TLS and keys, and clients that are threads of one process: each has a key of its own
+and speaks to the server as a client does, but trains nothing. It answers at once with what it was
+sent, changed a little: 798,474 parameters, 3.2 MB. So messages are all that costs. Run it on an
+idle machine. It prints the numbers of docs/federation.md, "At scale".
 """
 
 import argparse
@@ -14,34 +15,72 @@ import multiprocessing
 import os
 import socket
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy
 import psutil
 import tomli_w
 
 from federation import PROGRAM, wait_for
 from measuring import Table
-from mpfedcl.network.flower import client_executor
-from mpfedcl.network.flower.programs import environment
+from mpfedcl.methods import TESTS
+from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.flower.client_executor import take_part
+from mpfedcl.network.message import Kind, Message
+from mpfedcl.network.packing import Introduction
 from mpfedcl.network.setup.folders import ClientFolder
 
-FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = ["federation_scale", "mpfedcl.network.client.client"]
+SPAWN = multiprocessing.get_context("spawn")
 SUPERLINK, RUN = "mpfedcl.network.flower.superlink", "mpfedcl.flower_app"
 IDLE_SECONDS = 20.0
 MEGABYTE = 2**20
 
 
-def take_part(root: Path, variables: dict[str, str], requests: Any) -> None:
-    """Be a client's process, which counts its requests."""
-    os.environ.update(variables)
+class Echo:
+    """Answers as a client does that has trained, at no cost."""
+
+    lock = threading.Lock()
+    known: Introduction | None = None
+    """What a client that has data says of itself; the others say the same."""
+
+    def __init__(self, name: str, memory: Path) -> None:
+        self._name, self._memory = name, memory
+        self._random = numpy.random.default_rng(sum(name.encode()))
+
+    def answer(self, kind: Kind, message: Message) -> Message:
+        """Return the answer to a request."""
+        late = {"late": {"table": {test: {} for test in TESTS}, "is_personal": False}}
+        if kind == "close":
+            return Message(late)
+        with self.lock:
+            if Echo.known is None:
+                client = NetworkClient(ClientSettings(self._name, self._memory, share=0))
+                Echo.known = Introduction.from_message(client.answer("hello", message))
+        if kind == "hello":
+            return replace(Echo.known, name=self._name).to_message()
+        none = {"labels": numpy.zeros(0, "i8"), "counts": numpy.zeros(0, "i8")}
+        none["vectors"] = message.arrays["pool/vectors"][:0]
+        values = {"num_samples": Echo.known.num_samples, "loss": 1.0}
+        values |= {"withheld": False, "processed": []} | (late if message.values["read"] else {})
+        # Each changes it in a way of its own: what is equal the server stores once.
+        change = numpy.float32(1e-3 * self._random.standard_normal())
+        averaged = {
+            name.replace("params/", "averaged/"): array + change
+            for name, array in message.arrays.items()
+            if name.startswith("params/")
+        }
+        return Message(values, averaged | {f"prototypes/{n}": each for n, each in none.items()})
+
+
+def be_clients(roots: Sequence[Path], requests: Any) -> None:
+    """Be the process of all clients, which counts their requests."""
     send = httpx.Client.send
 
     def count(self: httpx.Client, *words: Any, **options: Any) -> httpx.Response:
@@ -50,11 +89,11 @@ def take_part(root: Path, variables: dict[str, str], requests: Any) -> None:
         return send(self, *words, **options)
 
     httpx.Client.send = count  # type: ignore[method-assign]
-    with (root / "supernode.log").open("ab") as log:
-        for number in (1, 2):
-            os.dup2(log.fileno(), number)
-    sys.argv[1:] = [str(root)]
-    client_executor.main()
+    for root in roots:
+        place = ClientFolder.open(root, None)
+        work = (place, Echo(place.name, place.memory).answer, lambda _: None)
+        threading.Thread(target=take_part, args=work, daemon=True).start()
+    threading.Event().wait()
 
 
 @dataclass
@@ -90,29 +129,25 @@ def running(folder: Path, clients: int) -> Iterator[Lab]:
     words = ["federation", "init", str(lab), "--clients", str(clients), "--port", port]
     subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
     said = folder / "said"
-    FORKS.set_forkserver_preload(PRELOADED)
-    requests = FORKS.Value("q", 0)
-    processes = []
+    requests = SPAWN.Value("q", 0)
+    roots = sorted((lab / "clients").iterdir())
+    for root in roots:
+        place = ClientFolder.open(root, None)
+        settings = {"name": place.name, "server": f"127.0.0.1:{port}"}
+        place.settings.write_text(tomli_w.dumps(settings), encoding="utf-8")
     with said.open("wb") as file:
         words = [*PROGRAM, "federation", "server", str(lab)]
         server = subprocess.Popen(words, stdout=file, stderr=file)
+    process = SPAWN.Process(target=be_clients, args=(roots, requests))
     try:
         wait_for(said, "Ctrl-C ends it")
-        for share, root in enumerate(sorted((lab / "clients").iterdir())):
-            place = ClientFolder.open(root, None)
-            values = {"name": place.name, "share": share, "memory": str(place.memory)}
-            settings = {**values, "server": f"127.0.0.1:{port}"}
-            place.settings.write_text(tomli_w.dumps(settings), encoding="utf-8")
-            variables = environment(place.flower_home)
-            processes.append(FORKS.Process(target=take_part, args=(root, variables, requests)))
-            processes[-1].start()
-        for root in (lab / "clients").iterdir():
+        process.start()
+        for root in roots:
             wait_for(root / "flower" / "node.json", "true")
         yield Lab(lab, requests)
     finally:
-        for process in processes:
+        if process.pid is not None:
             process.terminate()
-        for process in processes:
             process.join(60)
         server.terminate()
         server.wait(60)
@@ -123,12 +158,29 @@ def seconds_used(process: psutil.Process) -> float:
     return float(sum(process.cpu_times()[:2]))
 
 
-def peak_bytes(process: psutil.Process) -> int:
-    """Return the largest memory that a process has had (Linux alone says it)."""
-    for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("the system does not say how large a process has been")
+class Memory:
+    """The most memory that processes have had so far, of their own: without pages of files."""
+
+    def __init__(self, *processes: psutil.Process) -> None:
+        self.most = {process.pid: 0 for process in processes}
+        self.is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self.is_over.wait(0.05):
+            for pid, most in self.most.items():
+                with contextlib.suppress(OSError):
+                    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+                    (own,) = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
+                    self.most[pid] = max(most, int(own) * 1024)
 
 
 def measure_idle(lab: Lab, clients: int) -> list[list[str]]:
@@ -148,33 +200,35 @@ def measure_idle(lab: Lab, clients: int) -> list[list[str]]:
 def measure_run(lab: Lab, clients: int, words: Sequence[str], rounds: int, out: Path) -> Table:
     """Return what a run's rounds cost, and what its memory and database came to."""
     superlink, run = lab.find(SUPERLINK), lab.find(RUN)
-    before = {"SuperLink": peak_bytes(superlink), "the run": peak_bytes(run)}
     settings = ["--clients", str(clients), "--partition.kind", "iid", "--rounds", str(rounds)]
     # Nothing is read, so that messages are what costs.
-    settings += ["--evaluate-every", str(rounds), "--network.patience", "300", *words]
+    settings += ["--evaluate-every", str(rounds), "--network.patience", "600", *words]
     command = [*PROGRAM, "federation", "start", str(lab.folder), "--out", str(out), *settings]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     records = out / "rounds.jsonl"
     rows: list[list[str]] = []
     began, used, requests = 0.0, 0.0, 0
-    for number in range(1, rounds):
-        wait_for(records, f'"round": {number},', 600)
-        now, spent, made = time.monotonic(), seconds_used(superlink), lab.requests.value
-        peaks = [peak_bytes(each) / MEGABYTE for each in (superlink, run)]
-        size = lab.database_bytes() / MEGABYTE
-        costs = (now - began, spent - used, made - requests)
-        cells = ["-"] * 3 if number == 1 else [f"{costs[0]:.1f}", f"{costs[1]:.1f}", str(costs[2])]
-        rows.append([str(number), *cells, *(f"{each:.0f}" for each in peaks), f"{size:.0f}"])
-        began, used, requests = now, spent, made
-    if started.wait(600):
-        raise SystemExit("the run failed")
+    with Memory(superlink, run) as memory:
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_for(out / "partition.json", "clients", 900)
+        before = [memory.most[each.pid] / MEGABYTE for each in (superlink, run)]
+        for number in range(1, rounds):
+            wait_for(records, f'"round": {number},', 900)
+            now, spent, made = time.monotonic(), seconds_used(superlink), lab.requests.value
+            sizes = [memory.most[each.pid] / MEGABYTE for each in (superlink, run)]
+            sizes.append(lab.database_bytes() / MEGABYTE)
+            costs = [f"{now - began:.1f}", f"{spent - used:.1f}", str(made - requests)]
+            cells = ["-"] * 3 if number == 1 else costs
+            rows.append([str(number), *cells, *(f"{each:.0f}" for each in sizes)])
+            began, used, requests = now, spent, made
+        if started.wait(600):
+            raise SystemExit("the run failed")
     lines = records.read_text(encoding="utf-8").splitlines()
     answered = [len(json.loads(line)["clients"]["answered"]) for line in lines]
-    idle = ", ".join(f"{name} {size / MEGABYTE:.0f} MB" for name, size in before.items())
     heads = ["round", "seconds", "SuperLink s", "requests", "SuperLink MB", "run MB", "database MB"]
     note = (
-        f"Answered: {answered}. MB are the most so far; before the run: {idle}. Requests are the "
-        f"clients'. Database when the run is over: {lab.database_bytes() / MEGABYTE:.0f} MB."
+        f"Answered: {answered}. MB are the most so far, without pages of files; before the first "
+        f"round {before[0]:.0f} and {before[1]:.0f}. Requests are the clients'. Database when the "
+        f"run is over: {lab.database_bytes() / MEGABYTE:.0f} MB."
     )
     return Table(f"{clients} clients, {' '.join(words)}", heads, rows, note)
 

@@ -10,8 +10,8 @@ import uvicorn
 from flwr.superlink.main import create_app
 
 from mpfedcl.network.flower import background
-from mpfedcl.network.flower.access import RequireSecret
 from mpfedcl.network.flower.programs import write_connection
+from mpfedcl.network.flower.superlink import add_guards
 from mpfedcl.network.processes import free_port
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
 
@@ -37,7 +37,7 @@ class RunningServer:
         self.app = create_app()
         # Only keys that were let in, as over TLS.
         self.app.state.enable_supernode_auth = True
-        self.app.add_middleware(RequireSecret, secret=folder.read_secret())
+        add_guards(self.app, folder.read_secret())
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         self.asked.append(str(scope.get("path")))

@@ -11,7 +11,10 @@ from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
+from sqlalchemy.exc import OperationalError
 from superlinks import RunningServer, running_server
 
 from mpfedcl.errors import InvalidInput
@@ -189,6 +192,45 @@ def test_without_the_secret_there_is_no_task_and_no_run(lab: RunningServer) -> N
             submit(lab.folder, {})
     finally:
         lab.folder.secret.write_text(kept)
+
+
+def test_a_busy_database_is_asked_again(
+    lab: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself Flower answers 500, which loses a client's answer and ends a run."""
+    node = connect("a")
+    node.enter(None)
+    handlers: list[tuple[object, str]] = [
+        (fleet_handlers, "push_messages"),
+        (fleet_handlers, "push_object"),
+        (fleet_handlers, "confirm_message_received"),
+        (runtime_handlers, "push_messages"),
+        (runtime_handlers, "pull_messages"),
+    ]
+    failed: list[str] = []
+
+    def fail_once(module: object, name: str) -> None:
+        handle = getattr(module, name)
+
+        def locked(*words: object, **options: object) -> object:
+            key = f"{module}.{name}"
+            if key not in failed:
+                failed.append(key)
+                raise OperationalError("UPDATE", {}, Exception("database is locked"))
+            return handle(*words, **options)
+
+        monkeypatch.setattr(module, name, locked)
+
+    for module, name in handlers:
+        fail_once(module, name)
+    with run_of(lab) as grid:
+        identity = send(grid, node.number)
+        request = node.receive()
+        assert request is not None
+        reply_to(node, request)
+        assert from_records(pull(grid, identity).content).values == {"kind": "round", "x": 1}
+    assert len(failed) == len(handlers)
+    node.leave()
 
 
 def test_no_server(lab: RunningServer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A client's own machine: what a server may ask of it, and what not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,14 @@ import numpy
 import pytest
 import torch
 from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from safetensors.torch import load_file
 
 from mpfedcl import run
 from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
+from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_experiment
 
@@ -109,6 +112,16 @@ def test_the_server_keeps_its_own_places_to_itself(tmp_path: Path) -> None:
 def test_a_newer_server(client: NetworkClient) -> None:
     with pytest.raises(ClientRefusal, match="the server is of a newer version"):
         client.answer("hello", hello(folder_experiment(), format=FORMAT + 1))
+
+
+def test_an_older_server_is_understood_well_enough_to_say_so(client: NetworkClient) -> None:
+    """Introductions have no arrays, so that they are read whatever arrays are sent as."""
+    asked = hello(folder_experiment(), format=3)
+    records = RecordDict({"values": ConfigRecord({"json": json.dumps(asked.values)})})
+    records["arrays"] = ArrayRecord({})
+    assert dict(to_records(asked).array_records["arrays"]) == {}
+    with pytest.raises(ClientRefusal, match="client is of a newer version; the server must be"):
+        client.answer("hello", from_records(records))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
 from mpfedcl.network.server.secure_round import SecureRound
 from mpfedcl.network.server.silence import SilentClients
 from mpfedcl.network.server.status import Status
+from mpfedcl.network.server.waiting_updates import keep_in_file
 from mpfedcl.network.transport import AnswerLimit, Reply, Transport
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -45,6 +47,7 @@ class NetworkEngine(Engine):
         registry: ClientRegistry,
         run: str,
         status: Status,
+        folder: Path | None = None,
     ) -> None:
         self.previous_readings: RoundReadings | None = None
         """What the accepted clients read of the round before."""
@@ -58,7 +61,7 @@ class NetworkEngine(Engine):
         self._run = run
         self._device = assembly.device
         self._clock = assembly.clock
-        self._status = status
+        self._status, self._folder = status, folder
         self._document = pack_experiment(experiment)
         self._connected: dict[str, int] = {}
         """Nodes by client, as of the beginning of the round."""
@@ -303,7 +306,8 @@ class NetworkEngine(Engine):
         if "late" in message.values:
             self._late |= self._read_late(name, message)
         assert self._broadcast is not None
-        return unpack_part_update(update.to(self._device), self._broadcast)
+        whole = unpack_part_update(update.to(self._device), self._broadcast)
+        return keep_in_file(whole, self._folder)
 
     def _unpack_sums(self, update: Update) -> Mapping[str, torch.Tensor]:
         """Return sums as they are added up; what cannot be unpacked is rejected later."""

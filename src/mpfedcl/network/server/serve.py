@@ -182,7 +182,7 @@ def _run(
         public=_load_public(experiment, registry.form, device),
     )
     kind = NetworkEngine if assembly.method.timing == "rounds" else ArrivalEngine
-    engine = kind(assembly, transport, registry, known["run"], status)
+    engine = kind(assembly, transport, registry, known["run"], status, directory.path)
     run_loop = NetworkRunLoop(assembly, engine, classes)
     monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
     try:
