@@ -21,6 +21,7 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
+    PackedCheckpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
@@ -171,7 +172,7 @@ class RunLoop:
                 Checkpoint(self._round_loop.state, self._engine.state(), record)
             )
             if not is_beside:
-                packed.save(directory.checkpoints)
+                self._save(directory, packed)
         # As long as the round has waited for it, and for the one of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
         if not is_beside:
@@ -179,11 +180,16 @@ class RunLoop:
             return
 
         def write() -> None:
-            packed.save(directory.checkpoints)
+            self._save(directory, packed)
             directory.append_record(record)
 
         writer.begin(write)
         yield record
+
+    def _save(self, directory: RunDirectory, packed: PackedCheckpoint) -> None:
+        """Write a checkpoint, once all that it names is on disk."""
+        self._engine.sync_state()
+        packed.save(directory.checkpoints)
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
