@@ -149,6 +149,15 @@ def call(
     return subprocess.CompletedProcess(given, process.wait(), out, err)
 
 
+def with_states_in_files(words: list[str]) -> None:
+    """Run a command that keeps nothing of clients in memory between rounds."""
+    from mpfedcl.cli.main import main
+    from mpfedcl.engines import client_states
+
+    vars(client_states)["MOST_IN_MEMORY"] = 0
+    main(words)
+
+
 def into_a_full_disk(words: list[str]) -> None:
     """Be `mpfedcl` whose standard output is a file on a full disk."""
     _say_into(os.open("/dev/full", os.O_WRONLY), words)

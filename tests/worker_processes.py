@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from command_processes import CommandProcess, environment, forked_from_server
@@ -28,7 +28,12 @@ def free_port() -> str:
 
 
 def run_together(
-    words: Sequence[object], cwd: Path, size: int, *, small_model: bool = False
+    words: Sequence[object],
+    cwd: Path,
+    size: int,
+    *,
+    small_model: bool = False,
+    program: Callable[[list[str]], object] | None = None,
 ) -> None:
     """Run a command in several processes that meet as those of torchrun do, to its end."""
     meeting = {
@@ -38,7 +43,9 @@ def run_together(
         "LOCAL_RANK": "0",
     }
     members = [
-        CommandProcess(words, cwd, meeting | {"RANK": str(rank)}, small_model=small_model)
+        CommandProcess(
+            words, cwd, meeting | {"RANK": str(rank)}, small_model=small_model, program=program
+        )
         for rank in range(size)
     ]
     try:

@@ -33,7 +33,7 @@ def make(number: int, size: int = 5) -> Tensors:
 def states_in(folder: Path, rank: int = 0, ranks: int = 1) -> ClientStates:
     own = NAMES[rank::ranks]
     found = ClientStates("own", own, CPU)
-    found.keep_in(StatePlace(folder, NAMES, rank, ranks))
+    found.keep_in(StatePlace(folder, NAMES, rank, ranks), some_rest=False)
     return found
 
 
@@ -107,6 +107,18 @@ def test_few_states_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     states["client-1"] = make(1)
     assert not (tmp_path / "checkpoint").exists()
     assert sorted(states.snapshot()) == ["own/client-1/n", "own/client-1/w"]
+
+
+def test_a_file_is_worth_it_earlier_where_some_clients_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_states, "MOST_IN_MEMORY", 8 * len(NAMES) * 4 * 10)
+    for size, some_rest, is_in_file in ((80, False, False), (11, True, True), (10, True, False)):
+        states = ClientStates("own", NAMES, CPU)
+        folder = tmp_path / f"{size}"
+        states.keep_in(StatePlace(folder, NAMES), some_rest=some_rest)
+        states["client-1"] = {"w": torch.zeros(size)}
+        assert folder.exists() == is_in_file
 
 
 def test_what_fits_no_slot_stays_in_memory_until_it_does(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is written beside the next round is whole, in order, and never lost without a word."""
 
+import gc
 import threading
 from pathlib import Path
 
@@ -87,3 +88,19 @@ def test_a_run_that_is_stopped_has_its_last_round_on_disk(
     assert (found.state.round, problems) == (3, [])
     resume(tmp_path / "stopped")
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.whole
+def test_no_record_stays_in_memory(images: Path, tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    def on_round(_: object) -> None:
+        gc.collect()
+        alive.append(
+            sum(type(each) is dict and "loss_per_client" in each for each in gc.get_objects())
+        )
+
+    experiment = small(images, "fedavg", rounds=6, model__hidden=TINY)
+    result = run(experiment, tmp_path / "run", Observer(on_round=on_round))
+    assert alive[1] == alive[-1]
+    assert result.history == read_records(tmp_path / "run")

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from command_processes import with_states_in_files
 from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.engines import client_states
 from mpfedcl.engines.slot_file import SlotFile
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.observer import Observer
-from small_experiments import assert_same_run, small
+from small_experiments import assert_close_results, assert_same_run, small
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -140,3 +142,17 @@ def test_a_file_that_is_lost_or_damaged_is_said_in_one_sentence(
     file.unlink()
     with pytest.raises(InvalidInput, match=r"clients-kept\.slots cannot be read: No such file"):
         resume(path)
+
+
+def test_processes_share_the_file_and_another_number_of_them_goes_on(
+    images: Path, tmp_path: Path
+) -> None:
+    experiment = experiment_of(images, "scaffold").replace(clients=5, dtype="float64")
+    run(experiment, tmp_path / "alone")
+    (tmp_path / "settings.toml").write_text(experiment.replace(rounds=2).to_toml())
+    words = ["run", "settings.toml", "--out", "together"]
+    run_together(words, tmp_path, 2, program=with_states_in_files)
+    assert slot_files(tmp_path / "together") == FILES["scaffold"]
+    words = ["run", "--resume", "together", "--rounds", "5"]
+    run_together(words, tmp_path, 3, program=with_states_in_files)
+    assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)

@@ -24,6 +24,9 @@ from mpfedcl.tensors import Tensors, pack_tensors
 
 MOST_IN_MEMORY = 2**28
 """Bytes that the states of all clients may take before they are kept in a file."""
+_RESTING = 8
+"""Where some clients rest in each round a file is worth it from so many times fewer bytes on: each
+checkpoint would have all states again, and the file has those that are new."""
 SLOTS = "slots"
 """What begins the names of the tensors of a checkpoint that say where states are."""
 _ROUNDS_KEPT = 3
@@ -47,6 +50,7 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._device = device
         self._memory: dict[str, Tensors] = {}
         self._place: StatePlace | None = None
+        self._most = MOST_IN_MEMORY
         self._file: SlotFile | None = None
         self._slots: NDArray[numpy.int64] = numpy.empty(0, dtype=numpy.int64)
         """Of each client of the run, in name order; -1 for none, or another process's."""
@@ -55,9 +59,10 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._replaced: deque[list[int]] = deque([[]])
         """Slots by the round in which they were replaced; the last is the round under way."""
 
-    def keep_in(self, place: StatePlace) -> None:
+    def keep_in(self, place: StatePlace, *, some_rest: bool) -> None:
         """Keep states in a file there from now on, if they are too many for the memory."""
         self._place = place
+        self._most = MOST_IN_MEMORY // _RESTING if some_rest else MOST_IN_MEMORY
 
     def begin_round(self) -> None:
         """Free the slots that no checkpoint needs any more."""
@@ -115,7 +120,7 @@ class ClientStates(MutableMapping[str, Tensors]):
     # For checkpoints
 
     def snapshot(self) -> Tensors:
-        """Return the states in memory, and where the others are, once they are safe there."""
+        """Return the states in memory, and where the others are; `sync` makes these safe."""
         found = {
             f"{self.kind}/{client}/{name}": value
             for client, state in self._memory.items()
@@ -123,8 +128,12 @@ class ClientStates(MutableMapping[str, Tensors]):
         }
         if self._file is None:
             return found
-        self._file.sync()
         return {**found, f"{SLOTS}/{self.kind}": torch.from_numpy(self._slots.copy())}
+
+    def sync(self) -> None:
+        """Wait until the states of the last snapshot are on disk; perhaps in another thread."""
+        if self._file is not None:
+            self._file.sync()
 
     def restore(self, states: Mapping[str, Tensors], slots: Tensor | None) -> None:
         """Continue from a checkpoint: the states it holds, and where the others are.
@@ -196,7 +205,7 @@ class ClientStates(MutableMapping[str, Tensors]):
     def _is_too_large(self, state: Tensors) -> bool:
         assert self._place is not None
         size = sum(value.numel() * value.element_size() for value in state.values())
-        return size * len(self._place.names) > MOST_IN_MEMORY
+        return size * len(self._place.names) > self._most
 
     def _number(self, name: str) -> int:
         assert self._place is not None

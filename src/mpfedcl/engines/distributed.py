@@ -165,6 +165,9 @@ class DistributedEngine(Engine):
     def state(self) -> Tensors:
         """Return what all clients keep, to the leader; an empty dict to the others."""
         own = self._engine.state()
+        if not self._group.is_leader:
+            # Before the leader hears of it.
+            self._engine.sync_state()
         state: Tensors = {}
         for part in self._group.gather_to_leader(iter([pack_tensors(own)] if own else [])):
             theirs = load(part)
@@ -173,6 +176,10 @@ class DistributedEngine(Engine):
                 theirs[name] = torch.maximum(theirs[name], state[name])
             state |= theirs
         return state
+
+    def sync_state(self) -> None:
+        """Wait until what this process keeps in files is on disk."""
+        self._engine.sync_state()
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Restore the states of the clients of this process."""

@@ -231,11 +231,16 @@ class InProcessEngine(Engine):
     def keep_states_in(self, place: StatePlace) -> None:
         """Say where states may be kept that are too many for the memory."""
         for kept in self._kept:
-            kept.keep_in(place)
+            kept.keep_in(place, some_rest=self._experiment.fraction < 1)
 
     def state(self) -> Tensors:
         """Return what is kept by client: parameters, the method's states, what is unsent."""
         return {name: value for kept in self._kept for name, value in kept.snapshot().items()}
+
+    def sync_state(self) -> None:
+        """Wait until what is kept in files is on disk."""
+        for kept in self._kept:
+            kept.sync()
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""

@@ -143,6 +143,12 @@ class Engine(ABC):
         """Return what clients keep between rounds, for the checkpoint."""
         return {}
 
+    def sync_state(self) -> None:  # noqa: B027  -- as above
+        """Make what `state` has told to be in files safe there, before the checkpoint is.
+
+        Each process does it for its own; the leading one perhaps while the next round trains.
+        """
+
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:  # noqa: B027  -- as above
         """Continue after a round: from what `state` returned then, and from its record."""
 
@@ -200,6 +206,9 @@ class WrappedEngine(Engine):
 
     def state(self) -> Tensors:  # noqa: D102
         return self._engine.state()
+
+    def sync_state(self) -> None:  # noqa: D102
+        self._engine.sync_state()
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:  # noqa: D102
         self._engine.restore(state, record)

@@ -98,8 +98,9 @@ class UpdateCollector:
         if malformed := self._guard.judge_form(update):
             self._reject(update, malformed)
             return
-        self.bytes_up += update.num_bytes
-        self.uploads[update.client] = update.num_bytes
+        num_bytes = update.num_bytes
+        self.bytes_up += num_bytes
+        self.uploads[update.client] = num_bytes
         update, problem = self._process(update)
         if update.client in self.prototypes or update.client in self.rejected:
             self._reject(update, "this client answered twice")

@@ -21,6 +21,7 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
+    PackedCheckpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
@@ -67,7 +68,7 @@ class RunLoop:
         """Run the rounds that are left and write down what came of them."""
         if self._round_loop.private is not None:
             self._round_loop.private.log = ReleaseFolder(directory.path)
-        records = self._restore(directory, observer)
+        num_records = len(self._restore(directory, observer))
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # A round that was not run as the last one has left no models, and perhaps no readings.
         if done >= rounds and not done == rounds == directory.read_experiment().rounds:
@@ -83,22 +84,23 @@ class RunLoop:
             with BackgroundWriter() as writer:
                 while self._has_next_round(not observer.should_stop()):
                     for record in self._run_round(directory, observer, writer):
-                        records.append(record)
+                        num_records += 1
                         observer.on_round(record)
                         for warning in [*_find_warnings(record), *self._find_slowness(record)]:
                             observer.on_warning(warning)
             for record in self._complete_records(directory):
-                records.append(record)
+                num_records += 1
                 observer.on_round(record)
         except RunCutShort:
             # Over a network: its own words say what happened.
             raise
         except LostWorker as error:
             raise RunCutShort(
-                f"a worker was lost in round {len(records) + 1} ({error}); the rounds before are "
+                f"a worker was lost in round {num_records + 1} ({error}); the rounds before are "
                 f"kept. Resume with: mpfedcl run --resume {directory.path}"
             ) from None
-        result = self._conclude(directory, records)
+        # Read again: kept meanwhile, they would grow in memory with the rounds.
+        result = self._conclude(directory, directory.read_records())
         observer.on_finish(result)
         return result
 
@@ -171,7 +173,7 @@ class RunLoop:
                 Checkpoint(self._round_loop.state, self._engine.state(), record)
             )
             if not is_beside:
-                packed.save(directory.checkpoints)
+                self._save(directory, packed)
         # As long as the round has waited for it, and for the one of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
         if not is_beside:
@@ -179,11 +181,16 @@ class RunLoop:
             return
 
         def write() -> None:
-            packed.save(directory.checkpoints)
+            self._save(directory, packed)
             directory.append_record(record)
 
         writer.begin(write)
         yield record
+
+    def _save(self, directory: RunDirectory, packed: PackedCheckpoint) -> None:
+        """Write a checkpoint, once all that it names is on disk."""
+        self._engine.sync_state()
+        packed.save(directory.checkpoints)
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
