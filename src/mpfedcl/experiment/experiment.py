@@ -129,6 +129,8 @@ class Experiment(Settings):
     [default: all; 100 where more than 1,000 take part in a round]."""
     personal_models: bool = True
     """Write each client's personal model at the end; a thousand of them take gigabytes."""
+    most_personal_models: Annotated[int, Field(ge=1)] = 1000
+    """Write at most so many of them, those of the first clients by name."""
     trail: bool = True
     """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
     diagnostics: tuple[Literal["convergence"], ...] = ()

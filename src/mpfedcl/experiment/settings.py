@@ -309,7 +309,8 @@ class StatisticsSettings(Settings):
     section: ClassVar[str] = "statistics"
     keep: Literal["auto", "clients", "pooled"] = "auto"
     """clients: each client's sums, so that any client can leave later; pooled: only their total,
-    from which nobody can be taken out; auto: clients, as long as they take up to 1 GB in all."""
+    from which nobody can be taken out; auto: clients, as long as they are up to 10,000 and take up
+    to 1 GB in all."""
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

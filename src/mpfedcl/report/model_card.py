@@ -201,7 +201,8 @@ def _data_section(subject: CardSubject) -> str:
     )
     left_out = len(holdings) - len(shown)
     of_whom = " in the last round" if subject.summary.get("accuracy_spread") else ""
-    note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy{of_whom}; {left_out:,} more are left out.\n"
+    lowest = f"The {_MOST_CLIENTS} with the lowest accuracy{of_whom}"
+    note = f"\n{lowest}; {left_out:,} more are left out.\n"
     return (
         "## Data\n\n"
         f"{summary} "

@@ -21,6 +21,8 @@ from mpfedcl.report.number_formatting import choose_evenly, rounded
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500
+MOST_SAMPLES_OPENED = 500_000
+"""Samples of a run up to which its data are opened to embed some of them: it takes seconds."""
 _MOST_CLIENTS = 40
 """Clients whose personal models are opened, where there is no averaged one."""
 
@@ -148,6 +150,8 @@ def embed_test_images(
         return None, reason
     if partition is not None and partition.get("network"):
         return None, "Only the pool is shown: test images stayed with the clients."
+    if partition is not None and (count := _count_samples(partition)) > MOST_SAMPLES_OPENED:
+        return None, f"Only the pool is shown: to open {count:,} samples would take too long."
     try:
         method_class = find_method(experiment.method)
         data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))
@@ -163,6 +167,13 @@ def embed_test_images(
     if samples is None:
         return None, "Only the pool is shown: the run has left no model to embed test images with."
     return samples, None
+
+
+def _count_samples(partition: Json) -> int:
+    # Where all are tested on the same samples, those of one client are all.
+    held = partition["clients"].values()
+    tested = max((each["test"] for each in held), default=0)
+    return tested + sum(sum(each["train"]) for each in held)
 
 
 def _embed_with_averaged_model(

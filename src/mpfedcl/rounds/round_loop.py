@@ -27,8 +27,9 @@ from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.rounds.waiting import WaitingRound
 from mpfedcl.tensors import Tensors
 
-_MOST_KEPT = 10**9
-"""Bytes that the sums of all clients may take on disk, where nobody says whether to keep them."""
+_MOST_KEPT, _MOST_STATISTICS = 10**9, 10_000
+"""Bytes that the sums of all clients may take on disk, where nobody says whether to keep them, and
+files: one for each client."""
 
 
 class RoundLoop:
@@ -137,7 +138,8 @@ class RoundLoop:
             bounds=self._make_bounds(),
         )
         read = self._choose_to_evaluate(broadcast.round, reached) if evaluate else []
-        keep = reached if keep_models else read
+        most = self._experiment.most_personal_models
+        keep = {*read, *reached[:most]} if keep_models else read
         updates = self.engine.train(broadcast, reached, keep=keep)
         for update in in_name_order(updates, self.engine.local_clients(reached)):
             with self._clock.phase("aggregate"):
@@ -234,7 +236,9 @@ class RoundLoop:
             return False
         own = self._method.own_statistics(self._guard.sums)
         size = 8 * sum(each.numel() for each in own.values())
-        return keep == "clients" or size * len(self.engine.sizes) <= _MOST_KEPT
+        count = len(self.engine.sizes)
+        is_little = size * count <= _MOST_KEPT and count <= _MOST_STATISTICS
+        return keep == "clients" or is_little
 
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
         names = self._population.without(absent)

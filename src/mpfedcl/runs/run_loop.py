@@ -166,6 +166,8 @@ class RunLoop:
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round, observer)
+                for warning in self._describe_models_left_out(len(done.clients.answered)):
+                    observer.on_warning(warning)
                 self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
@@ -207,6 +209,16 @@ class RunLoop:
         """Write the models and the pool that the last round has left."""
         directory.write_models(self._round_loop.averaged_model, self._pool, ())
 
+    def _describe_models_left_out(self, num_trained: int) -> list[str]:
+        """Say where not all clients of the last round have left their model."""
+        most = self._experiment.most_personal_models
+        if not self._keeps_personal_models or num_trained <= most:
+            return []
+        return [
+            f"models/ has {most:,} personal models; {num_trained:,} clients trained in the last "
+            "round: --most-personal-models says how many are written."
+        ]
+
     def _write_statistics(self, directory: RunDirectory) -> None:
         """Write the sums that a method of one exchange keeps, if anybody has sent some."""
         if not self._method.keeps_sums:
@@ -243,8 +255,12 @@ class RunLoop:
         return self._experiment.personal_models and not self._experiment.privacy.has_budget
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield the personal models that are written; all are passed, because processes share."""
         if self._keeps_personal_models:
-            yield from self._engine.personal_models(self._round_loop.shared_parameters)
+            found = self._engine.personal_models(self._round_loop.shared_parameters)
+            for number, each in enumerate(found):
+                if number < self._experiment.most_personal_models:
+                    yield each
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
         """Return to the newest sound checkpoint, if any, and to the records that belong to it."""
