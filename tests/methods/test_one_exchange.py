@@ -54,7 +54,12 @@ def federate(
         holds_vectors=True,
     )
     wanted = Experiment(method=method, dtype="float64", clients=len(clients)).replace(
-        **{"dataset__name": "folder", "encoder__name": "none", **changes}
+        **{
+            "dataset__name": "folder",
+            "encoder__name": "none",
+            "evaluate_readings": "all",
+            **changes,
+        }
     )
     experiment = wanted.resolved(find_method(method).defaults)
     assembly = assemble(
