@@ -30,6 +30,8 @@ def pictured(root: Path, **changes: Any) -> Experiment:
         "dataset__root": root,
         "partition__kind": "feature",
         "encoder__name": "random-resnet18",
+        # Trained, it would be shared by processes, which know nothing of a narrow one.
+        "workers": 1,
         "train__lr": 0.1,
     }
     return Experiment(rounds=2).replace(**settings | changes)

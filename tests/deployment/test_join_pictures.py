@@ -48,6 +48,8 @@ def pictured(root: Path, **changes: Any) -> Experiment:
         "dataset__domains": ("ink", "oil"),
         "partition__kind": "feature",
         "encoder__name": "random-resnet18",
+        # Trained, it would be shared by processes, which know nothing of a narrow one.
+        "workers": 1,
     }
     return Experiment(rounds=1).replace(**settings | changes)
 

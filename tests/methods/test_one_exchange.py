@@ -54,7 +54,12 @@ def federate(
         holds_vectors=True,
     )
     wanted = Experiment(method=method, dtype="float64", clients=len(clients)).replace(
-        **{"dataset__name": "folder", "encoder__name": "none", **changes}
+        **{
+            "dataset__name": "folder",
+            "encoder__name": "none",
+            "evaluate_readings": "all",
+            **changes,
+        }
     )
     experiment = wanted.resolved(find_method(method).defaults)
     assembly = assemble(
@@ -187,11 +192,10 @@ def test_the_own_reading_knows_the_clients_labels() -> None:
     inputs, labels = draw(90, seed=3)
     clients = {"a": (inputs[labels < 2], labels[labels < 2]), "b": (inputs, labels)}
     _, engine, _ = federate(clients, "fedgauss")
-    tables, _, _ = engine.read(None, None, ["a", "b"])
+    own = engine.evaluate(None, None, ["a", "b"], with_confusion=True).columns["own"]
     assert engine._method.reading == "personal_classifier_prior"
     # a holds no class 2: with its prior it says it less often, and is wrong on that third.
-    own = tables["a"]["own"]
-    assert own["personal_classifier_prior"] != own["personal_classifier"]
+    assert own["personal_classifier_prior"][0] != own["personal_classifier"][0]
 
 
 @pytest.mark.parametrize("method", [*FAMILY, "local-gauss"])

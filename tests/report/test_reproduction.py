@@ -27,6 +27,8 @@ UNUSUAL = (
     "model__name",
     "model__norm",
     "prototypes__per_class",
+    "workers",
+    "evaluate_every",
     *(f"encoder__{name}" for name in ONNX_ALONE),
 )
 """Settings whose values depend on others, or are of two kinds."""
@@ -74,7 +76,8 @@ def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
     values = all_settings(Experiment, texts)
     for section, kind in built_in_sections().items():
         values |= all_settings(kind, texts, f"{section}__")
-    values["prototypes__per_class"] = st.integers(1, 100) | st.just("auto")
+    for name in ("prototypes__per_class", "workers", "evaluate_every"):
+        values[name] = st.integers(1, 100) | st.just("auto")
     stated = st.builds("client {}:{}".format, st.integers(0, 9), st.integers(1, 10**11))
     values["guard__sizes"] = st.lists(stated, max_size=2).map(tuple)
     first = {

@@ -103,6 +103,7 @@ def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
     assert measure_run(table, find_method("fedavg")) is None
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("forked_workers", "four_cores")
 def test_a_run_says_and_records_what_it_chose(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

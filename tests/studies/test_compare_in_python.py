@@ -48,6 +48,18 @@ def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_p
     assert repr(again) == repr(found)
 
 
+def test_what_runs_have_chosen_is_no_other_setting(images: Path, tmp_path: Path) -> None:
+    """Each finds out how often it is evaluated; the same call still knows them again."""
+    base = small(images, evaluate_every="auto", workers="auto", rounds=4)
+    found = compare(base, ["fedavg", "local"], tmp_path / "both", seeds=[0])
+    chosen = [each.experiment.evaluate_every for each in found.runs]
+    assert "auto" not in chosen
+    again = compare(base, ["fedavg", "local"], found.path, seeds=[0], on_progress=_refuse)
+    assert repr(again) == repr(found)
+    with pytest.raises(InvalidInput, match="other settings"):
+        compare(base.replace(evaluate_every=3), ["fedavg", "local"], found.path, seeds=[0])
+
+
 def test_differences_by_hand(images: Path, compared: Path, said: Say) -> None:
     said("report", compared, "--csv")
     lines = (compared / "differences.csv").read_text().splitlines()

@@ -95,7 +95,9 @@ class ClientReadings:
         """Return every client's readings; `trained` are those whose own models are read."""
         numbers = {name: number for number, name in enumerate(self.data.names)}
         read = torch.tensor(sorted(numbers[name] for name in trained), dtype=torch.int64)
-        reader = averaged and AveragedReader(self.tests, averaged, read.to(self.tests.sizes.device))
+        reader = None
+        if averaged is not None:
+            reader = AveragedReader(self.tests, averaged, read.to(self.tests.sizes.device))
         columns: ReadingColumns = {
             test: {
                 r: reader.column(test, r)

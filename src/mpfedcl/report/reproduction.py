@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.methods import find_method, is_built_in
 
 _FEDERATION = "lab"
@@ -58,6 +58,10 @@ def compare_command(experiments: Sequence[Experiment]) -> str | None:
     pairs = {(each.method, each.seed) for each in experiments}
     if not experiments or not len(experiments) == len(pairs) == len(methods) * len(seeds):
         return None
+    for name, left_open in CHOSEN_BY_A_RUN.items():
+        if len({each.setting(name) for each in experiments}) > 1:
+            # Each run has chosen for itself, and would again.
+            experiments = [each.replace(**{name: left_open}) for each in experiments]
     several = {"methods": methods, "seeds": seeds}
     return _write_command("compare", several, experiments, leave_out=("method", "seed"))
 

@@ -119,7 +119,7 @@ def choose_spacing(rounds: int, training: float, between: float, last: float) ->
     budget = max(rounds * training / 4 - last, rounds * training / 20)
     for power in count():
         for digit in (1, 2, 3, 5):
-            every = digit * 10**power
+            every: int = digit * 10**power
             if every >= rounds:
                 return rounds
             if (rounds - 1) // every * between <= budget:

@@ -36,7 +36,7 @@ _TUNED = ("label", "feature")
 _NEUTRAL_FOR_SHARED_ROUNDS = {
     **RESULT_NEUTRAL_SETTINGS,
     "rounds": 1,
-    "evaluate_readings": "all",
+    "evaluate_readings": "judged",
     "dataset__root": None,
     "device": "cpu",
 }
