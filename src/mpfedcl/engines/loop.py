@@ -11,7 +11,7 @@ from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.methods import Batch, Context
+from mpfedcl.methods import Context, FullBatch
 from mpfedcl.tensors import Tensors
 
 
@@ -57,8 +57,7 @@ class LoopTrainer(Trainer):
         optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         for step, chosen in enumerate(batches):
-            everyone = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
-            batch = Batch(client.inputs[chosen], client.labels[chosen], everyone)
+            batch = FullBatch.of(client.inputs[chosen], client.labels[chosen])
             context = replace(context, received=method.at_step(received, step))
             loss = method.loss(params, batch, context)
             slopes = torch.autograd.grad(loss, list(params.values()))

@@ -24,7 +24,7 @@ ROUND_OF_ALL = 1_350_000.0
 """What is laid out side by side, once a round."""
 NEAR, FAR = 0.066, 0.5
 """A byte of weights in a step, beside its velocity in the processor's cache or beyond it."""
-STACKED, STACKED_AND_USED = 0.84, 1.5
+STACKED, STACKED_AND_USED = 0.9, 1.5
 """The same side by side; and where a method uses weights beyond linear layers."""
 STACK_MADE = 0.52
 """A byte of weights that are laid side by side, once a round."""
