@@ -26,7 +26,7 @@ from mpfedcl.studies.jobs import JobOptions
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "messages.png"
 TRAINED = ("mp-fedcl", "fedavg", "fedproto")
-ONE_EXCHANGE = {"fedgauss": "*", "fedncm": "v", "fedridge": "s"}
+ONE_EXCHANGE = {"fedncm": "v", "fedridge": "s", "fedgauss": "*"}
 CODINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("#222222", {}),
     "half": (COLOURS[0], {"update__compress": "half"}),
@@ -130,7 +130,8 @@ def _draw_exchange(
     """Draw one exchange as one point."""
     value = fmean(_accuracy(records[-1], test, method) for records in runs)
     sent = fmean(_sent(records)[-1] for records in runs)
-    axes.plot(sent, value, mark, color=COLOURS[3], ms=9, ls="none", label=method, zorder=5)
+    look = {"color": COLOURS[3], "markeredgecolor": "white", "ms": 14 if mark == "*" else 9}
+    axes.plot(sent, value, mark, ls="none", label=method, zorder=5, **look)
 
 
 def _row(method: str, coding: str, runs: Sequence[list[Record]]) -> list[str]:
