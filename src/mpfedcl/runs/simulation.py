@@ -99,6 +99,8 @@ def follow(wrap_engine: WrapEngine) -> None:
 class _Simulation(RunLoop):
     """An experiment set up on this machine: data loaded, model made, clients in place."""
 
+    _has_personal_models = True
+
     def __init__(
         self, experiment: Experiment, group: ProcessGroup | None, wrap_engine: WrapEngine
     ) -> None:
