@@ -10,6 +10,8 @@ from report_documents import cell_texts, document_of
 
 from handwritten_runs import accuracy_of, write_json, write_run
 from mpfedcl.methods import READINGS
+from mpfedcl.rounds.listed_clients import list_accuracies
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.tensors import pack_tensors
 
 
@@ -254,3 +256,24 @@ def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     document = document_of(write_run(tmp_path / "one"), write_run(tmp_path / "two"))
     groups = [document["groups"][place] for place in document["sections"][0]["groups"]]
     assert [group["seeds"] for group in groups] == [[0], [0]]
+
+
+def test_thousands_of_clients_are_some_names_and_their_spread(tmp_path: Path) -> None:
+    clients = [f"client-{number:04}" for number in range(1500)]
+    path = write_run(tmp_path / "run", clients=clients, rounds=1)
+    line = json.loads((path / "rounds.jsonl").read_text())
+    rows, spread = list_accuracies(line["accuracy_per_client"], clients[:30])
+    assert spread is not None
+    line |= {"accuracy_per_client": rows, "accuracy_spread": spread.to_json()}
+    (path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    held = json.loads((path / "partition.json").read_text())
+    RunDirectory(path).write_partition(held)
+    # The file has lists; whoever reads it has the same as before.
+    assert "clients" not in json.loads((path / "partition.json").read_text())
+    assert RunDirectory(path).read_json("partition.json") == held
+    document = document_of(path)
+    (run,) = document["runs"]
+    assert [each["name"] for each in run["clients"]] == clients[:30]
+    assert run["fairness"]["quartiles"] == spread.quartiles
+    assert (run["population"], run["partition"]["left_out"]) == (1500, 1300)
+    assert "1,500 clients" in json.dumps(document)

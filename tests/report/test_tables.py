@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mpfedcl.report.headline import describe_mean
 from mpfedcl.report.tables import TextTable, clients_table
 
 
@@ -66,3 +67,23 @@ def test_few_clients_are_listed(count: int) -> None:
 
 def test_many_clients_without_a_number_are_listed() -> None:
     assert len(clients_table("title", {f"c{n}": None for n in range(21)}).rows) == 21
+
+
+def test_clients_that_are_not_listed_are_in_the_quartiles() -> None:
+    spread = {"clients": 100_000, "mean": 61.5, "quartiles": [50.0, 60.0, 75.0]}
+    table = clients_table("title", {"b": 40.0, "a": 20.0, "c": None}, spread)
+    assert table.columns[0] == "of 100,000 clients"
+    assert table.rows == [
+        ["mean", "61.5"],
+        ["upper quartile", "75.0"],
+        ["median", "60.0"],
+        ["lower quartile", "50.0"],
+        ["worst of the last round: a", "20.0"],
+        ["worst of the last round: b", "40.0"],
+    ]
+    assert "lists 2: " in table.note
+    assert (
+        describe_mean({"a": 20.0}, [str(n) for n in range(100_000)], spread) == "mean over clients"
+    )
+    told = describe_mean({"a": 20.0}, [str(n) for n in range(200_000)], spread)
+    assert told == "mean over 100,000 of 200,000 clients (the others were not read)"

@@ -73,7 +73,7 @@ def test_a_record_mentions_only_who_took_part(tmp_path: Path, method: str) -> No
     assert record.accuracy is not None
     assert record.accuracy_spread is not None
     assert record.accuracy_spread.clients == (1300 if method == "fedavg" else 3)
-    main = "averaged_classifier" if method == "fedavg" else "personal_classifier"
+    main = loop._method.reading_on("own")
     assert record.accuracy["own"][main] == pytest.approx(mean_accuracy(told), abs=1e-3)
     assert RoundRecord.model_validate(told) == record
 

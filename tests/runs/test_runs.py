@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, RunResult, run
 from mpfedcl.methods import READINGS
+from mpfedcl.runs.observer import Observer
 from small_experiments import (
     METHODS,
     PHASES,
@@ -281,3 +282,16 @@ def test_double_precision(
     losses = result.history[0]["loss"], runs[method].history[0]["loss"]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_not_more_personal_models_than_asked_for(images: Path, tmp_path: Path, method: str) -> None:
+    """Whether clients keep some of the model at home or not."""
+    said: list[str] = []
+    experiment = small(images, method, rounds=1, clients=4, most_personal_models=2)
+    run(experiment, tmp_path / "run", Observer(on_warning=said.append))
+    assert sorted(each.stem for each in (tmp_path / "run" / "models").iterdir()) == [
+        "client-0",
+        "client-1",
+    ]
+    assert [each for each in said if "models/ has 2 personal models; 4 clients" in each] == said

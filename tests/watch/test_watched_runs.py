@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy
 import pytest
 
 from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run
@@ -312,6 +313,19 @@ def test_thousands_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     opened = watcher.open_pages[name]
     assert [len(line.accuracy_per_client or {}) for line in opened._lines] == [12] * 29 + [50]
     assert len(found["run"]["clients"]) == 50
+
+
+def test_more_clients_than_lines_are_quartiles(tmp_path: Path) -> None:
+    clients = [f"client-{number:04}" for number in range(1001)]
+    write_run(tmp_path / "run", clients=clients, rounds=2)
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    lines = {line["name"]: line for line in found["clients"]["accuracy"]}
+    accuracies = [accuracy_of(2, place) for place in range(1001)]
+    assert lines["median"]["x"] == [1, 2]
+    assert lines["median"]["mean"][1] == pytest.approx(numpy.percentile(accuracies, 50), rel=1e-4)
+    assert (found["clients"]["names"], found["clients"]["left_out"]) == ([], 1001)
+    assert (found["run"]["population"], len(found["run"]["clients"])) == (1001, 1000)
 
 
 def test_a_run_that_goes_on_is_read_on(images: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def _megabytes(count: float) -> str:
 def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
     """Return who is left behind: each client by the method's own reading; none if too many."""
     clients = list(next(iter(methods.values()))["accuracy_per_client"])
-    if len(clients) > _MOST_CLIENTS:
+    if not clients or len(clients) > _MOST_CLIENTS:
         return []
     rows = [
         [name, *(mean_and_deviation(entry["accuracy_per_client"][each]) for each in clients)]

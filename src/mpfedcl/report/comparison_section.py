@@ -70,6 +70,9 @@ def _rows(
 def _describe_clients(groups: Sequence[Json], runs: Sequence[Json]) -> Json | None:
     """Return a heat map's rows and columns; many clients are sorted into equal parts."""
     methods: Json = {}
+    if any(each["population"] > len(each["clients"]) for each in runs):
+        # In each run others are listed, those that took part last.
+        return None
     for place, group in enumerate(groups):
         by_client: dict[str, list[float | None]] = {}
         for run in group["runs"]:

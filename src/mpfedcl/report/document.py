@@ -208,7 +208,7 @@ class _DocumentBuilder:
         seeds = sorted({each.experiment.seed for each in records})
         words = [
             ", ".join(describe_data(first, {"network": records[0].is_network}, with_seed=False)),
-            f"{len(content['clients'])} clients",
+            f"{content['population']:,} clients",
             *_describe_effort(records),
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         ]

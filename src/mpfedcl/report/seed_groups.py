@@ -128,8 +128,9 @@ def _describe_headline(run: RunRecords) -> list[str]:
     if run.last_evaluated is None:
         return []
     known = run.partition.clients if run.partition else {}
-    spread = run.last_evaluated.accuracy_spread
-    told = describe_mean(run.last_evaluated.accuracy_per_client, known, spread and spread.to_json())
+    last = run.last_evaluated
+    spread = last.accuracy_spread.to_json() if last.accuracy_spread else None
+    told = describe_mean(last.accuracy_per_client, known, spread)
     notes = [f"Personal readings: {told}."] if "not read" in told else []
     if run.is_network and run.last_evaluated.accuracy:
         notes += describe_server_model(run.last_evaluated.accuracy, run.readings)

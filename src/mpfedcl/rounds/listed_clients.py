@@ -44,7 +44,9 @@ def list_accuracies(
     if len(accuracies) <= MOST_LISTED:
         return ListedAccuracies(dict(accuracies), None)
     present = set(took_part)
-    rows = {n: each for n, each in accuracies.items() if each is not None and n in present}
+    rows: dict[str, float | None] = {
+        name: each for name, each in accuracies.items() if each is not None and name in present
+    }
     fairness = measure_fairness(accuracies.values())
     if fairness is None:
         return ListedAccuracies(rows, None)

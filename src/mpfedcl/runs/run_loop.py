@@ -46,6 +46,8 @@ class RunLoop:
     _writes_beside = False
     """Whether a round's checkpoint and record are written while the next one trains. A kill then
     returns to this round or to the one before, which all that takes part must be able to."""
+    _has_personal_models = False
+    """Whether the clients' own models are here; over a network they stay with the clients."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class RunLoop:
     def _describe_models_left_out(self, num_trained: int) -> list[str]:
         """Say where not all clients of the last round have left their model."""
         most = self._experiment.most_personal_models
-        if not self._keeps_personal_models or num_trained <= most:
+        if not (self._has_personal_models and self._keeps_personal_models) or num_trained <= most:
             return []
         return [
             f"models/ has {most:,} personal models; {num_trained:,} clients trained in the last "

@@ -106,6 +106,7 @@ class _Simulation(RunLoop):
     """An experiment set up on this machine: data loaded, model made, clients in place."""
 
     _writes_beside = True
+    _has_personal_models = True
 
     def __init__(
         self,
