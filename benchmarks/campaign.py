@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import psutil
@@ -49,8 +50,8 @@ def save_vectors(file: Path, count: int, width: int, *, compressed: bool) -> Non
     cut = count * 4 // 5
     file.parent.mkdir(parents=True, exist_ok=True)
     save = numpy.savez_compressed if compressed else numpy.savez
-    train = {"x_train": vectors[:cut], "y_train": labels[:cut]}
-    save(file, **train, x_test=vectors[cut:], y_test=labels[cut:])
+    arrays: dict[str, Any] = {"x_train": vectors[:cut], "y_train": labels[:cut]}
+    save(file, **arrays, x_test=vectors[cut:], y_test=labels[cut:])
 
 
 def make_sets(folder: Path, quick: bool) -> dict[str, list[str]]:

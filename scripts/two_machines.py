@@ -28,8 +28,14 @@ PORT = 29400
 LEADER = next(iter(MACHINES.values()))
 ENDS = ("mpf-a", "mpf-b")
 """Of the cable; the kernel allows fifteen letters."""
-PATIENCE = 180
+PATIENCE = 300
 """Seconds for a few rounds, on a busy machine too."""
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    # The machines have no name server to ask for each other's names; torchrun asks again and again.
+    "RES_OPTIONS": "timeout:1 attempts:1",
+}
 
 
 class NoNamespacesError(Exception):
@@ -79,7 +85,7 @@ def start_agent(
     return subprocess.Popen(
         ["ip", "netns", "exec", name, *agent],
         cwd=folder,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": ENDS[number], "OMP_NUM_THREADS": "1"},
+        env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": ENDS[number]},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -144,7 +150,7 @@ def check_slurm_script(folder: Path) -> None:
         file.chmod(0o755)
     slurm = {"JOB_ID": "7", "JOB_NODELIST": "a,b", "NNODES": "2", "CPUS_PER_TASK": "2"}
     env = {
-        **os.environ,
+        **ENVIRONMENT,
         **{f"SLURM_{name}": value for name, value in slurm.items()},
         "PATH": f"{stand_ins}:{os.environ['PATH']}",
     }

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from mpfedcl.engines import heartbeat
 from mpfedcl.engines.heartbeat import Heartbeat

@@ -46,7 +46,9 @@ def _keep(
     make: Callable[[], Tensor],
 ) -> Tensor:
     """Make inputs of a kind from some samples, unless they have been made before."""
-    num_bytes = shape and len(rows) * math.prod(shape) * numpy.dtype(dtype).itemsize
+    num_bytes = None
+    if shape is not None:
+        num_bytes = len(rows) * math.prod(shape) * numpy.dtype(dtype).itemsize
     return keep_inputs(lambda: f"{kind} {dtype} {sample_index.store.sign(rows)}", num_bytes, make)
 
 

@@ -115,8 +115,8 @@ def data_cache_command(arguments: DataCache) -> int:
     rows = [[name, f"{count:,}"] for name, count in content.encoders.items()]
     TextTable(title, ["encoder", "images"], rows or [["none", "0"]]).show(stdout_console())
     if files:
-        shown = f"{inputs_folder()}: {mapped / 1024**2:,.1f} MiB of mapped inputs in {files:,}"
-        stdout_console().print(f"{shown} file{'' if files == 1 else 's'}")
+        told = f"{inputs_folder()}: {mapped / 1024**2:,.1f} MiB of mapped inputs in {files:,}"
+        stdout_console().print(f"{told} file{'' if files == 1 else 's'}")
     return 0
 
 
