@@ -177,7 +177,8 @@ class Memory:
     def _watch(self) -> None:
         while not self.is_over.wait(0.05):
             for pid, most in self.most.items():
-                with contextlib.suppress(OSError):
+                # It has no more of it once it has ended.
+                with contextlib.suppress(OSError, ValueError):
                     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
                     (own,) = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
                     self.most[pid] = max(most, int(own) * 1024)
