@@ -67,8 +67,8 @@ class Echo:
             return replace(Echo.known, name=self._name).to_message()
         none = {"labels": numpy.zeros(0, "i8"), "counts": numpy.zeros(0, "i8")}
         none["vectors"] = message.arrays["pool/vectors"][:0]
-        values = {"num_samples": Echo.known.num_samples, "loss": 1.0}
-        values |= {"withheld": False, "processed": []} | (late if message.values["read"] else {})
+        values: dict[str, Any] = {"num_samples": Echo.known.num_samples, "loss": 1.0}
+        values |= {"withheld": False, "processed": [], **(late if message.values["read"] else {})}
         # Each changes it in a way of its own: what is equal the server stores once.
         change = numpy.float32(1e-3 * self._random.standard_normal())
         averaged = {
