@@ -67,8 +67,8 @@ class Echo:
             return replace(Echo.known, name=self._name).to_message()
         none = {"labels": numpy.zeros(0, "i8"), "counts": numpy.zeros(0, "i8")}
         none["vectors"] = message.arrays["pool/vectors"][:0]
-        values = {"num_samples": Echo.known.num_samples, "loss": 1.0}
-        values |= {"withheld": False, "processed": []} | (late if message.values["read"] else {})
+        values: dict[str, Any] = {"num_samples": Echo.known.num_samples, "loss": 1.0}
+        values |= {"withheld": False, "processed": [], **(late if message.values["read"] else {})}
         # Each changes it in a way of its own: what is equal the server stores once.
         change = numpy.float32(1e-3 * self._random.standard_normal())
         averaged = {
@@ -177,7 +177,8 @@ class Memory:
     def _watch(self) -> None:
         while not self.is_over.wait(0.05):
             for pid, most in self.most.items():
-                with contextlib.suppress(OSError):
+                # It has no more of it once it has ended.
+                with contextlib.suppress(OSError, ValueError):
                     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
                     (own,) = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
                     self.most[pid] = max(most, int(own) * 1024)

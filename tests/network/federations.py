@@ -209,13 +209,12 @@ def rewrite(
 
 def records_of(text: str, arrays: Mapping[str, Any] | Array) -> RecordDict:
     """Return what a message consists of, with any text and any arrays."""
-    packed = {PACKED: arrays}
-    if not isinstance(arrays, Array):
+    if isinstance(arrays, Array):
+        packed = ArrayRecord({PACKED: arrays})
+    else:
         made = {name: numpy.asarray(each) for name, each in arrays.items()}
         packed = to_records(Message({}, made)).array_records["arrays"]
-    records = RecordDict({"values": ConfigRecord({"json": text})})
-    records["arrays"] = ArrayRecord({**packed})
-    return records
+    return RecordDict({"values": ConfigRecord({"json": text}), "arrays": packed})
 
 
 def to_text(values: Json) -> str:
