@@ -20,7 +20,7 @@ LONGEST = {
     "startup": 600,
     "time_to_accuracy": 3600,
     "choice": 900,
-    "choice": 2400,
+    "population": 1800,
     "campaign": 1800,
 }
 """Programs in their order, and the seconds after which each is given up."""

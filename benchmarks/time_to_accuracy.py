@@ -100,7 +100,7 @@ class Study:
         with tempfile.TemporaryDirectory() as name:
             timed = experiment.replace(rounds=rounds, evaluate_every=rounds)
             records = run(timed, Path(name) / "run").history
-        laps = [
+        laps: list[float] = [
             sum(each for phase, each in record["seconds"].items() if phase not in UNTIMED)
             for record in records
         ]

@@ -130,8 +130,10 @@ def _draw_exchange(
     """Draw one exchange as one point."""
     value = fmean(_accuracy(records[-1], test, method) for records in runs)
     sent = fmean(_sent(records)[-1] for records in runs)
-    look = {"color": COLOURS[3], "markeredgecolor": "white", "ms": 14 if mark == "*" else 9}
-    axes.plot(sent, value, mark, ls="none", label=method, zorder=5, **look)
+    look: dict[str, Any] = {"color": COLOURS[3], "markeredgecolor": "white"}
+    axes.plot(
+        sent, value, mark, ls="none", label=method, zorder=5, ms=14 if mark == "*" else 9, **look
+    )
 
 
 def _row(method: str, coding: str, runs: Sequence[list[Record]]) -> list[str]:

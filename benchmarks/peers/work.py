@@ -60,7 +60,7 @@ def load_data(path: str) -> Data:
     with numpy.load(Path(path)) as arrays:
         x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in Data._fields)
         sizes = arrays["sizes"].tolist()
-    return Data(x.split(sizes), y.split(sizes), test_x, test_y)
+    return Data(torch.split(x, sizes), torch.split(y, sizes), test_x, test_y)
 
 
 def new_model() -> Mlp:
