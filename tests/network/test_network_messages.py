@@ -12,15 +12,14 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS
-from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.flower.records import PACKED, from_records
+from mpfedcl.network.message import Arrays
 from small_experiments import METHODS
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
 SCAFFOLD = "custom_method:Scaffold"
-HEADER = 128
-"""Bytes before the numbers of an npy file."""
 
 FLOATS, INTEGERS = "float", "int64"
 PARAMETER = r"(hidden\.\d|classifier)\.(weight|bias)"
@@ -131,12 +130,22 @@ def check(
     for name, value in message.values.items():
         # Who trains nothing has no loss.
         assert type(value) is values[kind][name] or (name == "loss" and value is None), name
-    for name, array in content.array_records["arrays"].items():
+    for name, opened in message.arrays.items():
         (form,) = [each for pattern, each in arrays[kind].items() if re.fullmatch(pattern, name)]
-        opened = message.arrays[name]
         assert opened.dtype.name.startswith(form[0]), name
         assert form[1] in (0, opened.ndim), name
-        assert len(array.data) == HEADER + opened.nbytes, name
+    assert set(content.array_records["arrays"]) == ({PACKED} if message.arrays else set())
+    if message.arrays:
+        check_file(content.array_records["arrays"][PACKED].data, message.arrays)
+
+
+def check_file(data: bytes, arrays: Arrays) -> None:
+    """Hold a file of arrays to its list: nothing else is said there, and no byte is left over."""
+    size = int.from_bytes(data[:8], "little")
+    listed = {name: set(entry) for name, entry in json.loads(data[8 : 8 + size]).items()}
+    assert listed == {name: {"dtype", "shape", "data_offsets"} for name in arrays}
+    assert len(data) == 8 + size + sum(each.nbytes for each in arrays.values())
+    assert size <= 130 * len(arrays)
 
 
 def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> None:
@@ -281,12 +290,13 @@ def test_the_bytes_that_the_document_tells(tmp_path: Path, method: str, most: in
     federation = LoopbackFederation(experiment, tmp_path, data="")
     federation.serve()
     reply = next(m for _, m in federation.grid.replies if kind_of(m) == "train")
-    arrays = reply.content.array_records["arrays"]
+    message = from_records(reply.content)
     sizes = {
-        group: sum(len(each.data) for name, each in arrays.items() if name.startswith(group))
+        group: sum(each.nbytes for name, each in message.arrays.items() if name.startswith(group))
         for group in ("averaged/", "prototypes/")
     }
-    message = from_records(reply.content)
+    packed = reply.content.array_records["arrays"][PACKED].data
+    assert len(packed) - sum(sizes.values()) < 110 * len(message.arrays)
     assert len(message.arrays["prototypes/labels"]) == 10 * most
     assert f"{sizes['prototypes/']:,} bytes" in DOCUMENT
     assert (sizes["averaged/"] == 0) == (method == "fedproto")

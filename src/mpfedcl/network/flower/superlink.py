@@ -3,9 +3,9 @@
 It is Flower's own app with one middleware more, around all others: whoever does not show the
 secret in the file SECRET reaches the clients' part alone. Flower's flags follow.
 
-It is also made for many clients at a time. By itself it works on forty requests at once, each with
-a connection to the database and its cache; they keep each other from writing, and those that have
-waited for five seconds are answered 500, after which an answer is lost.
+It is also made for many clients at a time. By itself it works on forty requests at once; they keep
+each other from writing to the database, and those that have waited for five seconds are answered
+500, after which a client's answer is lost.
 """
 
 import sys
