@@ -1,20 +1,15 @@
 """Settings that a run chooses itself unless told: `auto` until it begins, a number on record."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from mpfedcl.experiment.setting_groups import CHOSEN_BY_A_RUN
+
 if TYPE_CHECKING:
     from mpfedcl.experiment.experiment import Experiment
-
-CHOSEN_BY_A_RUN: Mapping[str, Any] = {
-    "workers": "auto",
-    "evaluate_every": "auto",
-    "evaluate_clients": None,
-}
-"""What leaves the choice to a run, which writes down what it chose."""
 
 
 def _number_or_auto(most: int) -> Callable[[Any], Any]:

@@ -48,23 +48,6 @@ from mpfedcl.files import read_bounded
 
 FORMAT = 1
 """The version of the run directory's files; a newer one is refused, an older one is read."""
-RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
-    "engine": "auto",
-    "workers": "auto",
-    "worker_timeout": 300.0,
-    "track": (),
-    "track_to": None,
-    "trail": True,
-}
-"""Settings that do not change the result, at their defaults: where clients train, and what is
-recorded beside the result. A run may be resumed with others."""
-ONCE_THE_ONLY_VALUES: Mapping[str, Any] = {
-    "model__name": "mlp",
-    "pace__kind": "none",
-    "public__size": 0,
-}
-"""Settings that are filled in, and that experiments of older versions do not have: their values."""
-
 PIXELS_PER_SIDE = 32
 """Of one's own pictures without an encoder."""
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
