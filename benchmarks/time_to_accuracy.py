@@ -63,7 +63,8 @@ class Study:
         if path.exists():
             known: Curve = json.loads(path.read_text(encoding="utf-8"))
             return known
-        experiment = self.experiment(method, rate, seed)
+        # Accuracy is that of any number of workers; several runs may be made at the same time.
+        experiment = self.experiment(method, rate, seed).replace(workers=1)
         reading = judged_reading(experiment)
         values: list[float] = []
         sent: list[float] = []

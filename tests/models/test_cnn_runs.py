@@ -67,7 +67,7 @@ def test_a_run_goes_on_predicts_and_is_exported(images: Path, tmp_path: Path, sa
     words = flags(images, method="fedavg", rounds=1, model__norm="group", **CNN)
     assert said("run", *words, "--out", path)[0] == 0
     assert said("run", "--resume", path, "--rounds", 2)[0] == 0
-    assert read_records(path)[1]["remarks"]["training"] == {"loop": 3}
+    assert read_records(path)[1]["remarks"]["training"]["loop"] == 3
     params = load_file(path / "model.safetensors")
     assert params["conv.0.weight"].shape == (32, 1, 5, 5)
     assert params["hidden.0.weight"].shape == (5, 64)

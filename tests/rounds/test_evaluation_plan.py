@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpfedcl import Experiment
-from mpfedcl.methods import READINGS, TESTS, find_method
+from mpfedcl.methods import Reading, READINGS, TESTS, find_method
 from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
 from mpfedcl.rounds.evaluation_plan import Workload, choose_spacing, settle_evaluation
 from small_experiments import build_federation, small
@@ -71,7 +71,8 @@ def test_own_images_are_fewer_than_everybodys() -> None:
     experiment = Experiment(method="local").resolved()
     method = found(experiment, 10)
     matched = Workload(5, 2000, 10_000, 10_000, 798_474, 0)
-    own: WantedReadings = {"own": ("personal_classifier",), "union": ()}
+    judged: tuple[Reading, ...] = ("personal_classifier",)
+    own: WantedReadings = {"own": judged, "union": ()}
     assert matched.reading(method, own) * 5 == MNIST.reading(method, own)
     # On everybody's images each model reads all.
     both = wanted_readings(method, is_complete=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pace_settings import PaceSettings
-from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
@@ -53,8 +53,8 @@ def test_it_is_fedavg_of_those_in_time(images: Path) -> None:
     for name, value in loop.state.server.params.items():
         wanted = torch.zeros_like(value)
         for each in updates:
-            assert isinstance(each.averaged, StackMember)
-            tensors = each.averaged.stack.tensors(each.averaged.index)
+            tensors = each.written_out().averaged
+            assert isinstance(tensors, dict)
             wanted += each.num_samples / total * tensors[name]
         torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
 
