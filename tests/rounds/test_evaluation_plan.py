@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpfedcl import Experiment
-from mpfedcl.methods import Reading, READINGS, TESTS, find_method
+from mpfedcl.methods import READINGS, TESTS, Reading, find_method
 from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
 from mpfedcl.rounds.evaluation_plan import Workload, choose_spacing, settle_evaluation
 from small_experiments import build_federation, small
