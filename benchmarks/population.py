@@ -72,13 +72,12 @@ def run_case(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "--fraction": str(case.fraction),
         "--rounds": str(case.rounds),
         "--partition.kind": "classes",
-        "--partition.min-size": "1",
+        "--partition.test": "shared",
         "--prototypes.per-class": "2",
         "--prototypes.pool-size": "20",
         "--model.hidden": "64",
         "--train.lr": "0.05",
         "--evaluate-every": str(case.rounds),
-        "--evaluate-clients": "100",
         "--out": str(out),
     }
     flat = [word for pair in words.items() for word in pair]
@@ -142,7 +141,8 @@ def _tree_bytes(root: int) -> int:
 def _row(case: Case, found: dict[str, Any], reference: float) -> list[str]:
     usual = median(found["round_seconds"][1:])
     resident = {int(number): size for number, size in found["resident"].items()}
-    before = max((size for n, size in resident.items() if n <= case.settled), default=0)
+    # Loading takes memory that rounds do not.
+    before = max((size for n, size in resident.items() if 0 < n <= case.settled), default=0)
     # The last round is evaluated, which takes memory of its own.
     after = max((s for n, s in resident.items() if case.settled < n < case.rounds - 1), default=0)
     return [
@@ -188,7 +188,7 @@ def main() -> None:
     result.notes += [
         f"`mpfedcl run` with its default workers; {VECTORS} vectors of {NUMBERS} numbers per "
         "client, two classes each. A round counts everything but evaluation, checkpoints included; "
-        "evaluation reads the last round: the averaged model for all clients, 100 personal models.",
+        "evaluation reads the last round: the averaged model for all clients, and 10 to 100 personal models.",
         "Memory is of all processes of the run, pages that they share counted once; its growth "
         "compares the highest after that round with the highest up to it.",
     ]

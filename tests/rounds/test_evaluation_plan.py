@@ -79,11 +79,18 @@ def test_own_images_are_fewer_than_everybodys() -> None:
     assert matched.reading(method, both) == MNIST.reading(method, both) == 50_000 * 798_474
 
 
-@pytest.mark.parametrize(("taking_part", "read"), [(1000, None), (1001, 100)])
-def test_of_many_clients_some_personal_models_are_read(taking_part: int, read: int | None) -> None:
+@pytest.mark.parametrize(
+    ("clients", "taking_part", "read"),
+    # A model reads 5e7; of 2,000 clients 500 train 2.25e8 a round, a quarter of 60 rounds 3.375e9,
+    # of which the averaged model takes as much as one.
+    [(1000, 1000, None), (2000, 500, 66), (2000, 2000, 100), (2000, 20, 10), (2000, 5, None)],
+)
+def test_of_many_clients_some_personal_models_are_read(
+    clients: int, taking_part: int, read: int | None
+) -> None:
     found = find_method("fedavg")
-    experiment = Experiment(method="fedavg", fraction=taking_part / 2002).resolved()
-    many = Workload(2002, 40_000, 10_000, 10_000, 5000, 0)
+    experiment = Experiment(method="fedavg", fraction=taking_part / clients).resolved()
+    many = Workload(clients, 40_000, 10_000, 10_000, 5000, 0)
     settled = settle_evaluation(experiment, found(experiment, 10), many)
     assert settled.evaluate_clients == read
     asked = experiment.replace(evaluate_clients=7)

@@ -109,7 +109,7 @@ class Experiment(Settings):
     """What rounds before the last one read: only what the method is judged by, or everything."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
     """Evaluate the personal models of only this many clients, drawn in each evaluated round
-    [default: all; 100 where more than 1,000 take part in a round]."""
+    [default: all; of more than 1,000 clients 10 to 100, by what they cost]."""
     personal_models: bool = True
     """Write each client's personal model at the end; a thousand of them take gigabytes."""
     most_personal_models: Annotated[int, Field(ge=1)] = 1000

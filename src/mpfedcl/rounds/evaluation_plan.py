@@ -13,8 +13,10 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import TESTS, Method
 from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
 
-MANY_CLIENTS, SOME_CLIENTS = 1000, 100
-"""Where more than so many take part in a round, personal models of so many are read."""
+MANY_CLIENTS = 1000
+"""Of a population with more, not all personal models are read."""
+SOME_CLIENTS, FEWEST_CLIENTS = 100, 10
+"""How many are then read at most, and at least where their reading is dear."""
 _STEP = 1.5
 """Multiplications of training, in small batches, take so many times as long as those of reading."""
 
@@ -86,8 +88,8 @@ class Workload:
 
 def settle_evaluation(experiment: Experiment, method: Method, work: Workload) -> Experiment:
     """Return the experiment with what it leaves open about its evaluation filled in."""
-    if experiment.evaluate_clients is None and work.taking_part(experiment) > MANY_CLIENTS:
-        experiment = experiment.replace(evaluate_clients=SOME_CLIENTS)
+    if experiment.evaluate_clients is None and work.num_clients > MANY_CLIENTS:
+        experiment = experiment.replace(evaluate_clients=_choose_clients(method, work))
         method = type(method)(experiment, method.num_classes)
     if experiment.evaluate_every != "auto":
         return experiment
@@ -95,6 +97,20 @@ def settle_evaluation(experiment: Experiment, method: Method, work: Workload) ->
     last = work.reading(method, wanted_readings(method, is_complete=True))
     every = choose_spacing(experiment.rounds, work.training(method), between, last)
     return experiment.replace(evaluate_every=every)
+
+
+def _choose_clients(method: Method, work: Workload) -> int | None:
+    """Return how many personal models the last round reads in a fifth of the run's work."""
+    part = work.taking_part(method.experiment)
+    wanted = wanted_readings(method, is_complete=True)
+    one, two = (
+        work.reading(type(method)(method.experiment.replace(evaluate_clients=n), 1), wanted)
+        for n in (1, 2)
+    )
+    left = method.experiment.rounds * work.training(method) / 4 - (one - (two - one))
+    affordable = int(left / max(1.0, two - one))
+    chosen = min(SOME_CLIENTS, max(FEWEST_CLIENTS, affordable))
+    return None if chosen >= part else chosen
 
 
 def choose_spacing(rounds: int, training: float, between: float, last: float) -> int:

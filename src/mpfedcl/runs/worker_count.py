@@ -25,7 +25,7 @@ LEAST_SECONDS = 8.0
 """A run that takes about so long stays in one process: another takes a second or two to start."""
 _MULTIPLICATIONS = 1e10
 """Per second and core, about: what training reaches."""
-_SAMPLE_SECONDS = 5e-6
+_SAMPLE_SECONDS = 2e-5
 """That a sample takes in any model, however small."""
 _ENCODED, _PIXELS = 512, 28 * 28
 """Numbers of a sample behind an encoder, and of a small picture."""
