@@ -188,7 +188,8 @@ def main() -> None:
     result.notes += [
         f"`mpfedcl run` with its default workers; {VECTORS} vectors of {NUMBERS} numbers per "
         "client, two classes each. A round counts everything but evaluation, checkpoints included; "
-        "evaluation reads the last round: the averaged model for all clients, and 10 to 100 personal models.",
+        "evaluation reads the last round: the averaged model for all clients, and 10 to 100 "
+        "personal models.",
         "Memory is of all processes of the run, pages that they share counted once; its growth "
         "compares the highest after that round with the highest up to it.",
     ]
