@@ -43,15 +43,21 @@ def wait_for(path: Path, words: str, seconds: float = 180) -> None:
         time.sleep(0.1)
 
 
-@contextlib.contextmanager
-def federation(folder: Path) -> Iterator[Path]:
-    """Run a server and clients in a folder."""
+def make_lab(folder: Path, clients: int) -> tuple[Path, str]:
+    """Make the folders of a federation on a free port; return them and the port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     lab = folder / "lab"
-    words = ["federation", "init", str(lab), "--clients", str(CLIENTS), "--port", port]
+    words = ["federation", "init", str(lab), "--clients", str(clients), "--port", port]
     subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
+    return lab, port
+
+
+@contextlib.contextmanager
+def federation(folder: Path) -> Iterator[Path]:
+    """Run a server and clients in a folder."""
+    lab, _ = make_lab(folder, CLIENTS)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import tempfile
 import threading
@@ -28,7 +27,7 @@ import numpy
 import psutil
 import tomli_w
 
-from federation import PROGRAM, wait_for
+from federation import PROGRAM, make_lab, wait_for
 from measuring import Table
 from mpfedcl.methods import TESTS
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
@@ -122,12 +121,7 @@ class Lab:
 @contextlib.contextmanager
 def running(folder: Path, clients: int) -> Iterator[Lab]:
     """Run a server and so many clients."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-    lab = folder / "lab"
-    words = ["federation", "init", str(lab), "--clients", str(clients), "--port", port]
-    subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
+    lab, port = make_lab(folder, clients)
     said = folder / "said"
     requests = SPAWN.Value("q", 0)
     roots = sorted((lab / "clients").iterdir())

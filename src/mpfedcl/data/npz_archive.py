@@ -346,7 +346,5 @@ def _check_labels(labels: NDArray[Any], shown: str, num_classes: int | None) -> 
 def _check_lengths(store: ArchiveStore, labels: Indices, part: str) -> None:
     if len(store) != len(labels):
         noun = "images" if store.vector_width is None else "vectors"
-        raise InvalidInput(
-            f"{store.shown}: x_{part} has {len(store):,} {noun} and y_{part} {len(labels):,} "
-            "labels; they must be equally many."
-        )
+        told = f"x_{part} has {len(store):,} {noun} and y_{part} {len(labels):,} labels"
+        raise InvalidInput(f"{store.shown}: {told}; they must be equally many.")
