@@ -5,6 +5,7 @@ So there is one process for each that runs tests, which loads them once; what is
 interrupted is a process of its own. `test_cli` and others start `mpfedcl` from nothing, too.
 """
 
+import fcntl
 import importlib
 import multiprocessing
 import os
@@ -210,7 +211,7 @@ def _run(
     import torch
 
     from mpfedcl.cli.main import main
-    from mpfedcl.engines import process_group
+    from mpfedcl.engines import local_group
     from mpfedcl.models import mlp
     from mpfedcl.studies import jobs
 
@@ -236,20 +237,23 @@ def _run(
     if forked_jobs:
         vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
     if forked_workers:
-        vars(process_group)["subprocess"] = FORKED_WORKERS
+        vars(local_group)["subprocess"] = FORKED_WORKERS
     (program or main)(words)
 
 
 class _ForkedWorker:
-    """What `process_group` needs of a process that it starts."""
+    """What `local_group` needs of a process that it starts."""
 
-    def __init__(self, words: list[str], *, env: dict[str, str], **_: object) -> None:
+    def __init__(
+        self, words: list[str], *, env: dict[str, str], pass_fds: list[int], **_: object
+    ) -> None:
         stdin, self.stdin = FORKS.Pipe(duplex=False)
-        stderr = Connection(os.dup(2), readable=False)
+        streams = {0: stdin, 2: Connection(os.dup(2), readable=False)}
+        streams |= {number: Connection(os.dup(number)) for number in pass_fds}
         places = (str(Path.cwd()), env)
-        self._process = FORKS.Process(target=_work, args=(words[-1], *places, stdin, stderr))
+        self._process = FORKS.Process(target=_work, args=(words[-1], *places, streams))
         self._process.start()
-        for stream in (stdin, stderr):
+        for stream in streams.values():
             stream.close()
 
     @property
@@ -277,14 +281,18 @@ FORKED_WORKERS = SimpleNamespace(
 """In place of `subprocess`, where a run starts its workers."""
 
 
-def _work(
-    module: str, cwd: str, variables: dict[str, str], stdin: Connection, stderr: Connection
-) -> None:
+def _work(module: str, cwd: str, variables: dict[str, str], streams: dict[int, Connection]) -> None:
     """Become a worker."""
     os.setpgid(0, 0)
-    for number, stream in ((0, stdin), (2, stderr)):
-        os.dup2(stream.fileno(), number)
+    # Out of the way of the numbers that they are to have.
+    kept = {
+        number: fcntl.fcntl(each.fileno(), fcntl.F_DUPFD, 1000) for number, each in streams.items()
+    }
+    for stream in streams.values():
         stream.close()
+    for number, descriptor in kept.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)

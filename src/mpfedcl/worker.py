@@ -3,7 +3,7 @@
 import sys
 
 from mpfedcl.convergence import inspect_where_asked
-from mpfedcl.engines.process_group import end_with_parent
+from mpfedcl.engines.local_group import end_with_parent
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.runs.simulation import follow
 

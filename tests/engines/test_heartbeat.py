@@ -10,6 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from mpfedcl.engines import heartbeat
+from mpfedcl.engines.gloo_group import StoreSigns
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.errors import LostWorker
 
@@ -19,16 +20,16 @@ TIMEOUT = 0.4
 @pytest.fixture(autouse=True)
 def quick_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(heartbeat, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.05)
 
 
 @contextmanager
-def other_process(store: HashStore, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def other_process(signs: StoreSigns, work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Let a thread stand for process 1: it gives signs of life while it does its work."""
     over = threading.Event()
 
     def live() -> None:
-        beating = Heartbeat(store, 1, (), TIMEOUT)
+        beating = Heartbeat(signs, 1, (), TIMEOUT)
         work(over)
         beating.close()
 
@@ -43,7 +44,7 @@ def other_process(store: HashStore, work: Callable[[threading.Event], None]) -> 
 
 @pytest.fixture
 def watch() -> Iterator[Heartbeat]:
-    beating = Heartbeat(HashStore(), 0, [1], TIMEOUT)
+    beating = Heartbeat(StoreSigns(HashStore()), 0, [1], TIMEOUT)
     yield beating
     beating.close()
 
@@ -55,13 +56,13 @@ def test_who_computes_is_waited_for(watch: Heartbeat) -> None:
 
     outcome: Future[str] = Future()
     threading.Timer(3 * TIMEOUT, outcome.set_result, ["done"]).start()
-    with other_process(watch._store, compute):  # type: ignore[arg-type]
+    with other_process(watch._signs, compute):  # type: ignore[arg-type]
         assert watch.wait(outcome) == "done"
 
 
 def test_who_is_stuck_is_lost_though_its_threads_live(watch: Heartbeat) -> None:
     with (
-        other_process(watch._store, lambda over: over.wait() and None),  # type: ignore[arg-type]
+        other_process(watch._signs, lambda over: over.wait() and None),  # type: ignore[arg-type]
         pytest.raises(LostWorker, match=r"process 1 has given no sign of life for 0\.4 s"),
     ):
         watch.wait(Future())

@@ -203,7 +203,7 @@ def test_a_worker_whose_data_are_missing_says_so(
 def test_a_worker_that_never_begins_is_not_waited_for(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpfedcl.engines.process_group.sys.executable", "/bin/false")
+    monkeypatch.setattr("mpfedcl.engines.local_group.sys.executable", "/bin/false")
     with pytest.raises(LostWorker, match="ended with code 1 before it began"):
         run(small(images, workers=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -157,4 +157,4 @@ def test_everyone_is_dealt_out_once_and_evenly(work: dict[str, int], size: int) 
 def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
     work = {"b": 3, "a": 3, "c": 3, "d": 1}
     assert assign_clients(work, 2) == assign_clients(dict(reversed(work.items())), 2)
-    assert assign_clients(work, 2) == [["a", "c"], ["b", "d"]]
+    assert assign_clients(work, 2) == [["b", "d"], ["a", "c"]]

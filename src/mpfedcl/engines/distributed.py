@@ -39,7 +39,8 @@ def assign_clients(work: Mapping[str, int], num_processes: int) -> list[list[str
     loads = [0] * num_processes
     # The largest first, each to whoever has least: the order of names settles what is equal.
     for name in sorted(work, key=lambda each: (-work[each], each)):
-        idlest = loads.index(min(loads))
+        # The last of them: the leader, number 0, writes checkpoints beside its share.
+        idlest = max(range(num_processes), key=lambda each: (-loads[each], each))
         shares[idlest].append(name)
         loads[idlest] += work[name]
     return [sorted(share) for share in shares]
