@@ -107,9 +107,13 @@ class Task:
 
     def by_direct(self) -> dict[str, TrainedClients]:
         """Return each client, its gradients never written out."""
+        return {each.names[0]: each for each in self.direct().train(self.works, 1, self.received)}
+
+    def direct(self) -> DirectTrainer:
+        """Return the trainer whose gradients are never written out."""
         trainer = DirectTrainer(self.assembly)
         trainer.layers = self.layers()
-        return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
+        return trainer
 
     def layers(self) -> tuple[Layer, ...]:
         """Return the layers that the loss consists of."""

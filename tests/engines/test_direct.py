@@ -44,7 +44,7 @@ def test_a_step_is_sgds_with_the_gradient_written_out(momentum: float, weight_de
     start = {"w": draw(1, 4, 3), "b": draw(2, 4), "v": draw(3, 2, 4)}
     velocity = {name: torch.full_like(value, math.nan) for name, value in start.items()}
     before, plain = copy(start), copy(start)
-    direct = DirectDescent(LAYERS, start, velocity, 0.1, momentum, weight_decay)
+    direct = DirectDescent(LAYERS, copy(start), velocity, 0.1, momentum, weight_decay)
     written = MomentumSGD(plain, 0.1, momentum, weight_decay)
     # So many steps that the velocity's scale leaves its range several times.
     for step in range(60):

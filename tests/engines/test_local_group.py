@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.engines.heartbeat import Heartbeat
-from mpfedcl.engines.local_group import LocalGroup, SharedMemory, SharedSigns
+from mpfedcl.engines.local_group import LocalGroup
+from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns
 from mpfedcl.errors import LostWorker
 from mpfedcl.tensors import Tensors
 
@@ -43,11 +44,15 @@ class Processes:
             line.close()
 
     def _work(self, rank: int, work: Callable[[LocalGroup], Result]) -> Result:
-        *memory, board = (SharedMemory(os.dup(file.descriptor)) for file in self._files)
+        *memory, board = (SharedMemory(os.dup(file.fileno())) for file in self._files)
         watched = range(1, self.size) if rank == 0 else ()
         heartbeat = Heartbeat(SharedSigns(board, self.size), rank, watched, self._timeout)
         try:
-            return work(LocalGroup(rank, heartbeat, self.lines[rank], memory))
+            lines = [
+                Line(each, number if rank == 0 else 0, heartbeat)
+                for number, each in enumerate(self.lines[rank], start=1)
+            ]
+            return work(LocalGroup(rank, heartbeat, lines, memory))
         finally:
             heartbeat.close()
             for file in (*memory, board):

@@ -1,17 +1,14 @@
-"""Several processes for one experiment: the same result, and who gets which clients."""
+"""Several processes for one experiment: the same result."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.distributed.run import main as torchrun
 
 from command_processes import CommandProcess, call
 from mpfedcl import resume, run
-from mpfedcl.engines import assign_clients
 from small_experiments import (
     EXAMPLES,
     METHODS,
@@ -24,9 +21,6 @@ from small_experiments import (
 from worker_processes import free_port, run_together
 
 pytestmark = pytest.mark.whole
-
-
-# The same result
 
 
 BOUNDED = {"guard__bounds": "on", "guard__clip_factor": 0.8}
@@ -135,26 +129,3 @@ def test_two_agents_of_torchrun_that_meet_on_a_port(
     said = [process.communicate() for process in commands]
     assert [process.returncode for process in commands] == [0, 0], said
     assert_close_results(alone, tmp_path / "together", 1e-5)
-
-
-# Who gets whom
-
-
-@given(
-    st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 100), max_size=30),
-    st.integers(1, 5),
-)
-@settings(deadline=None, max_examples=100)
-def test_everyone_is_dealt_out_once_and_evenly(work: dict[str, int], size: int) -> None:
-    shares = assign_clients(work, size)
-    assert sorted(name for share in shares for name in share) == sorted(work)
-    assert all(share == sorted(share) for share in shares)
-    loads = [sum(work[name] for name in share) for share in shares]
-    # Taking the largest first, no process is ahead of another by more than one client.
-    assert max(loads) - min(loads) <= max(work.values(), default=0)
-
-
-def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
-    work = {"b": 3, "a": 3, "c": 3, "d": 1}
-    assert assign_clients(work, 2) == assign_clients(dict(reversed(work.items())), 2)
-    assert assign_clients(work, 2) == [["b", "d"], ["a", "c"]]

@@ -10,6 +10,7 @@ methods whose loss uses weights in linear layers alone (`linear_layers.py` tries
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,17 @@ _SMALLEST_SCALE = 2.0**-20
 """Where the velocity's scale would fall below it, the velocity is written anew."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """How far a client's training has come: beside its parameters and their velocity."""
+
+    num_steps: int
+    scale: float = 1.0
+    """What the velocity must be multiplied by."""
+    loss: float = 0.0
+    """The sum of the samples' losses."""
+
+
 class DirectTrainer(Trainer):
     """Trains clients in turn, each layer's gradient going straight into its velocity."""
 
@@ -42,20 +54,77 @@ class DirectTrainer(Trainer):
         velocity = {name: torch.empty_like(value) for name, value in tasks[0].start.items()}
         return [self._train(task, round_number, received, velocity) for task in tasks]
 
+    def begin(
+        self,
+        task: ClientTask,
+        round_number: int,
+        received: object,
+        part: float,
+        memory: tuple[Tensors, Tensors],
+    ) -> Begun:
+        """Take a part of a client's steps, its parameters and velocity in the memory given."""
+        params, velocity = memory
+        torch._foreach_copy_(list(params.values()), [task.start[name] for name in params])
+        batches = self._draw(task, round_number)
+        num_steps = round(part * len(batches))
+        descent = self._make_descent(len(batches), round_number, params, velocity)
+        loss = self._take_steps(task, received, batches[:num_steps], descent)
+        return Begun(num_steps, descent.scale, loss)
+
+    def finish(
+        self,
+        task: ClientTask,
+        round_number: int,
+        received: object,
+        begun: Begun,
+        memory: tuple[Tensors, Tensors],
+    ) -> TrainedClient:
+        """Take the steps that are left of what was begun elsewhere."""
+        params = {name: memory[0][name].clone() for name in task.start}
+        batches = self._draw(task, round_number)
+        descent = self._make_descent(len(batches), round_number, params, memory[1], begun.scale)
+        left = batches[begun.num_steps :]
+        loss = begun.loss + self._take_steps(task, received, left, descent, begun.num_steps)
+        return self._end(task, batches, params, loss)
+
     def _train(
         self, task: ClientTask, round_number: int, received: object, velocity: Tensors
     ) -> TrainedClient:
-        client = task.client
-        batches = draw_batches(client, self._experiment, task.draw_number(round_number))
+        params = {name: value.detach().clone() for name, value in task.start.items()}
+        batches = self._draw(task, round_number)
+        descent = self._make_descent(len(batches), round_number, params, velocity)
+        loss = self._take_steps(task, received, batches, descent)
+        return self._end(task, batches, params, loss)
+
+    def _draw(self, task: ClientTask, round_number: int) -> list[Tensor]:
+        return draw_batches(task.client, self._experiment, task.draw_number(round_number))
+
+    def _make_descent(
+        self,
+        num_steps: int,
+        round_number: int,
+        params: Tensors,
+        velocity: Tensors,
+        scale: float | None = None,
+    ) -> "DirectDescent":
         lr, momentum = self._method.descent(round_number)
-        if len(batches) == 1:
+        if num_steps == 1:
             # What the only step leaves behind moves nothing any more.
             momentum = 0.0
-        descent = DirectDescent(
-            self.layers, task.start, velocity, lr, momentum, self._experiment.train.weight_decay
-        )
-        losses = []
-        for step, chosen in enumerate(batches):
+        weight_decay = self._experiment.train.weight_decay
+        return DirectDescent(self.layers, params, velocity, lr, momentum, weight_decay, scale)
+
+    def _take_steps(
+        self,
+        task: ClientTask,
+        received: object,
+        batches: Sequence[Tensor],
+        descent: "DirectDescent",
+        first: int = 0,
+    ) -> float:
+        """Take a step on each batch; return the sum of the samples' losses."""
+        client, losses = task.client, []
+        for step, chosen in enumerate(batches, start=first):
             batch = FullBatch.of(
                 client.inputs.index_select(0, chosen), client.labels.index_select(0, chosen)
             )
@@ -64,11 +133,18 @@ class DirectTrainer(Trainer):
             loss, entered, slopes = self._differentiate(descent.params, batch, context)
             descent.step(entered, slopes)
             losses.append(loss)
+        if not losses:
+            return 0.0
         sizes = torch.tensor([len(chosen) for chosen in batches], dtype=torch.float64)
-        mean = float(torch.stack(losses).double().cpu() @ sizes / sizes.sum())
-        averaged = {n: v for n, v in descent.params.items() if self._method.shared(n)}
+        return float(torch.stack(losses).double().cpu() @ sizes)
+
+    def _end(
+        self, task: ClientTask, batches: Sequence[Tensor], params: Tensors, loss: float
+    ) -> TrainedClient:
+        averaged = {n: v for n, v in params.items() if self._method.shared(n)}
+        mean = loss / sum(map(len, batches))
         return TrainedClient(
-            client, self._model, descent.params, averaged=averaged, state=task.state, loss=mean
+            task.client, self._model, params, averaged=averaged, state=task.state, loss=mean
         )
 
     def _differentiate(
@@ -105,17 +181,20 @@ class DirectDescent:
     def __init__(
         self,
         layers: Sequence[Layer],
-        start: Tensors,
+        params: Tensors,
         velocity: Tensors,
         lr: float,
         momentum: float,
         weight_decay: float = 0.0,
+        scale: float | None = None,
     ) -> None:
-        self.params = {name: value.detach().clone() for name, value in start.items()}
+        """Change these parameters; with a scale, go on with the velocity as it is."""
+        self.params = params
+        self.scale = 1.0 if scale is None else scale
         self._layers = layers
         self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
-        self._velocity, self._scale = velocity, 1.0
-        if momentum:
+        self._velocity = velocity
+        if momentum and scale is None:
             torch._foreach_zero_(list(velocity.values()))
 
     @torch.no_grad()
@@ -124,7 +203,7 @@ class DirectDescent:
         moved, factor = self.params, -self._lr
         if self._momentum:
             self._fade()
-            moved, factor = self._velocity, 1 / self._scale
+            moved, factor = self._velocity, 1 / self.scale
         params = list(self.params.values())
         if self._weight_decay:
             torch._foreach_add_(list(moved.values()), params, alpha=factor * self._weight_decay)
@@ -134,11 +213,11 @@ class DirectDescent:
             if layer.bias is not None:
                 moved[layer.bias].add_(slope.sum(0), alpha=factor)
         if self._momentum:
-            torch._foreach_add_(params, list(moved.values()), alpha=-self._lr * self._scale)
+            torch._foreach_add_(params, list(moved.values()), alpha=-self._lr * self.scale)
 
     def _fade(self) -> None:
         """Multiply the velocity by the momentum: its scale, as long as that is in range."""
-        self._scale *= self._momentum
-        if self._scale < _SMALLEST_SCALE:
-            torch._foreach_mul_(list(self._velocity.values()), self._scale)
-            self._scale = 1.0
+        self.scale *= self._momentum
+        if self.scale < _SMALLEST_SCALE:
+            torch._foreach_mul_(list(self._velocity.values()), self.scale)
+            self.scale = 1.0

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.messages import Broadcast, Update
@@ -33,19 +34,6 @@ from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.tensors import Tensors, pack_tensors
 
 
-def assign_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:
-    """Assign clients to processes so that all have about the same work; by name in each."""
-    shares: list[list[str]] = [[] for _ in range(num_processes)]
-    loads = [0] * num_processes
-    # The largest first, each to whoever has least: the order of names settles what is equal.
-    for name in sorted(work, key=lambda each: (-work[each], each)):
-        # The last of them: the leader, number 0, writes checkpoints beside its share.
-        idlest = max(range(num_processes), key=lambda each: (-loads[each], each))
-        shares[idlest].append(name)
-        loads[idlest] += work[name]
-    return [sorted(share) for share in shares]
-
-
 class DistributedEngine(Engine):
     """One process's clients, and the exchange with the others."""
 
@@ -55,9 +43,12 @@ class DistributedEngine(Engine):
         sizes: Mapping[str, int],
         group: ProcessGroup,
         device: torch.device,
+        begun: tuple[ClientData, float] | None = None,
     ) -> None:
+        """`begun` is the client of the process before that is begun here, and how far."""
         self.sizes = sizes
         """Training samples of all clients, wherever they are."""
+        self._begun = begun
         self._engine = engine
         self._group = group
         self._device = device
@@ -70,7 +61,10 @@ class DistributedEngine(Engine):
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        """Train the clients of this process."""
+        """Train the clients of this process, and the first steps of another's."""
+        handover = self._group.begins
+        if self._begun is not None and handover is not None and self._begun[0].name in names:
+            self._engine.begin_for_another(*self._begun, broadcast, handover)
         return self._engine.train(broadcast, self.local_clients(names), keep=keep)
 
     def merge(self, collector: UpdateCollector) -> None:

@@ -69,7 +69,7 @@ class GlooGroup(ProcessGroup):
         return self._call(receive)
 
     def _call(self, call: Callable[[], _Result]) -> _Result:
-        return _call(call, self._heartbeat.wait)
+        return _call(call, self.heartbeat.wait)
 
     def _broadcast(self, content: bytes, source: int) -> bytes:
         size = torch.tensor([len(content)])

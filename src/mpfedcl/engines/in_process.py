@@ -11,6 +11,7 @@ from torch import Tensor
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_readings import ClientReadings
 from mpfedcl.engines.client_states import ClientStates, restore_states
+from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
     TrainedStack,
@@ -56,11 +57,30 @@ class InProcessEngine(Engine):
         self._trained: dict[str, tuple[TrainedClients, int]] = {}
         """The clients of the round under way, and after it those whose models were asked for."""
         self._requested_names: set[str] = set()
+        self._begun_elsewhere: tuple[str, Handover] | None = None
+        """The client whose first steps another process takes."""
+        self._prepared: tuple[Broadcast, Any] | None = None
+
+    def begin_for_another(
+        self, client: ClientData, part: float, broadcast: Broadcast, handover: Handover
+    ) -> None:
+        """Take the first steps of a client that another process answers for."""
+        with self._clock.phase("train"):
+            task = self._make_task(client, broadcast)
+            received = self._prepare(broadcast)
+            handover.give(
+                task.start,
+                lambda memory: self._trainers.begin(task, broadcast.round, received, part, memory),
+            )
+
+    def finish_for_another(self, name: str, handover: Handover) -> None:
+        """Let another process take the first steps of one of the clients here, in all rounds."""
+        self._begun_elsewhere = name, handover
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        """Train the named clients and yield their updates in name order."""
+        """Train the named clients and yield their updates, by name but for one begun elsewhere."""
         self._trained, self._requested_names = {}, set(keep)
         self._begin_round()
         updates = self._train if self._method.trains else self._collect
@@ -88,14 +108,12 @@ class InProcessEngine(Engine):
                 yield Update(each.name, count, {}, nothing, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
-        with self._clock.phase("broadcast"):
-            received = self._method.prepare(broadcast)
-        at_once = self._clients_at_once
-        for first in range(0, len(ordered), at_once):
-            clients = [self._data.client(name) for name in ordered[first : first + at_once]]
+        received = self._prepare(broadcast)
+        for names in self._in_turn(ordered):
+            clients = [self._data.client(name) for name in names]
             with self._clock.phase("train"):
                 tasks = [self._make_task(client, broadcast) for client in clients]
-                for trained in self._trainers.train(tasks, broadcast.round, received):
+                for trained in self._train_tasks(tasks, broadcast.round, received):
                     self._remember(trained)
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
@@ -112,6 +130,30 @@ class InProcessEngine(Engine):
             if not self._has_client_state:
                 # The updates are out: nobody will ask for the other models again.
                 self._trained = self._requested()
+
+    def _prepare(self, broadcast: Broadcast) -> Any:
+        """Return what the method makes of a broadcast, once for each."""
+        if self._prepared is None or self._prepared[0] is not broadcast:
+            with self._clock.phase("broadcast"):
+                self._prepared = broadcast, self._method.prepare(broadcast)
+        return self._prepared[1]
+
+    def _in_turn(self, ordered: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield the clients that are trained together; last the one that is begun elsewhere."""
+        begun = self._begun_elsewhere[0] if self._begun_elsewhere else None
+        whole = [name for name in ordered if name != begun]
+        for first in range(0, len(whole), self._clients_at_once):
+            yield whole[first : first + self._clients_at_once]
+        if len(whole) < len(ordered):
+            yield [name for name in ordered if name == begun]
+
+    def _train_tasks(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> Sequence[TrainedClients]:
+        if self._begun_elsewhere and tasks[0].client.name == self._begun_elsewhere[0]:
+            begun, memory = self._begun_elsewhere[1].take(tasks[0].start)
+            return self._trainers.finish(tasks[0], round_number, received, begun, memory)
+        return self._trainers.train(tasks, round_number, received)
 
     def evaluate(
         self,

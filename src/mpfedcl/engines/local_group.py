@@ -6,50 +6,43 @@ sum over processes costs little more than reading it, and nobody else can reach 
 """
 
 import contextlib
-import mmap
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mpfedcl.engines.heartbeat import LOOK_SECONDS, Heartbeat
+from mpfedcl.engines.handover import Handover
+from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.process_group import LEAST_TO_BEGIN, MEMBERSHIP, ProcessGroup
+from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns, as_numbers
 from mpfedcl.errors import LostWorker
 from mpfedcl.tensors import Tensors
 
-_NUMBER_BYTES = 8
-_ALIGNMENT = 64
-"""Bytes: what a process writes begins at a multiple of it, so that it can be read as numbers."""
-_SMALLEST_FILE = 2**20
+_COMMON_FILES = 3
+"""Two to exchange by, and one for signs of life."""
+_MOST_DESCRIPTORS = 8
+"""That a process is sent: the common files, and a connection and a file for each neighbour."""
 
 
 class LocalGroup(ProcessGroup):
     """This process among those of its machine."""
 
     def __init__(
-        self,
-        rank: int,
-        heartbeat: Heartbeat,
-        lines: Sequence[socket.socket],
-        memory: Sequence["SharedMemory"],
+        self, rank: int, heartbeat: Heartbeat, lines: Sequence[Line], memory: Sequence[SharedMemory]
     ) -> None:
         """`lines` lead to all other processes, or from one of them to the leader."""
         super().__init__(rank, len(lines) + 1, heartbeat)
         self._lines = lines
         self._memory = tuple(memory)
-        for line in lines:
-            line.settimeout(LOOK_SECONDS)
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
@@ -79,18 +72,18 @@ class LocalGroup(ProcessGroup):
         dtype, size = values[0].dtype, sum(value.nbytes for value in values)
 
         def write(place: memoryview) -> None:
-            torch.cat(list(values), out=_numbers(place, dtype))
+            torch.cat(list(values), out=as_numbers(place, dtype))
 
-        summands = [_numbers(each, dtype) for each in self._exchange(size, write)]
+        summands = [as_numbers(each, dtype) for each in self._exchange(size, write)]
         first, *others = (each.tensor_split(self.size)[self.rank] for each in summands)
 
         def write_share(place: memoryview) -> None:
-            share = _numbers(place, dtype).copy_(first)
+            share = as_numbers(place, dtype).copy_(first)
             for other in others:
                 share += other
 
         shares = self._exchange(first.nbytes, write_share)
-        return torch.cat([_numbers(each, dtype) for each in shares])
+        return torch.cat([as_numbers(each, dtype) for each in shares])
 
     def _exchange(self, size: int, write: Callable[[memoryview], None]) -> list[memoryview]:
         """Write so many bytes; return what all have written, until the exchange after the next."""
@@ -111,140 +104,55 @@ class LocalGroup(ProcessGroup):
         """Return what all processes tell; the leader prepares for it before the others know."""
         form = struct.Struct(f"<{self.size}q")
         if not self.is_leader:
-            self._write(0, number.to_bytes(_NUMBER_BYTES, "little"))
-            return form.unpack(self._read(0, form.size))
-        numbers = [number, *(self._read_number(rank) for rank in range(1, self.size))]
+            self._lines[0].write_number(number)
+            return form.unpack(self._lines[0].read(form.size))
+        numbers = [number, *(line.read_number() for line in self._lines)]
         prepare(numbers)
-        for rank in range(1, self.size):
-            self._write(rank, form.pack(*numbers))
+        for line in self._lines:
+            line.write(form.pack(*numbers))
         return numbers
 
     def _send(self, content: bytes) -> None:
-        self._write(0, len(content).to_bytes(_NUMBER_BYTES, "little"))
-        self._write(0, content)
+        self._lines[0].write_number(len(content))
+        self._lines[0].write(content)
 
     def _receive(self, rank: int) -> bytes:
-        return self._read(rank, self._read_number(rank))
-
-    def _read_number(self, rank: int) -> int:
-        return int.from_bytes(self._read(rank, _NUMBER_BYTES), "little")
-
-    def _write(self, rank: int, content: bytes) -> None:
-        left = memoryview(content)
-        while left:
-            done = self._try(rank, lambda line, left=left: line.send(left))  # type: ignore[misc]
-            left = left[done:]
-
-    def _read(self, rank: int, size: int) -> bytes:
-        content = bytearray(size)
-        left = memoryview(content)
-        while left:
-            done = self._try(rank, lambda line, left=left: line.recv_into(left))  # type: ignore[misc]
-            left = left[done:]
-        return bytes(content)
-
-    def _try(self, rank: int, move: Callable[[socket.socket], int]) -> int:
-        """Return how many bytes a line has moved: some, unless that took too long to wait for."""
-        self._heartbeat.begin_to_wait()
-        try:
-            done = move(self._lines[max(0, rank - 1)])
-        except TimeoutError:
-            self._heartbeat.look()
-            return 0
-        except OSError:
-            done = 0
-        if not done:
-            raise LostWorker(f"process {rank} has ended")
-        return done
-
-
-class SharedMemory:
-    """A file without a name, in memory, that several processes have open."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._mapped: mmap.mmap | None = None
-
-    @classmethod
-    def new(cls, size: int = _SMALLEST_FILE) -> "SharedMemory":
-        """Return a fresh one."""
-        if hasattr(os, "memfd_create"):
-            made = cls(os.memfd_create("mpfedcl"))
-        else:
-            with tempfile.TemporaryFile() as file:
-                made = cls(os.dup(file.fileno()))
-        made._grow(size)
-        return made
-
-    def reserve(self, sizes: Sequence[int]) -> None:
-        """Make room for so many bytes of each process."""
-        needed, now = _starts(sizes)[-1], os.fstat(self.descriptor).st_size
-        if needed > now:
-            self._grow(max(needed, 2 * now))
-
-    def places(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return where each process writes and is read."""
-        starts = _starts(sizes)
-        view = self.view(starts[-1])
-        return [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-    def view(self, size: int) -> memoryview:
-        """Return the memory, at least so many bytes of it."""
-        if self._mapped is None or len(self._mapped) < size:
-            # What is still read of the old mapping keeps it alive.
-            self._mapped = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
-        return memoryview(self._mapped)
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self.descriptor)
-
-    def _grow(self, size: int) -> None:
-        if hasattr(os, "posix_fallocate"):
-            # Unlike a longer file with a hole, this says at once where there is no memory for it.
-            os.posix_fallocate(self.descriptor, 0, size)
-        else:
-            os.ftruncate(self.descriptor, size)
-
-
-class SharedSigns:
-    """Signs of life in memory that all processes share."""
-
-    def __init__(self, memory: SharedMemory, size: int) -> None:
-        self._view = memory.view(size * _NUMBER_BYTES).cast("q")
-
-    def write(self, rank: int, sign: int) -> None:
-        """Write down a process's newest sign."""
-        self._view[rank] = sign
-
-    def read(self, rank: int) -> int:
-        """Return a process's newest sign; 0: there is none yet."""
-        return self._view[rank]
+        line = self._lines[rank - 1]
+        return line.read(line.read_number())
 
 
 @contextmanager
 def start_local_group(size: int, worker: str, timeout: float) -> Iterator[LocalGroup]:
     """Start the other processes of a group, which run a module, and lead them."""
-    files = [SharedMemory.new() for _ in range(3)]
-    pairs = [socket.socketpair() for _ in range(1, size)]
-    lines = [own for own, _ in pairs]
-    try:
-        with _started([theirs for _, theirs in pairs], worker) as workers:
-            try:
-                for own, theirs in pairs:
-                    # Whoever has the other end alone closes it by ending.
-                    theirs.close()
-                    socket.send_fds(own, [b"!"], [each.descriptor for each in files])
-                for rank, line in enumerate(lines, start=1):
-                    _await(workers[rank - 1], line, max(timeout, LEAST_TO_BEGIN))
-                with _member(0, lines, files, range(1, size), timeout) as group:
-                    yield group
-            finally:
-                for line in lines:
-                    line.close()
-    finally:
-        for file in files:
-            file.close()
+    with ExitStack() as stack:
+        files = [_open_file(stack) for _ in range(_COMMON_FILES)]
+        lines = [_open_pair(stack) for _ in range(1, size)]
+        # Between each process and the next: the ends of the two, and what they share.
+        borders = [(*_open_pair(stack), _open_file(stack)) for _ in range(1, size)]
+        workers = stack.enter_context(_started([theirs for _, theirs in lines], worker))
+        # Before the processes are waited for: then they know that there is nothing left to do.
+        ours = stack.enter_context(ExitStack())
+        for own, _ in lines:
+            ours.enter_context(own)
+        for rank, (own, theirs) in enumerate(lines, start=1):
+            _, begins, before = borders[rank - 1]
+            given = [*(file.fileno() for file in files), begins.fileno(), before.fileno()]
+            if rank < size - 1:
+                finishes, _, after = borders[rank]
+                given += [finishes.fileno(), after.fileno()]
+            socket.send_fds(own, [b"!"], given)
+            # Whoever has the other end alone closes it by ending.
+            theirs.close()
+            begins.close()
+            if rank > 1:
+                borders[rank - 1][0].close()
+        for process, (own, _) in zip(workers, lines, strict=True):
+            _await(process, own, max(timeout, LEAST_TO_BEGIN))
+        connections = [own for own, _ in lines]
+        finishes, _, after = borders[0]
+        with _member(0, connections, files, range(1, size), timeout) as group:
+            group.finishes = Handover(after, Line(finishes, 1, group.heartbeat))
+            yield group
 
 
 @contextmanager
@@ -253,12 +161,19 @@ def join_local_group(membership: str, timeout: float) -> Iterator[LocalGroup]:
     descriptor, rank, size = (int(part) for part in membership.split(":"))
     with socket.socket(fileno=descriptor) as line:
         line.set_inheritable(False)
-        _, descriptors, _, _ = socket.recv_fds(line, 1, 3)
+        _, given, _, _ = socket.recv_fds(line, 1, _MOST_DESCRIPTORS)
         line.send(b"!")
-        files = [SharedMemory(each) for each in descriptors]
-        lines = [line] * (size - 1)
+        files = [SharedMemory(each) for each in given[:_COMMON_FILES]]
+        neighbours = [
+            (socket.socket(fileno=connection), SharedMemory(memory))
+            for connection, memory in zip(given[3::2], given[4::2], strict=True)
+        ]
         # It ends with its leader, and a leader that is stopped by Ctrl-Z may go on some day.
-        with _member(rank, lines, files, (), timeout) as group:
+        with _member(rank, [line] * (size - 1), files, (), timeout) as group:
+            before, *after = neighbours
+            group.begins = Handover(before[1], Line(before[0], rank - 1, group.heartbeat))
+            for connection, memory in after:
+                group.finishes = Handover(memory, Line(connection, rank + 1, group.heartbeat))
             yield group
 
 
@@ -281,17 +196,32 @@ def end_with_parent() -> None:
 @contextmanager
 def _member(
     rank: int,
-    lines: Sequence[socket.socket],
+    connections: Sequence[socket.socket],
     files: Sequence[SharedMemory],
     watched: Sequence[int],
     timeout: float,
 ) -> Iterator[LocalGroup]:
     *memory, board = files
-    heartbeat = Heartbeat(SharedSigns(board, len(lines) + 1), rank, watched, timeout)
+    heartbeat = Heartbeat(SharedSigns(board, len(connections) + 1), rank, watched, timeout)
+    lines = [
+        Line(connection, number if rank == 0 else 0, heartbeat)
+        for number, connection in enumerate(connections, start=1)
+    ]
     try:
         yield LocalGroup(rank, heartbeat, lines, memory)
     finally:
         heartbeat.close()
+
+
+def _open_file(stack: ExitStack) -> SharedMemory:
+    file = SharedMemory.new()
+    stack.callback(file.close)
+    return file
+
+
+def _open_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    first, second = socket.socketpair()
+    return stack.enter_context(first), stack.enter_context(second)
 
 
 @contextmanager
@@ -341,13 +271,3 @@ def _await(worker: subprocess.Popen[bytes], line: socket.socket, timeout: float)
     if not has_begun:
         worker.wait()
         raise LostWorker(f"it ended with code {worker.returncode} before it began")
-
-
-def _numbers(place: memoryview, dtype: torch.dtype) -> Tensor:
-    # Torch reads no buffer of nothing.
-    return torch.frombuffer(place, dtype=dtype) if place else torch.empty(0, dtype=dtype)
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    """Return where what each process writes begins, and where all of it ends."""
-    return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.tensors import Tensors
 
@@ -27,7 +28,16 @@ class ProcessGroup(ABC):
     def __init__(self, rank: int, size: int, heartbeat: Heartbeat) -> None:
         self.rank = rank
         self.size = size
-        self._heartbeat = heartbeat
+        self.heartbeat = heartbeat
+        self.begins: Handover | None = None
+        """What is shared with the process before, of whose clients this one may begin one."""
+        self.finishes: Handover | None = None
+        """What is shared with the process after, which may have begun one of this one's."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether neighbouring processes can train a client together."""
+        return self.begins is not None or self.finishes is not None
 
     @property
     def is_leader(self) -> bool:
@@ -36,7 +46,7 @@ class ProcessGroup(ABC):
 
     def expect_signs_within(self, seconds: float) -> None:
         """Take a process for lost that has given no sign of life for so long."""
-        self._heartbeat.timeout = seconds
+        self.heartbeat.timeout = seconds
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

@@ -1,9 +1,10 @@
 """Which trainer a client gets: by what was measured (docs/performance.md)."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from mpfedcl.engines.direct import DirectTrainer
+from mpfedcl.engines.direct import Begun, DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.hardware import largest_cache
 from mpfedcl.engines.linear_layers import Layer, find_layers
@@ -15,6 +16,7 @@ from mpfedcl.engines.trainer_costs import describe_training
 from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import is_built_in
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.tensors import Tensors
 
 MOST_ROWS = 512
 """Samples times epochs up to which the engine `stacked` trains a client as rows."""
@@ -77,6 +79,45 @@ class TrainerChoice:
                 for trainer, some in sorts:
                     self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
                 return done
+
+    def begin(
+        self,
+        task: ClientTask,
+        round_number: int,
+        received: object,
+        part: float,
+        memory: tuple[Tensors, Tensors],
+    ) -> Begun:
+        """Take a part of a client's steps where they can be continued elsewhere; else none."""
+        if not self._is_direct(task, received):
+            return Begun(0)
+        try:
+            return self._direct.begin(task, round_number, received, part, memory)
+        except Exception:
+            # Whatever it is: who answers for the client will tell.
+            return Begun(0)
+
+    def finish(
+        self,
+        task: ClientTask,
+        round_number: int,
+        received: object,
+        begun: Begun,
+        memory: tuple[Tensors, Tensors],
+    ) -> list[TrainedClients]:
+        """Take the steps that are left of a client's training; all of them, if there must be."""
+        if begun.num_steps and self._is_direct(task, received):
+            with contextlib.suppress(Exception):
+                done = self._direct.finish(task, round_number, received, begun, memory)
+                self._counts[self._direct.name] = self._counts.get(self._direct.name, 0) + 1
+                return [done]
+        return self.train([task], round_number, received)
+
+    def _is_direct(self, task: ClientTask, received: object) -> bool:
+        """Tell whether a client would be trained directly, if it were the only one."""
+        return any(
+            trainer is self._direct and some for trainer, some in self._sort([task], received)
+        )
 
     def _fall_back(self, trainer: Trainer, error: Exception) -> bool:
         """Give up a trainer, and say why; False where it is the one that was asked for."""

@@ -16,6 +16,7 @@ from mpfedcl.engines import (
     DistributedEngine,
     InProcessEngine,
     assign_clients,
+    movable_work,
 )
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
@@ -132,20 +133,31 @@ class _Simulation(RunLoop):
             device=device,
             public=self._data.public,
         )
-        sizes = self._data.sizes
-        if group is not None:
-            self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
-        is_asynchronous = assembly.method.timing != "rounds"
-        kind = DispatchingEngine if is_asynchronous else InProcessEngine
-        local = kind(assembly, self._data)
-        engine: Engine = local
-        if group is not None:
-            engine = DistributedEngine(local, sizes, group, device)
+        engine, local = self._make_engine(assembly, group, device)
         engine = wrap_engine(assembly, engine, local, group)
         if experiment.secure_sums:
             engine = _add_securely(assembly, engine)
         pace = Pace.of(assembly, self._label_counts)
         super().__init__(assembly, engine, self._data.class_names, pace)
+
+    def _make_engine(
+        self, assembly: Assembly, group: ProcessGroup | None, device: torch.device
+    ) -> tuple[Engine, InProcessEngine]:
+        """Return the engine of all clients, and that of this process; keep only their data."""
+        is_asynchronous = assembly.method.timing != "rounds"
+        kind = DispatchingEngine if is_asynchronous else InProcessEngine
+        if group is None:
+            local = kind(assembly, self._data)
+            return local, local
+        everyone, sizes = self._data, self._data.sizes
+        movable = movable_work(assembly) if group.shares_memory else 0.0
+        share = assign_clients(sizes, group.size, movable=movable)[group.rank]
+        self._data = everyone.with_clients(share.names)
+        local = kind(assembly, self._data)
+        begun = None if share.begun is None else (everyone.client(share.begun), share.part)
+        if share.finished is not None and group.finishes is not None:
+            local.finish_for_another(share.finished, group.finishes)
+        return DistributedEngine(local, sizes, group, device, begun), local
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""

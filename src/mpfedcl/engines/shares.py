@@ -1,0 +1,135 @@
+"""Which process has which clients of a run, so that all are done at about the same time.
+
+Five clients on two processes are three and two: one waits for a fifth of the round. Where processes
+share memory a client may therefore be trained by two of them: the one takes its first steps before
+all else, the other its last ones after all else, and answers for it. What lies between is the
+client's model in memory that both have. No sum is taken in another order for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpfedcl.methods import Method
+from mpfedcl.rounds.assembly import Assembly
+
+_WORTH_IT = 0.97
+"""A client is trained by two processes where a round is then shorter by more than this."""
+_MOST_BEGUN = 0.95
+"""Of a client's steps: where more would be taken elsewhere, all of them are."""
+_MATRIX_AXES = 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process does in a round."""
+
+    names: list[str]
+    """The clients that it answers for, in order of name."""
+    begun: str | None = None
+    """The client of the process before it of which it takes the first steps."""
+    part: float = 0.0
+    """How many of them, of all its steps."""
+    finished: str | None = None
+    """Of its own clients the one that the process after it begins."""
+
+
+def assign_clients(
+    work: Mapping[str, int], num_processes: int, *, movable: float = 0.0
+) -> list[Share]:
+    """Assign clients to processes so that all have about the same work.
+
+    `movable` is the part of a client's work that another process may take over: that of its steps.
+    """
+    whole = _assign_whole(work, num_processes)
+    if not movable or not work:
+        return whole
+    split = _assign_parts(work, num_processes, movable)
+    longest = [max(_loads(shares, work, movable)) for shares in (split, whole)]
+    return split if longest[0] < _WORTH_IT * longest[1] else whole
+
+
+def movable_work(assembly: Assembly) -> float:
+    """Return which part of a client's work are steps that another process could take."""
+    experiment, method = assembly.experiment, assembly.method
+    stays = (
+        not method.trains
+        or method.timing != "rounds"
+        or experiment.engine != "auto"
+        # Who trains differs from round to round: whole clients are as good a guess as any.
+        or experiment.fraction < 1
+        or experiment.privacy.has_budget
+        # What clients keep for themselves is where they are.
+        or type(method).finish is not Method.finish
+        or not all(method.shared(name) for name in assembly.initial)
+        # Only linear layers are trained directly, which can be continued elsewhere.
+        or any(value.dim() > _MATRIX_AXES for value in assembly.initial.values())
+    )
+    if stays:
+        return 0.0
+    # An epoch goes over the model three times, embedding once.
+    passes = 3 * experiment.train.epochs
+    return passes / (passes + method.shares_prototypes)
+
+
+def _assign_whole(work: Mapping[str, int], num_processes: int) -> list[Share]:
+    shares: list[list[str]] = [[] for _ in range(num_processes)]
+    loads = [0] * num_processes
+    # The largest first, each to whoever has least: the order of names settles what is equal.
+    for name in sorted(work, key=lambda each: (-work[each], each)):
+        # The last of them: the leader, number 0, writes checkpoints beside its share.
+        idlest = max(range(num_processes), key=lambda each: (-loads[each], each))
+        shares[idlest].append(name)
+        loads[idlest] += work[name]
+    return [Share(sorted(names)) for names in shares]
+
+
+def _assign_parts(work: Mapping[str, int], num_processes: int, movable: float) -> list[Share]:
+    """Fill one process after the other; a client that does not fit is begun by the next one.
+
+    That is McNaughton's rule. The two parts never overlap in time, because no client takes longer
+    than all are given.
+    """
+    time = max(sum(work.values()) / num_processes, *work.values())
+    names: list[list[str]] = [[]]
+    begun: list[tuple[str, float] | None] = [None]
+    left = time
+    for name in sorted(work):
+        rest = work[name] - left
+        part = rest / (movable * work[name])
+        is_last = len(names) == num_processes
+        if rest <= 0 or is_last:
+            names[-1].append(name)
+            left -= work[name]
+        elif part > _MOST_BEGUN:
+            names.append([name])
+            begun.append(None)
+            left = time - work[name]
+        else:
+            names[-1].append(name)
+            names.append([])
+            begun.append((name, part))
+            left = time - rest
+    missing = num_processes - len(names)
+    names += [[] for _ in range(missing)]
+    begun += [None] * missing
+    following = [*begun[1:], None]
+    return [
+        Share(
+            sorted(own),
+            before[0] if before else None,
+            before[1] if before else 0.0,
+            after[0] if after else None,
+        )
+        for own, before, after in zip(names, begun, following, strict=True)
+    ]
+
+
+def _loads(shares: list[Share], work: Mapping[str, int], movable: float) -> list[float]:
+    """Return how much each process has to do."""
+    loads = [float(sum(work[name] for name in share.names)) for share in shares]
+    for rank, share in enumerate(shares):
+        if share.begun is not None:
+            moved = share.part * movable * work[share.begun]
+            loads[rank] += moved
+            loads[rank - 1] -= moved
+    return loads
