@@ -51,7 +51,7 @@ class DispatchingEngine(InProcessEngine):
             client,
             len(data.labels),
             trained.averaged(0),
-            self._no_prototypes(),
+            self._prototypes.none(),
             trained.losses[0],
             summed=self._method.collect(data.inputs, data.labels),
         )

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines.client_groups import group_clients
+from mpfedcl.engines.client_prototypes import ClientPrototypes
 from mpfedcl.engines.client_readings import ClientReadings
 from mpfedcl.engines.client_states import ClientStates, restore_states
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.trained_clients import (
     TrainedClients,
     TrainedStack,
-    distinct_groups,
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
@@ -23,7 +24,6 @@ from mpfedcl.messages import Broadcast, Update, fill_part
 from mpfedcl.methods import Method
 from mpfedcl.model_parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import RoundReadings
@@ -49,6 +49,7 @@ class InProcessEngine(Engine):
         self._clock = assembly.clock
         self._processors = ProcessorChain(assembly.experiment)
         self._trainers = TrainerChoice(assembly)
+        self._prototypes = ClientPrototypes(assembly)
         self._local_parameters, self._states, unsent = self._kept = [
             ClientStates(kind, self.sizes, data.test_inputs.device)
             for kind in ("kept", "own", "unsent")
@@ -65,15 +66,15 @@ class InProcessEngine(Engine):
         self, client: ClientData, part: float, broadcast: Broadcast, handover: Handover
     ) -> None:
         """Take the first steps of a client that another process answers for."""
+        received = self._prepare(broadcast)
         with self._clock.phase("train"):
             task = self._make_task(client, broadcast)
-            received = self._prepare(broadcast)
             handover.give(
                 task.start,
                 lambda memory: self._trainers.begin(task, broadcast.round, received, part, memory),
             )
 
-    def finish_for_another(self, name: str, handover: Handover) -> None:
+    def begin_elsewhere(self, name: str, handover: Handover) -> None:
         """Let another process take the first steps of one of the clients here, in all rounds."""
         self._begun_elsewhere = name, handover
 
@@ -97,14 +98,13 @@ class InProcessEngine(Engine):
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Let clients send what a method that does not train makes of their samples."""
-        for first in range(0, len(ordered), CLIENTS_AT_ONCE):
-            clients = [self._data.client(name) for name in ordered[first : first + CLIENTS_AT_ONCE]]
+        for clients in group_clients(map(self._data.client, ordered), CLIENTS_AT_ONCE):
             with self._clock.phase("train"):
                 parts = self._method.collect_many(
                     [each.inputs for each in clients], [each.labels for each in clients]
                 )
             for each, summed in zip(clients, parts, strict=True):
-                nothing, count = self._no_prototypes(), len(each.labels)
+                nothing, count = self._prototypes.none(), len(each.labels)
                 yield Update(each.name, count, {}, nothing, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
@@ -187,7 +187,7 @@ class InProcessEngine(Engine):
     def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
         clients = [self._data.client(name) for name in names]
-        rows = self._cluster(clients, self._embed(clients), 0)
+        rows = self._prototypes.cluster(clients, self._embed(clients), 0)
         return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
     def pool_for_reading(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
@@ -329,42 +329,12 @@ class InProcessEngine(Engine):
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
         """Return the clients' prototypes, or none of them where the method shares none."""
         if not self._method.shares_prototypes_in(round_number):
-            return [self._no_prototypes()] * len(clients)
+            return [self._prototypes.none()] * len(clients)
         with self._clock.phase("embed"):
             embeddings = self._embed(clients)
         with self._clock.phase("cluster"):
-            return self._cluster(clients, embeddings, round_number)
+            return self._prototypes.cluster(clients, embeddings, round_number)
 
-    @torch.no_grad()
     def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
-        """Return the clients' embeddings of their own samples, where prototypes are made."""
-        groups = distinct_groups(self._trained[client.name][0] for client in clients)
-        found = {
-            name: self._method.project(embeddings)
-            for group in groups
-            for name, embeddings in zip(group.names, group.embed(), strict=True)
-        }
-        return [found[client.name] for client in clients]
-
-    def _cluster(
-        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
-    ) -> list[Prototypes]:
-        seed = self._experiment.seed
-        # A client whose training has blown up sends no prototypes; the guard deals with its model.
-        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
-        rows = self._method.summarize(
-            [embeddings[number] for number in sound],
-            [clients[number].labels for number in sound],
-            [seed_for(seed, round_number, clients[n].name, "clusters") for n in sound],
-        )
-        found = dict(zip(sound, rows, strict=True))
-        return [found.get(number, self._no_prototypes()) for number in range(len(clients))]
-
-    def _no_prototypes(self) -> Prototypes:
-        like = next(iter(self._initial.values()))
-        return Prototypes.empty(self._model.embedding_size, like.dtype, like.device)
-
-
-def _is_sound(embeddings: Tensor) -> bool:
-    """Tell whether embeddings can be clustered: all finite, and so are their squares."""
-    return bool(embeddings.square().sum(dtype=torch.float64) < 1e30)
+        groups = (self._trained[client.name][0] for client in clients)
+        return self._prototypes.embed(clients, groups)

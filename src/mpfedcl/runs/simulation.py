@@ -156,7 +156,7 @@ class _Simulation(RunLoop):
         local = kind(assembly, self._data)
         begun = None if share.begun is None else (everyone.client(share.begun), share.part)
         if share.finished is not None and group.finishes is not None:
-            local.finish_for_another(share.finished, group.finishes)
+            local.begin_elsewhere(share.finished, group.finishes)
         return DistributedEngine(local, sizes, group, device, begun), local
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:

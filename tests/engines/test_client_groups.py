@@ -1,0 +1,29 @@
+"""Clients in groups: all of them in order, and none with more inputs than are allowed."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tasks import NUM_INPUTS, make_client
+
+from mpfedcl.engines import client_groups
+from mpfedcl.engines.client_groups import group_clients
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 5), st.integers(1, 12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_groups_are_full_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], most: int, rows: int
+) -> None:
+    monkeypatch.setattr(client_groups, "MOST_NUMBERS", rows * NUM_INPUTS)
+    clients = [make_client(size, number) for number, size in enumerate(sizes)]
+    groups = list(group_clients(clients, most))
+    assert [each for group in groups for each in group] == clients
+    for number, group in enumerate(groups):
+        held = sum(len(each.labels) for each in group)
+        assert len(group) == 1 or (held <= rows and len(group) <= most)
+        if number + 1 < len(groups):
+            # The next client would have been too much.
+            following = groups[number + 1][0]
+            assert len(group) == most or held + len(following.labels) > rows
