@@ -8,9 +8,10 @@ import pytest
 from torch.distributed.run import main as torchrun
 
 from command_processes import CommandProcess, call
-from mpfedcl import resume, run
+from mpfedcl import Experiment, resume, run
 from small_experiments import (
     EXAMPLES,
+    HIDDEN,
     METHODS,
     assert_close_results,
     flags,
@@ -32,20 +33,39 @@ ROBUST = BOUNDED | {
 MATCHED = BOUNDED | {"partition__test": "matched", "pace__kind": "tiers", "pace__up": 1e3}
 
 
-@pytest.mark.usefixtures("small_model")
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("method", "changes"),
     [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST), ("fedgauss", MATCHED)],
 )
-def test_two_processes_are_one(
+def test_two_workers_are_one(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
-    experiment = small(images, method, dtype="float64", rounds=3, clients=5, fraction=0.8)
-    experiment = experiment.replace(**changes)
+    experiment = small_run(images, method).replace(**changes)
+    alone = run(experiment.replace(engine="loop"), tmp_path / "alone").path
+    together = run(experiment.replace(workers=2), tmp_path / "together").path
+    assert_same_run(alone, together)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"), [("fedproto", {}), ("mp-fedcl", ROBUST), ("fedgauss", MATCHED)]
+)
+def test_two_processes_of_torchrun_are_one(
+    images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    experiment = small_run(images, method).replace(**changes)
     alone = run(experiment.replace(engine="loop"), tmp_path / "alone").path
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
-    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2, small_model=True)
-    together = tmp_path / "together"
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 2)
+    assert_same_run(alone, tmp_path / "together")
+
+
+def small_run(images: Path, method: str) -> Experiment:
+    experiment = small(images, method, dtype="float64", rounds=3, clients=5, fraction=0.8)
+    return experiment.replace(model__hidden=HIDDEN)
+
+
+def assert_same_run(alone: Path, together: Path) -> None:
     assert_close_results(alone, together, 1e-5)
     for name in ("readings", "accuracy_per_client"):
         assert read_summary(together)[name] == read_summary(alone)[name]
@@ -67,12 +87,11 @@ def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> No
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
-@pytest.mark.usefixtures("small_model")
+@pytest.mark.usefixtures("forked_workers")
 def test_more_workers_than_clients(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, dtype="float64", clients=2)
+    experiment = small(images, dtype="float64", clients=2).replace(model__hidden=HIDDEN)
     run(experiment, tmp_path / "alone")
-    (tmp_path / "settings.toml").write_text(experiment.to_toml())
-    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 3, small_model=True)
+    run(experiment.replace(workers=3), tmp_path / "together")
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
