@@ -1,9 +1,10 @@
-"""One round of MP-FedCL, phase by phase, against its flops done as one big matrix product."""
+"""A round, phase by phase, against its flops done as one big matrix product."""
 
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ CONTENDERS = {
     "loop, 2 threads": ("loop", 2),
     "auto, 2 threads": ("auto", 2),
 }
+METHODS = {"fedavg": "FedAvg", "mp-fedcl": "MP-FedCL"}
+WORKERS = {1: "1 process", 2: "2 workers"}
 WARM_ROUNDS = 2
 """The first round has no pool to contrast with, so it is cheaper than all others."""
 
@@ -142,9 +145,16 @@ def _describe_limit(flops: Mapping[str, int], rates: Mapping[int, float]) -> str
 
 
 def measure_workers(
-    cases: Mapping[str, tuple[int, int]], repeats: int, turns: int, progress: Progress
+    cases: Mapping[str, tuple[int, int]],
+    limits: Mapping[str, float],
+    repeats: int,
+    turns: int,
+    progress: Progress,
 ) -> tuple[Table, dict[str, Any]]:
-    """Measure the command line with one process and with two workers, in turn."""
+    """Measure the command line with one process and with two workers, in turn.
+
+    `limits` are the seconds that the training of a case takes as one product with two threads.
+    """
     rounds = WARM_ROUNDS + repeats + 1
     rows, data = [], {}
     for title, (num_clients, num_images) in cases.items():
@@ -162,13 +172,15 @@ def measure_workers(
             outs = iter(range(1000))
 
             def run(
+                method: str,
                 workers: int,
                 settings: dict[str, object] = settings,
                 folder: Path = folder,
                 env: dict[str, str] = env,
                 outs: Any = outs,
             ) -> list[Seconds]:
-                watched = watch_run({**settings, "workers": workers}, folder / f"{next(outs)}", env)
+                chosen = {**settings, "method": method, "workers": workers}
+                watched = watch_run(chosen, folder / f"{next(outs)}", env)
                 # The last round is evaluated and writes models: left out.
                 walls = [b - a for a, b in zip(watched.rounds, watched.rounds[1:], strict=False)]
                 return [
@@ -176,7 +188,11 @@ def measure_workers(
                     for number in range(WARM_ROUNDS, rounds - 1)
                 ]
 
-            contenders = {"1 process": lambda run=run: run(1), "2 workers": lambda run=run: run(2)}
+            contenders = {
+                f"{shown}, {words}": partial(run, method, count)
+                for method, shown in METHODS.items()
+                for count, words in WORKERS.items()
+            }
             found = interleave(contenders, turns, progress=progress, warm=0)
         data[title] = found
         pooled = {name: [s for some in runs for s in some] for name, runs in found.items()}
@@ -185,9 +201,12 @@ def measure_workers(
             wall = Spread.of([s["wall"] for s in runs])
             phases = [ms(Spread.of([s[phase] for s in runs]).median) for phase in PHASES]
             cells = [f"{title}, {contender}", inside.milliseconds(), wall.milliseconds()]
-            rows.append([*cells, *phases])
-    headers = ["ms", "round", "wall, with checkpoint", *PHASES]
-    note = "By `mpfedcl run`, two classes a client: the phases as the run records them."
+            rows.append([*cells, *phases, f"{wall.median / limits[title]:.2f}"])
+    headers = ["ms", "round", "wall, with checkpoint", *PHASES, "x limit, 2 threads"]
+    note = (
+        "By `mpfedcl run`, two classes a client: the phases as the run records them. The limit is "
+        "that of training alone, with two threads."
+    )
     return Table("auto in one process and with 2 workers", headers, rows, note), data
 
 
@@ -199,24 +218,26 @@ def main() -> None:
     if arguments.quick:
         # Two threads beside other busy processes take minutes: not for a smoke run.
         repeats, size, turns, most_threads = 5, 512, 1, 1
-        workloads, cases = [head_clients(5, 64)], {"MNIST model, 5 x 400": (5, 400)}
+        workloads, cases = [head_clients(5, 64)], {"head, 5 x 64": (5, 64)}
     else:
         repeats, size, turns, most_threads = 15, 2048, 3, 2
         workloads = [mnist_clients(5, 400), head_clients(5, 400)]
         workloads += [head_clients(100, 64), mnist_clients(100, 20)]
         shapes = [(len(each.data.clients), len(each.data.clients[0].labels)) for each in workloads]
         cases = {each.name: shape for each, shape in zip(workloads, shapes, strict=True)}
+    limits = {}
     for workload in workloads:
         table, data = measure_workload(workload, repeats, size, most_threads, progress)
         result.tables.append(table)
         result.data[workload.name] = data
+        limits[workload.name] = data["flops"]["training"] / data["flops_per_second"][2]
     if can_use_workers():
-        table, result.data["workers"] = measure_workers(cases, repeats, turns, progress)
+        table, result.data["workers"] = measure_workers(cases, limits, repeats, turns, progress)
         result.tables.append(table)
     else:
         result.notes.append("Workers are skipped: this version has no setting `workers`.")
     result.notes += [
-        "A round without evaluation, cross-entropy and contrastive loss, K = 2, batches of 32; "
+        "A round of MP-FedCL, or of what is named, without evaluation, K = 2, batches of 32; "
         f"median (lowest-highest) of up to {repeats} rounds (one at least), contenders in turn in "
         "one process.",
         "Flops counted: forward, gradients of the weights, gradients of each layer's input except "

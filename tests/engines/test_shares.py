@@ -3,9 +3,11 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines import assign_clients, movable_work
 from mpfedcl.engines.shares import Share
 from mpfedcl.experiment import Experiment
@@ -96,9 +98,10 @@ def assembly(method: str, model: Model | None = None, **changes: object) -> Asse
 
 
 def test_steps_move_only_where_they_can_be_continued() -> None:
-    assert movable_work(assembly("fedavg")) == 1
-    assert movable_work(assembly("mp-fedcl")) == 3 / 4
-    assert movable_work(assembly("mp-fedcl", train__epochs=2)) == 6 / 7
+    client = ClientData("a", torch.rand(4, 36), torch.tensor([0, 1, 2, 0]), torch.arange(0))
+    assert movable_work(assembly("fedavg"), client) == 1
+    assert movable_work(assembly("mp-fedcl"), client) == 3 / 4
+    assert movable_work(assembly("mp-fedcl", train__epochs=2), client) == 6 / 7
     stays = [
         assembly("local"),
         assembly("fedgauss"),
@@ -106,6 +109,8 @@ def test_steps_move_only_where_they_can_be_continued() -> None:
         assembly("scaffold"),
         assembly("fedavg", engine="loop"),
         assembly("fedavg", fraction=0.5),
+        # Weights are used otherwise than in layers.
+        assembly("fedprox"),
         assembly("fedavg", Cnn((6, 6, 1), 3)),
     ]
-    assert [movable_work(each) for each in stays] == [0] * len(stays)
+    assert [movable_work(each, client) for each in stays] == [0] * len(stays)

@@ -79,13 +79,27 @@ def test_what_is_lost_is_at_most_one_step(kind: str, limit: float) -> None:
     assert torch.equal(tensors_of(back)["bias"], tensors_of(update)["bias"])
 
 
+def test_a_large_number_costs_its_own_row_only() -> None:
+    value = draw(1)
+    value[3, 4] = 1000.0
+    back = tensors_of(there_and_back("int8", make_update(value)))["w"]
+    largest = (value - draw(0)).abs().amax(1)
+    assert bool(((back - value).abs().amax(1) <= largest / 127 * 1.001).all())
+    # A row without a change stays as it is.
+    value[5] = draw(0)[5]
+    back = tensors_of(there_and_back("int8", make_update(value)))["w"]
+    assert torch.equal(back[5], value[5])
+
+
 def test_bytes_are_those_of_what_is_sent() -> None:
     update = make_update(draw(1))
     rest = 5 * 4 + 30 * 16
     numbers = 16 * 20 + 30 * 20
     assert update.num_bytes == 4 * numbers + rest
     assert chain("half").outgoing(update, sent_out()).num_bytes == 2 * numbers + rest + 8
-    assert chain("int8").outgoing(update, sent_out()).num_bytes == numbers + rest + 8
+    # A scale for each of 16 rows, and of 30 prototypes.
+    sent = chain("int8").outgoing(update, sent_out())
+    assert sent.num_bytes == numbers + rest + 4 * (16 + 30)
     # 16 of 320 numbers with their places, and prototypes in half precision.
     sent = chain("topk").outgoing(update, sent_out())
     assert sent.num_bytes == 16 * 8 + 2 * 600 + rest + 4

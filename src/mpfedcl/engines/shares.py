@@ -9,14 +9,17 @@ client's model in memory that both have. No sum is taken in another order for it
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpfedcl.methods import Method
+from mpfedcl.data.client_data import ClientData
+from mpfedcl.engines.linear_layers import find_layers
+from mpfedcl.engines.trainer import ClientTask
+from mpfedcl.messages import Broadcast
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 
 _WORTH_IT = 0.97
 """A client is trained by two processes where a round is then shorter by more than this."""
 _MOST_BEGUN = 0.95
 """Of a client's steps: where more would be taken elsewhere, all of them are."""
-_MATRIX_AXES = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def assign_clients(
     return split if longest[0] < _WORTH_IT * longest[1] else whole
 
 
-def movable_work(assembly: Assembly) -> float:
+def movable_work(assembly: Assembly, client: ClientData) -> float:
     """Return which part of a client's work are steps that another process could take."""
     experiment, method = assembly.experiment, assembly.method
     stays = (
@@ -59,16 +62,36 @@ def movable_work(assembly: Assembly) -> float:
         or experiment.fraction < 1
         or experiment.privacy.has_budget
         # What clients keep for themselves is where they are.
-        or type(method).finish is not Method.finish
         or not all(method.shared(name) for name in assembly.initial)
-        # Only linear layers are trained directly, which can be continued elsewhere.
-        or any(value.dim() > _MATRIX_AXES for value in assembly.initial.values())
+        or not _has_only_layers(assembly, client)
     )
     if stays:
         return 0.0
     # An epoch goes over the model three times, embedding once.
     passes = 3 * experiment.train.epochs
     return passes / (passes + method.shares_prototypes)
+
+
+def _has_only_layers(assembly: Assembly, client: ClientData) -> bool:
+    """Tell whether clients are trained directly, which can be continued elsewhere."""
+    method, model, initial = assembly.method, assembly.model, assembly.initial
+    like = next(iter(initial.values()))
+    pool = PrototypePool.empty(
+        method.num_classes,
+        model.embedding_size,
+        method.num_prototypes,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    try:
+        extra = method.init_server(initial).extra
+        received = method.prepare(Broadcast(1, initial, extra, pool))
+        state, own = method.init_client(initial), method.describe(client.labels)
+        task = ClientTask(client, initial, state, own)
+        return find_layers(method, model, task, received) is not None
+    except Exception:
+        # Whatever it is: the first round will tell.
+        return False
 
 
 def _assign_whole(work: Mapping[str, int], num_processes: int) -> list[Share]:

@@ -14,15 +14,15 @@ from mpfedcl.methods import Method
 
 PLAIN_LOSS, OWN_LOSS = 25, 57
 """Operations of a step with the classifier's loss alone, and with terms of a method's own."""
-OPERATION = 17_000.0
+OPERATION = 15_300.0
 """An operation of a step on one client's linear layers, its derivative included."""
 LOOP_OPERATION = 10_000.0
 """The same of a method that is more than linear layers, in the loop."""
-OPERATION_OF_ALL, SHARE_OF_OPERATION = 31_000.0, 1_600.0
+OPERATION_OF_ALL, SHARE_OF_OPERATION = 26_900.0, 1_600.0
 """The same for clients side by side: once for all, and for each of them."""
-ROUND_OF_ALL = 1_350_000.0
+ROUND_OF_ALL = 1_300_000.0
 """What is laid out side by side, once a round."""
-NEAR, FAR = 0.066, 0.5
+NEAR, FAR = 0.07, 0.5
 """A byte of weights in a step, beside its velocity in the processor's cache or beyond it."""
 STACKED, STACKED_AND_USED = 0.9, 1.5
 """The same side by side; and where a method uses weights beyond linear layers."""
@@ -34,7 +34,7 @@ ROWS = 0.035
 """A row with each row before it, for each unit of a layer."""
 ROWS_SENT = 0.037
 """The same once more, where what is sent stays rows."""
-PADDING = 0.0144
+PADDING = 0.0128
 """A row that fills the last step up, side by side, with each byte of the weights."""
 
 

@@ -150,7 +150,9 @@ class _Simulation(RunLoop):
             local = kind(assembly, self._data)
             return local, local
         everyone, sizes = self._data, self._data.sizes
-        movable = movable_work(assembly) if group.shares_memory else 0.0
+        movable = 0.0
+        if group.shares_memory and sizes:
+            movable = movable_work(assembly, everyone.clients[0])
         share = assign_clients(sizes, group.size, movable=movable)[group.rank]
         self._data = everyone.with_clients(share.names)
         local = kind(assembly, self._data)

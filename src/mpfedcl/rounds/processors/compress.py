@@ -21,6 +21,7 @@ Rounding = Literal["half", "int8"]
 FEWEST_NUMBERS = 256
 """A tensor of fewer is sent as it is: there is little to save."""
 _LARGEST_CODE = 127
+_MATRIX_AXES = 2
 _KEPT = 0.05
 
 
@@ -176,12 +177,13 @@ class _Encoder:
         if not _is_worth_it(value):
             return value
         change = value if start is None else value - start
-        largest = change.abs().max()
-        if not bool(largest.isfinite()):
+        # A row for each unit or prototype: an error goes with the largest number beside it.
+        by_row = kind == "int8" and change.ndim == _MATRIX_AXES
+        largest = change.abs().amax(1, keepdim=True) if by_row else change.abs().max()
+        if not bool(largest.isfinite().all()):
             # The guard's to reject, so that nothing may be rounded to a sound number.
             return value
-        if not bool(largest > 0):
-            largest = torch.ones_like(largest)
+        largest = largest.where(largest > 0, 1)
         if kind == "int8":
             self.coding[key] = largest / _LARGEST_CODE
             draws = torch.rand(value.shape, generator=generator(*self._key, key))
@@ -207,8 +209,9 @@ def _decode(sent: Tensor, code: Tensor, start: Tensor | None) -> Tensor:
         # Raises where a place is out of range.
         change = change.index_copy(0, code.long(), sent.to(start.dtype)).view_as(start)
         return start + change
-    if code.ndim != 0 or code.dtype not in (torch.float32, torch.float64):
-        raise ValueError("a scale must be one number")
+    by_row = sent.ndim == _MATRIX_AXES and code.shape == (len(sent), 1)
+    if not (code.ndim == 0 or by_row) or code.dtype not in (torch.float32, torch.float64):
+        raise ValueError("a scale must be one number, or one for each row")
     if start is not None and sent.shape != start.shape:
         raise ValueError("a change must have the shape of what it changes")
     change = sent.to(code.dtype) * code
