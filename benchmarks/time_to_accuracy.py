@@ -70,7 +70,8 @@ class Study:
         sent: list[float] = []
 
         def look(record: Any) -> None:
-            values.append(record["accuracy"]["union"][reading])
+            # A model that has blown up says nothing.
+            values.append(record["accuracy"]["union"][reading] or 0.0)
             sent.append(sum(record["bytes"].values()) / 1e6)
 
         watch = Observer(

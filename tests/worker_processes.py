@@ -115,7 +115,8 @@ def start_two(
     The worker is forked as the leader is, or else started from nothing by it.
     """
     endless = {"rounds": 100_000, "evaluate_every": 100_000, "model__hidden": HIDDEN}
-    words = ["run", *flags(images, clients=4, dtype=dtype, **endless), "--workers", 2]
+    # Not as many for the one as for the other: a client is trained by both.
+    words = ["run", *flags(images, clients=5, dtype=dtype, **endless), "--workers", 2]
     words += ["--worker-timeout", worker_timeout]
     others = set(forked_from_server())
     leader = CommandProcess([*words, "--out", "run"], tmp_path, forked_workers=forked)

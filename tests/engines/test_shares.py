@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines import assign_clients, movable_work
-from mpfedcl.engines.shares import Share
+from mpfedcl.engines.shares import LEADERS_OWN, Share
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Cnn, Mlp, Model
@@ -71,24 +71,24 @@ def test_parts_fit_each_other_and_the_longest_share_is_never_longer(
     assert max(loads(shares, work, movable)) <= max(loads(whole, work, movable)) + 1e-9
 
 
-@pytest.mark.parametrize(("count", "size", "longest"), [(5, 2, 2.5), (5, 4, 1.25), (7, 3, 7 / 3)])
-def test_clients_of_one_size_are_split_without_a_rest(
-    count: int, size: int, longest: float
-) -> None:
+@pytest.mark.parametrize(("count", "size"), [(5, 2), (5, 4), (7, 3)])
+def test_clients_of_one_size_are_split_without_a_rest(count: int, size: int) -> None:
     work = dict.fromkeys("abcdefgh"[:count], 100)
-    shares = assign_clients(work, size, movable=1.0)
-    assert loads(shares, work, 1.0) == pytest.approx([100 * longest] * size)
+    leader, *others = loads(assign_clients(work, size, movable=1.0), work, 1.0)
+    assert leader == pytest.approx((1 - LEADERS_OWN) * others[0])
+    assert others == pytest.approx([others[0]] * (size - 1))
     # Where nothing would be gained all stay whole.
-    assert assign_clients(dict.fromkeys("abcd", 100), 2, movable=1.0) == assign_clients(
-        dict.fromkeys("abcd", 100), 2
-    )
+    even = dict.fromkeys("abcd", 100)
+    assert assign_clients(even, 2, movable=1.0) == assign_clients(even, 2)
 
 
 def test_five_clients_on_two_processes_by_hand() -> None:
-    first, second = assign_clients(dict.fromkeys("abcde", 100), 2, movable=0.75)
+    first, second = assign_clients(dict.fromkeys("abcde", 197), 2, movable=0.75)
+    # 985 are 485 for the leader and 500: it has 91 of the third client, the other one 106.
     assert first == Share(["a", "b", "c"], finished="c")
-    # Half a client is moved; of its steps, which are three quarters of it, that is two thirds.
-    assert second == Share(["d", "e"], begun="c", part=50 / 75)
+    assert (second.names, second.begun) == (["d", "e"], "c")
+    # Of its steps, which are three quarters of it.
+    assert second.part == pytest.approx(106 / (0.75 * 197))
 
 
 def assembly(method: str, model: Model | None = None, **changes: object) -> Assembly:

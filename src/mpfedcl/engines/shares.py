@@ -18,6 +18,8 @@ from mpfedcl.rounds.assembly import Assembly
 
 _WORTH_IT = 0.97
 """A client is trained by two processes where a round is then shorter by more than this."""
+LEADERS_OWN = 0.03
+"""How much less the leader trains than the others: it writes checkpoints meanwhile."""
 _MOST_BEGUN = 0.95
 """Of a client's steps: where more would be taken elsewhere, all of them are."""
 
@@ -55,7 +57,8 @@ def movable_work(assembly: Assembly, client: ClientData) -> float:
     """Return which part of a client's work are steps that another process could take."""
     experiment, method = assembly.experiment, assembly.method
     stays = (
-        not method.trains
+        client.inputs.device.type != "cpu"
+        or not method.trains
         or method.timing != "rounds"
         or experiment.engine != "auto"
         # Who trains differs from round to round: whole clients are as good a guess as any.
@@ -109,13 +112,13 @@ def _assign_whole(work: Mapping[str, int], num_processes: int) -> list[Share]:
 def _assign_parts(work: Mapping[str, int], num_processes: int, movable: float) -> list[Share]:
     """Fill one process after the other; a client that does not fit is begun by the next one.
 
-    That is McNaughton's rule. The two parts never overlap in time, because no client takes longer
+    That is McNaughton's rule. The two parts do not overlap in time, because no client takes longer
     than all are given.
     """
-    time = max(sum(work.values()) / num_processes, *work.values())
+    time = max(sum(work.values()) / (num_processes - LEADERS_OWN), *work.values())
     names: list[list[str]] = [[]]
     begun: list[tuple[str, float] | None] = [None]
-    left = time
+    left = time * (1 - LEADERS_OWN)
     for name in sorted(work):
         rest = work[name] - left
         part = rest / (movable * work[name])
