@@ -20,7 +20,7 @@ help:
 	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
 	@echo "make one-exchange  the tables of docs/one-exchange.md, on a data folder (MPFEDCL_DATA; an hour or two)"
 	@echo "make benchmark  all methods side by side, docs/benchmark.md (MPFEDCL_DATA; two to three hours)"
-	@echo "make bench      where the time of a round goes, growth, memory (an idle machine, 30 minutes)"
+	@echo "make bench      where the time goes, growth, memory (an idle machine, an hour or two)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"

@@ -16,7 +16,7 @@ from workloads import Workload, head_clients, mnist_clients
 BASE = "fedavg"
 WARM_ROUNDS = 2
 """Methods with a pool or a memory are cheaper in their first round."""
-PATIENCE = 20.0
+PATIENCE = 6.0
 """Seconds a method: a few steps of many clients may be a second each."""
 QUICK = ("fedavg", "mp-fedcl", "pfedme", "sageflow")
 
@@ -83,7 +83,7 @@ def main() -> None:
     if arguments.quick:
         names, repeats, workloads = list(QUICK), 2, [head_clients(5, 64)]
     else:
-        repeats, workloads = 9, [mnist_clients(5, 400), head_clients(100, 64)]
+        repeats, workloads = 7, [mnist_clients(5, 400), head_clients(100, 64)]
     refused: dict[str, str] = {}
     for workload in workloads:
         result.data[workload.name], refused = measure(workload, names, repeats, progress)

@@ -94,7 +94,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
     quick = arguments.quick
-    repeats, patience = (5, 2.0) if quick else (5, 120.0)
+    repeats, patience = (5, 2.0) if quick else (5, 30.0)
     sizes = {"MNIST model": [5, 50, 500], "head": [5, 50, 500, 5000]}
     if quick:
         sizes = {"MNIST model": [5, 20], "head": [5, 50]}

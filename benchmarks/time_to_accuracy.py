@@ -21,6 +21,7 @@ from mpfedcl import Experiment, run
 from mpfedcl.files import write_atomically
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.runs.observer import Observer
+from mpfedcl.runs.worker_count import choose_workers
 from mpfedcl.studies.method_choice import choose_methods
 
 HERE = Path(__file__).parent
@@ -97,10 +98,13 @@ class Study:
 
     def seconds_per_round(self, method: str, rate: float) -> float:
         """Return the median of a few rounds by the default settings; the machine must be idle."""
-        rounds = 1 + self.timed if find_method(method).trains else 1
+        found = find_method(method)
+        rounds = 1 + self.timed if found.trains else 1
         experiment = self.experiment(method, rate, self.seeds[0])
+        # As many as a run of all rounds has by default.
+        workers = choose_workers(experiment.resolved(found.defaults), found).count
         with tempfile.TemporaryDirectory() as name:
-            timed = experiment.replace(rounds=rounds, evaluate_every=rounds)
+            timed = experiment.replace(rounds=rounds, evaluate_every=rounds, workers=workers)
             records = run(timed, Path(name) / "run").history
         laps: list[float] = [
             sum(each for phase, each in record["seconds"].items() if phase not in UNTIMED)
