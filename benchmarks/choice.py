@@ -59,9 +59,11 @@ def _forced(name: str, federation: RoundLoop) -> Iterator[None]:
 def find_pick(federation: RoundLoop, workload: Workload) -> str:
     """Return the trainer that `auto` gives to clients that are all of one size."""
     engine: Any = federation.engine
-    task = engine._make_task(workload.data.clients[0], federation.broadcast())
-    at_once = min(len(workload.data.clients), engine._clients_at_once)
-    training = trainer_costs.describe_training(engine._method, task, at_once)
+    clients = workload.data.clients
+    at_once = min(len(clients), engine._clients_at_once)
+    training = trainer_costs.describe_training(
+        engine._method, engine._initial, len(clients[0].labels), at_once
+    )
     costs = training.with_layers()
     name = min(costs, key=lambda each: costs[each])
     return "written" if name == "factored" and training.is_written_out else name

@@ -7,6 +7,6 @@ if __name__ == "__main__":
     # choose what is run of the folder that its reader happens to be in.
     if not sys.flags.safe_path:
         del sys.path[0]
-    from mpfedcl.cli.main import main
+    from mpfedcl.cli.main import start
 
-    main()
+    start()

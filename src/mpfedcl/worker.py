@@ -3,7 +3,7 @@
 import sys
 
 from mpfedcl.convergence import inspect_where_asked
-from mpfedcl.engines.local_group import end_with_parent
+from mpfedcl.engines.local_group import LOST_ANOTHER, end_with_parent
 from mpfedcl.errors import InvalidInput, LostWorker
 from mpfedcl.runs.simulation import follow
 
@@ -17,7 +17,7 @@ def main() -> int:
         print(f"mpfedcl: a worker cannot continue: {error}", file=sys.stderr)
         return 2
     except LostWorker:
-        return 1
+        return LOST_ANOTHER
     return 0
 
 

@@ -52,8 +52,8 @@ def test_begun_here_and_finished_there_is_trained_at_once(
     def begin(memory: tuple[Tensors, Tensors]) -> Begun:
         return trainer.begin(one, 1, task.received, part, memory)
 
-    ends[0].give(one.start, begin)
-    begun, memory = ends[1].take(one.start)
+    ends[0].give(1, one.start, begin)
+    begun, memory = ends[1].take(1, one.start)
     assert begun.num_steps == round(part * -(-num_samples // 4))
     found = trainer.finish(one, 1, task.received, begun, memory)
     for name, value in wanted.params(0).items():
@@ -71,8 +71,8 @@ def test_a_model_larger_than_the_file(ends: tuple[Handover, Handover]) -> None:
         return Begun(3, 0.5, 7.0)
 
     with ThreadPoolExecutor(1) as other:
-        taken = other.submit(ends[1].take, like)
-        ends[0].give(like, begin)
+        taken = other.submit(ends[1].take, 7, like)
+        ends[0].give(7, like, begin)
         begun, memory = taken.result()
     assert begun == Begun(3, 0.5, 7.0)
     for number, tensors in enumerate(memory):

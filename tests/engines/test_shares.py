@@ -1,5 +1,6 @@
 """Who trains which clients: everybody once, and all processes done at about the same time."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,11 @@ from mpfedcl.rounds.assembly import Assembly, assemble
 
 WORK = st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 100), max_size=30)
 SIZES = st.integers(1, 5)
+
+
+def of(part: float) -> Callable[[int], float]:
+    """Return the same part of clients of any size."""
+    return lambda _: part
 
 
 def loads(shares: list[Share], work: dict[str, int], movable: float) -> list[float]:
@@ -45,7 +51,7 @@ def test_everyone_is_dealt_out_once_and_evenly(work: dict[str, int], size: int) 
 
 def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
     work = {"b": 3, "a": 3, "c": 3, "d": 1}
-    for movable in (0.0, 0.75):
+    for movable in (None, of(0.75)):
         turned = dict(reversed(work.items()))
         assert assign_clients(work, 2, movable=movable) == assign_clients(
             turned, 2, movable=movable
@@ -59,7 +65,7 @@ def test_the_deal_does_not_depend_on_the_order_of_names() -> None:
 def test_parts_fit_each_other_and_the_longest_share_is_never_longer(
     work: dict[str, int], size: int, movable: float
 ) -> None:
-    shares, whole = assign_clients(work, size, movable=movable), assign_clients(work, size)
+    shares, whole = assign_clients(work, size, movable=of(movable)), assign_clients(work, size)
     assert sorted(name for share in shares for name in share.names) == sorted(work)
     assert shares[0].begun is None
     assert shares[-1].finished is None
@@ -74,16 +80,16 @@ def test_parts_fit_each_other_and_the_longest_share_is_never_longer(
 @pytest.mark.parametrize(("count", "size"), [(5, 2), (5, 4), (7, 3)])
 def test_clients_of_one_size_are_split_without_a_rest(count: int, size: int) -> None:
     work = dict.fromkeys("abcdefgh"[:count], 100)
-    leader, *others = loads(assign_clients(work, size, movable=1.0), work, 1.0)
+    leader, *others = loads(assign_clients(work, size, movable=of(1.0)), work, 1.0)
     assert leader == pytest.approx((1 - LEADERS_OWN) * others[0])
     assert others == pytest.approx([others[0]] * (size - 1))
     # Where nothing would be gained all stay whole.
     even = dict.fromkeys("abcd", 100)
-    assert assign_clients(even, 2, movable=1.0) == assign_clients(even, 2)
+    assert assign_clients(even, 2, movable=of(1.0)) == assign_clients(even, 2)
 
 
 def test_five_clients_on_two_processes_by_hand() -> None:
-    first, second = assign_clients(dict.fromkeys("abcde", 197), 2, movable=0.75)
+    first, second = assign_clients(dict.fromkeys("abcde", 197), 2, movable=of(0.75))
     # 985 are 485 for the leader and 500: it has 91 of the third client, the other one 106.
     assert first == Share(["a", "b", "c"], finished="c")
     assert (second.names, second.begun) == (["d", "e"], "c")
@@ -94,14 +100,21 @@ def test_five_clients_on_two_processes_by_hand() -> None:
 def assembly(method: str, model: Model | None = None, **changes: object) -> Assembly:
     found = find_method(method)
     experiment = Experiment(method=method).replace(**changes).resolved(found.defaults)
-    return assemble(experiment, model or Mlp((36, 8), 3), num_classes=3, input_size=36)
+    return assemble(experiment, model or Mlp((36, 256, 256), 3), num_classes=3, input_size=36)
 
 
 def test_steps_move_only_where_they_can_be_continued() -> None:
     client = ClientData("a", torch.rand(4, 36), torch.tensor([0, 1, 2, 0]), torch.arange(0))
-    assert movable_work(assembly("fedavg"), client) == 1
-    assert movable_work(assembly("mp-fedcl"), client) == 3 / 4
-    assert movable_work(assembly("mp-fedcl", train__epochs=2), client) == 6 / 7
+
+    def part(given: Assembly, size: int = 1000, num_together: int = 2) -> float | None:
+        movable = movable_work(given, client, num_together)
+        return movable and movable(size)
+
+    assert part(assembly("fedavg")) == 1
+    assert part(assembly("mp-fedcl")) == 3 / 4
+    assert part(assembly("mp-fedcl", train__epochs=2)) == 6 / 7
+    # Many small clients are trained as rows, all together.
+    assert part(assembly("fedavg"), 20, 50) == 0
     stays = [
         assembly("local"),
         assembly("fedgauss"),
@@ -113,4 +126,9 @@ def test_steps_move_only_where_they_can_be_continued() -> None:
         assembly("fedprox"),
         assembly("fedavg", Cnn((6, 6, 1), 3)),
     ]
-    assert [movable_work(each, client) for each in stays] == [0] * len(stays)
+    assert [part(each) for each in stays] == [None] * len(stays)
+
+
+def test_a_client_that_cannot_be_split_stays_whole() -> None:
+    work = {"a": 60, "b": 80, "c": 60}
+    assert assign_clients(work, 2, movable=of(0.0)) == assign_clients(work, 2)

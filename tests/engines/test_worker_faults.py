@@ -6,11 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from command_processes import CommandProcess, call, command
 from mpfedcl import Experiment, run
+from mpfedcl.engines.local_group import LOST_ANOTHER, _name_ended
 from mpfedcl.errors import InvalidInput, LostWorker
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
@@ -198,6 +201,48 @@ def test_a_worker_whose_data_are_missing_says_so(
     assert leader.startswith("mpfedcl: a worker was lost before the first round")
     assert other.startswith("mpfedcl: dataset.name is 'folder', but its folder data")
     assert leader.count("\n") == other.count("\n") == 1
+
+
+class _Ended:
+    """A process that has ended, or has not."""
+
+    def __init__(self, code: int | None) -> None:
+        self.returncode = code
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("worker", timeout)
+
+
+@pytest.mark.parametrize(
+    ("codes", "named"),
+    [([LOST_ANOTHER, -9], 2), ([-9, LOST_ANOTHER], 1), ([None, 1], 2), ([LOST_ANOTHER, None], 1)],
+)
+def test_who_ended_because_another_did_is_not_named(codes: list[int | None], named: int) -> None:
+    workers: Any = [_Ended(code) for code in codes]
+    assert _name_ended(workers, 1) == f"process {named} has ended"
+
+
+def test_processes_that_were_started_end_where_another_cannot_be(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(*words: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(subprocess.Popen(*words, **settings))
+        return started[0]
+
+    kept = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
+    patched = SimpleNamespace(**kept, Popen=start_one)
+    monkeypatch.setattr("mpfedcl.engines.local_group.subprocess", patched)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        run(small(images, workers=3), tmp_path / "run")
+    assert started[0].poll() is not None
 
 
 def test_a_worker_that_never_begins_is_not_waited_for(

@@ -126,7 +126,7 @@ def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
 ) -> None:
     path = tmp_path / "stopped"
     # A round of many seconds.
-    words = command("run", *flags(images, rounds=2, train__epochs=20_000, workers=2), "--out", path)
+    words = command("run", *flags(images, rounds=2, train__epochs=20_000, workers=1), "--out", path)
     process = begin(words, tmp_path)
     processes.append(process)
     wait_until(lambda: (path / "partition.json").exists(), process)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,15 @@ _RESUME_ALLOWS = (
     "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
     "--track-to beside it"
 )
+
+
+def start() -> NoReturn:
+    """Be the program: run the command line, and end as it says."""
+    try:
+        main()
+    finally:
+        # All is written. A second Ctrl-C while Python ends would end it by the signal instead.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

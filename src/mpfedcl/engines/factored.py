@@ -62,7 +62,8 @@ class FactoredTrainer(Trainer):
         means = (losses / (self._experiment.train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
         most = by_name[schedule.clients[0].name]
-        training = describe_training(self._method, most, len(tasks))
+        num_samples = len(most.client.labels)
+        training = describe_training(self._method, most.start, num_samples, len(tasks))
         return [trained.to_stack() if training.is_written_out else trained]
 
     def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:

@@ -7,7 +7,7 @@ from mpfedcl.engines.direct import Begun
 from mpfedcl.engines.shared_memory import Line, SharedMemory, as_numbers
 from mpfedcl.tensors import Tensors
 
-_FORM = struct.Struct("<qdd")
+_FORM = struct.Struct("<qqdd")
 
 
 class Handover:
@@ -17,16 +17,20 @@ class Handover:
         self._memory = memory
         self._line = line
 
-    def give(self, like: Tensors, begin: Callable[[tuple[Tensors, Tensors]], Begun]) -> None:
+    def give(
+        self, round_number: int, like: Tensors, begin: Callable[[tuple[Tensors, Tensors]], Begun]
+    ) -> None:
         """Begin a client's training in the memory that is shared, and say how far it has come."""
         self._memory.reserve(_sizes(like))
         begun = begin(self._places(like))
-        self._line.write(_FORM.pack(begun.num_steps, begun.scale, begun.loss))
+        self._line.write(_FORM.pack(round_number, begun.num_steps, begun.scale, begun.loss))
 
-    def take(self, like: Tensors) -> tuple[Begun, tuple[Tensors, Tensors]]:
+    def take(self, round_number: int, like: Tensors) -> tuple[Begun, tuple[Tensors, Tensors]]:
         """Wait for what was begun: how far it has come, its parameters and their velocity."""
-        begun = Begun(*_FORM.unpack(self._line.read(_FORM.size)))
-        return begun, self._places(like)
+        number, *begun = _FORM.unpack(self._line.read(_FORM.size))
+        # Both run the same rounds; what is left of another one must never be taken for this one's.
+        assert number == round_number, (number, round_number)
+        return Begun(*begun), self._places(like)
 
     def _places(self, like: Tensors) -> tuple[Tensors, Tensors]:
         places = self._memory.places(_sizes(like))

@@ -70,6 +70,7 @@ class InProcessEngine(Engine):
         with self._clock.phase("train"):
             task = self._make_task(client, broadcast)
             handover.give(
+                broadcast.round,
                 task.start,
                 lambda memory: self._trainers.begin(task, broadcast.round, received, part, memory),
             )
@@ -89,6 +90,7 @@ class InProcessEngine(Engine):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
+        self._prepared = None
         self._processors.end_round()
 
     def _begin_round(self) -> None:
@@ -151,7 +153,7 @@ class InProcessEngine(Engine):
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> Sequence[TrainedClients]:
         if self._begun_elsewhere and tasks[0].client.name == self._begun_elsewhere[0]:
-            begun, memory = self._begun_elsewhere[1].take(tasks[0].start)
+            begun, memory = self._begun_elsewhere[1].take(round_number, tasks[0].start)
             return self._trainers.finish(tasks[0], round_number, received, begun, memory)
         return self._trainers.train(tasks, round_number, received)
 

@@ -7,14 +7,17 @@ sum over processes costs little more than reading it, and nobody else can reach 
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +34,10 @@ _COMMON_FILES = 3
 """Two to exchange by, and one for signs of life."""
 _MOST_DESCRIPTORS = 8
 """That a process is sent: the common files, and a connection and a file for each neighbour."""
+LOST_ANOTHER = 3
+"""The code that a worker ends with when another process is gone."""
+_ENDING_SECONDS = 2.0
+"""That a process is given to end whose line is closed."""
 
 
 class LocalGroup(ProcessGroup):
@@ -146,12 +153,12 @@ def start_local_group(size: int, worker: str, timeout: float) -> Iterator[LocalG
             begins.close()
             if rank > 1:
                 borders[rank - 1][0].close()
-        for process, (own, _) in zip(workers, lines, strict=True):
-            _await(process, own, max(timeout, LEAST_TO_BEGIN))
         connections = [own for own, _ in lines]
+        _await(workers, connections, max(timeout, LEAST_TO_BEGIN))
         finishes, _, after = borders[0]
-        with _member(0, connections, files, range(1, size), timeout) as group:
-            group.finishes = Handover(after, Line(finishes, 1, group.heartbeat))
+        explain = partial(_name_ended, workers)
+        with _member(0, connections, files, range(1, size), timeout, explain) as group:
+            group.finishes = Handover(after, Line(finishes, 1, group.heartbeat, explain))
             yield group
 
 
@@ -161,8 +168,13 @@ def join_local_group(membership: str, timeout: float) -> Iterator[LocalGroup]:
     descriptor, rank, size = (int(part) for part in membership.split(":"))
     with socket.socket(fileno=descriptor) as line:
         line.set_inheritable(False)
-        _, given, _, _ = socket.recv_fds(line, 1, _MOST_DESCRIPTORS)
-        line.send(b"!")
+        try:
+            said, given, _, _ = socket.recv_fds(line, 1, _MOST_DESCRIPTORS)
+            line.send(b"!")
+        except OSError:
+            said = b""
+        if not said:
+            raise LostWorker("the leader has ended")
         files = [SharedMemory(each) for each in given[:_COMMON_FILES]]
         neighbours = [
             (socket.socket(fileno=connection), SharedMemory(memory))
@@ -200,11 +212,12 @@ def _member(
     files: Sequence[SharedMemory],
     watched: Sequence[int],
     timeout: float,
+    explain: Callable[[int], str] = "process {} has ended".format,
 ) -> Iterator[LocalGroup]:
     *memory, board = files
     heartbeat = Heartbeat(SharedSigns(board, len(connections) + 1), rank, watched, timeout)
     lines = [
-        Line(connection, number if rank == 0 else 0, heartbeat)
+        Line(connection, number if rank == 0 else 0, heartbeat, explain)
         for number, connection in enumerate(connections, start=1)
     ]
     try:
@@ -233,19 +246,20 @@ def _started(
     places = [str(Path(path).absolute()) for path in sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     size = len(lines) + 1
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", worker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=environment | {MEMBERSHIP: f"{line.fileno()}:{rank}:{size}"},
-            pass_fds=[line.fileno()],
-            # A terminal's Ctrl-C is for the leader, which decides what it means.
-            process_group=0,
-        )
-        for rank, line in enumerate(lines, start=1)
-    ]
+    workers: list[subprocess.Popen[bytes]] = []
     try:
+        for rank, line in enumerate(lines, start=1):
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", worker],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    env=environment | {MEMBERSHIP: f"{line.fileno()}:{rank}:{size}"},
+                    pass_fds=[line.fileno()],
+                    # A terminal's Ctrl-C is for the leader, which decides what it means.
+                    process_group=0,
+                )
+            )
         yield workers
     finally:
         for process in workers:
@@ -259,15 +273,38 @@ def _started(
             process.stdin.close()
 
 
-def _await(worker: subprocess.Popen[bytes], line: socket.socket, timeout: float) -> None:
-    """Wait until a process has begun; one that has ended never will."""
-    line.settimeout(timeout)
+def _await(
+    workers: Sequence[subprocess.Popen[bytes]], lines: Sequence[socket.socket], timeout: float
+) -> None:
+    """Wait until all processes have begun; one that has ended never will."""
+    end = time.monotonic() + timeout
+    with selectors.DefaultSelector() as waiting:
+        for worker, line in zip(workers, lines, strict=True):
+            waiting.register(line, selectors.EVENT_READ, worker)
+        while waiting.get_map():
+            ready = waiting.select(end - time.monotonic())
+            if not ready:
+                raise LostWorker(f"it had not begun after {timeout:g} s")
+            for key, _ in ready:
+                assert isinstance(key.fileobj, socket.socket)
+                if not _has_begun(key.fileobj):
+                    key.data.wait()
+                    raise LostWorker(f"it ended with code {key.data.returncode} before it began")
+                waiting.unregister(key.fileobj)
+
+
+def _has_begun(line: socket.socket) -> bool:
     try:
-        has_begun = bool(line.recv(1))
-    except TimeoutError:
-        raise LostWorker(f"it had not begun after {timeout:g} s") from None
+        return bool(line.recv(1))
     except ConnectionError:
-        has_begun = False
-    if not has_begun:
-        worker.wait()
-        raise LostWorker(f"it ended with code {worker.returncode} before it began")
+        return False
+
+
+def _name_ended(workers: Sequence[subprocess.Popen[bytes]], rank: int) -> str:
+    """Say who has ended: who has done so only because another one did is not to blame."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        workers[rank - 1].wait(timeout=_ENDING_SECONDS)
+    for number, worker in enumerate(workers, start=1):
+        if worker.poll() is not None and worker.returncode != LOST_ANOTHER:
+            return f"process {number} has ended"
+    return f"process {rank} has ended"

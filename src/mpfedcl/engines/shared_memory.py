@@ -41,7 +41,7 @@ class SharedMemory:
         """Make room for parts of so many bytes."""
         needed, now = _starts(sizes)[-1], os.fstat(self._descriptor).st_size
         if needed > now:
-            self._grow(max(needed, 2 * now))
+            self._grow(max(needed, now * 5 // 4))
 
     def places(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return where each part is written and read."""
@@ -90,8 +90,16 @@ class SharedSigns:
 class Line:
     """A line to another process, for small messages."""
 
-    def __init__(self, connection: socket.socket, rank: int, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        heartbeat: Heartbeat,
+        explain: Callable[[int], str] = "process {} has ended".format,
+    ) -> None:
+        """`explain` says what has become of the process at the other end, once it is gone."""
         connection.settimeout(LOOK_SECONDS)
+        self._explain = explain
         self._connection = connection
         self._rank = rank
         self._heartbeat = heartbeat
@@ -129,7 +137,7 @@ class Line:
         except OSError:
             done = 0
         if not done:
-            raise LostWorker(f"process {self._rank} has ended")
+            raise LostWorker(self._explain(self._rank))
         return done
 
 

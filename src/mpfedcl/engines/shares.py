@@ -6,12 +6,15 @@ all else, the other its last ones after all else, and answers for it. What lies 
 client's model in memory that both have. No sum is taken in another order for it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.trainer import ClientTask
+from mpfedcl.engines.trainer_costs import describe_training
 from mpfedcl.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -39,22 +42,28 @@ class Share:
 
 
 def assign_clients(
-    work: Mapping[str, int], num_processes: int, *, movable: float = 0.0
+    work: Mapping[str, int], num_processes: int, *, movable: Callable[[int], float] | None = None
 ) -> list[Share]:
     """Assign clients to processes so that all have about the same work.
 
-    `movable` is the part of a client's work that another process may take over: that of its steps.
+    `movable` returns the part of a client's work, of so many samples, that another process may take
+    over: that of its steps.
     """
     whole = _assign_whole(work, num_processes)
-    if not movable or not work:
+    if movable is None or not work:
         return whole
     split = _assign_parts(work, num_processes, movable)
     longest = [max(_loads(shares, work, movable)) for shares in (split, whole)]
     return split if longest[0] < _WORTH_IT * longest[1] else whole
 
 
-def movable_work(assembly: Assembly, client: ClientData) -> float:
-    """Return which part of a client's work are steps that another process could take."""
+def movable_work(
+    assembly: Assembly, client: ClientData, num_together: int
+) -> Callable[[int], float] | None:
+    """Return which part of a client's work are steps that another process could take, by its size.
+
+    None: nobody's. `client` is one of them, `num_together` how many of them a process has.
+    """
     experiment, method = assembly.experiment, assembly.method
     stays = (
         client.inputs.device.type != "cpu"
@@ -69,10 +78,19 @@ def movable_work(assembly: Assembly, client: ClientData) -> float:
         or not _has_only_layers(assembly, client)
     )
     if stays:
-        return 0.0
+        return None
     # An epoch goes over the model three times, embedding once.
     passes = 3 * experiment.train.epochs
-    return passes / (passes + method.shares_prototypes)
+    part = passes / (passes + method.shares_prototypes)
+
+    @cache
+    def movable(num_samples: int) -> float:
+        # Only what is trained directly, and by itself, can be continued elsewhere.
+        training = describe_training(method, assembly.initial, num_samples, num_together)
+        costs = training.with_layers()
+        return part if costs["direct"] == min(costs.values()) else 0.0
+
+    return movable
 
 
 def _has_only_layers(assembly: Assembly, client: ClientData) -> bool:
@@ -109,7 +127,9 @@ def _assign_whole(work: Mapping[str, int], num_processes: int) -> list[Share]:
     return [Share(sorted(names)) for names in shares]
 
 
-def _assign_parts(work: Mapping[str, int], num_processes: int, movable: float) -> list[Share]:
+def _assign_parts(
+    work: Mapping[str, int], num_processes: int, movable: Callable[[int], float]
+) -> list[Share]:
     """Fill one process after the other; a client that does not fit is begun by the next one.
 
     That is McNaughton's rule. The two parts do not overlap in time, because no client takes longer
@@ -121,7 +141,8 @@ def _assign_parts(work: Mapping[str, int], num_processes: int, movable: float) -
     left = time * (1 - LEADERS_OWN)
     for name in sorted(work):
         rest = work[name] - left
-        part = rest / (movable * work[name])
+        steps = movable(work[name]) * work[name]
+        part = rest / steps if steps else math.inf
         is_last = len(names) == num_processes
         if rest <= 0 or is_last:
             names[-1].append(name)
@@ -150,12 +171,14 @@ def _assign_parts(work: Mapping[str, int], num_processes: int, movable: float) -
     ]
 
 
-def _loads(shares: list[Share], work: Mapping[str, int], movable: float) -> list[float]:
+def _loads(
+    shares: list[Share], work: Mapping[str, int], movable: Callable[[int], float]
+) -> list[float]:
     """Return how much each process has to do."""
     loads = [float(sum(work[name] for name in share.names)) for share in shares]
     for rank, share in enumerate(shares):
         if share.begun is not None:
-            moved = share.part * movable * work[share.begun]
+            moved = share.part * movable(work[share.begun]) * work[share.begun]
             loads[rank] += moved
             loads[rank - 1] -= moved
     return loads

@@ -89,7 +89,7 @@ class TrainerChoice:
         memory: tuple[Tensors, Tensors],
     ) -> Begun:
         """Take a part of a client's steps where they can be continued elsewhere; else none."""
-        if not self._is_direct(task, received):
+        if not self._can_continue(task, received):
             return Begun(0)
         try:
             return self._direct.begin(task, round_number, received, part, memory)
@@ -106,18 +106,17 @@ class TrainerChoice:
         memory: tuple[Tensors, Tensors],
     ) -> list[TrainedClients]:
         """Take the steps that are left of a client's training; all of them, if there must be."""
-        if begun.num_steps and self._is_direct(task, received):
+        if begun.num_steps and self._can_continue(task, received):
             with contextlib.suppress(Exception):
                 done = self._direct.finish(task, round_number, received, begun, memory)
                 self._counts[self._direct.name] = self._counts.get(self._direct.name, 0) + 1
                 return [done]
         return self.train([task], round_number, received)
 
-    def _is_direct(self, task: ClientTask, received: object) -> bool:
-        """Tell whether a client would be trained directly, if it were the only one."""
-        return any(
-            trainer is self._direct and some for trainer, some in self._sort([task], received)
-        )
+    def _can_continue(self, task: ClientTask, received: object) -> bool:
+        """Tell whether a client can be trained directly, be that the cheapest way or not."""
+        self._direct.layers = self._find_layers(task, received) or ()
+        return bool(self._direct.layers) and self._direct.name not in self._given_up
 
     def _fall_back(self, trainer: Trainer, error: Exception) -> bool:
         """Give up a trainer, and say why; False where it is the one that was asked for."""
@@ -176,7 +175,8 @@ class TrainerChoice:
             trainer.name: [] for trainer in trainers if trainer.name not in self._given_up
         }
         for task in tasks:
-            training = describe_training(self._method, task, len(tasks))
+            num_samples = len(task.client.labels)
+            training = describe_training(self._method, task.start, num_samples, len(tasks))
             is_layers = self._direct.name in sorts
             costs = training.with_layers() if is_layers else training.with_anything()
             sorts[min(sorts, key=lambda name: costs[name])].append(task)

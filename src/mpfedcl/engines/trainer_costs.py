@@ -9,8 +9,8 @@ passes over the weights; and products of rows with rows. The constants are nanos
 from dataclasses import dataclass
 
 from mpfedcl.engines.hardware import largest_cache
-from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.methods import Method
+from mpfedcl.tensors import Tensors
 
 PLAIN_LOSS, OWN_LOSS = 25, 57
 """Operations of a step with the classifier's loss alone, and with terms of a method's own."""
@@ -105,10 +105,12 @@ class Training:
         return self._filled_rows**2 * self.num_units
 
 
-def describe_training(method: Method, task: ClientTask, num_clients: int) -> Training:
+def describe_training(
+    method: Method, start: Tensors, num_samples: int, num_clients: int
+) -> Training:
     """Return what a client's costs depend on, among so many clients of its process."""
-    train, num_samples = method.experiment.train, len(task.client.labels)
-    weights = [value for value in task.start.values() if value.dim() > 1]
+    train = method.experiment.train
+    weights = [value for value in start.values() if value.dim() > 1]
     is_plain = not method.adds_to_loss and type(method).adjust is Method.adjust
     return Training(
         num_clients,

@@ -150,9 +150,10 @@ class _Simulation(RunLoop):
             local = kind(assembly, self._data)
             return local, local
         everyone, sizes = self._data, self._data.sizes
-        movable = 0.0
+        movable = None
         if group.shares_memory and sizes:
-            movable = movable_work(assembly, everyone.clients[0])
+            num_together = -(-len(sizes) // group.size)
+            movable = movable_work(assembly, everyone.clients[0], num_together)
         share = assign_clients(sizes, group.size, movable=movable)[group.rank]
         self._data = everyone.with_clients(share.names)
         local = kind(assembly, self._data)

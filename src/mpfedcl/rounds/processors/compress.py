@@ -22,6 +22,8 @@ FEWEST_NUMBERS = 256
 """A tensor of fewer is sent as it is: there is little to save."""
 _LARGEST_CODE = 127
 _MATRIX_AXES = 2
+_LONG_ROW = 16
+"""Numbers for which a scale of their own is worth its bytes."""
 _KEPT = 0.05
 
 
@@ -178,7 +180,7 @@ class _Encoder:
             return value
         change = value if start is None else value - start
         # A row for each unit or prototype: an error goes with the largest number beside it.
-        by_row = kind == "int8" and change.ndim == _MATRIX_AXES
+        by_row = kind == "int8" and change.ndim == _MATRIX_AXES and len(change.T) >= _LONG_ROW
         largest = change.abs().amax(1, keepdim=True) if by_row else change.abs().max()
         if not bool(largest.isfinite().all()):
             # The guard's to reject, so that nothing may be rounded to a sound number.
