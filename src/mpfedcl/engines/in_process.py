@@ -141,21 +141,23 @@ class InProcessEngine(Engine):
         return self._prepared[1]
 
     def _in_turn(self, ordered: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Yield the clients that are trained together; last the one that is begun elsewhere."""
+        """Yield the clients that are trained and clustered together; last one begun elsewhere."""
         begun = self._begun_elsewhere[0] if self._begun_elsewhere else None
-        whole = [name for name in ordered if name != begun]
-        for first in range(0, len(whole), self._clients_at_once):
-            yield whole[first : first + self._clients_at_once]
-        if len(whole) < len(ordered):
-            yield [name for name in ordered if name == begun]
+        turns = [name for name in ordered if name != begun] + [n for n in ordered if n == begun]
+        for first in range(0, len(turns), self._clients_at_once):
+            yield turns[first : first + self._clients_at_once]
 
     def _train_tasks(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
-    ) -> Sequence[TrainedClients]:
-        if self._begun_elsewhere and tasks[0].client.name == self._begun_elsewhere[0]:
-            begun, memory = self._begun_elsewhere[1].take(round_number, tasks[0].start)
-            return self._trainers.finish(tasks[0], round_number, received, begun, memory)
-        return self._trainers.train(tasks, round_number, received)
+    ) -> list[TrainedClients]:
+        name, handover = self._begun_elsewhere or (None, None)
+        whole = [task for task in tasks if task.client.name != name]
+        done = self._trainers.train(whole, round_number, received) if whole else []
+        for task in tasks:
+            if handover is not None and task.client.name == name:
+                begun, memory = handover.take(round_number, task.start)
+                done += self._trainers.finish(task, round_number, received, begun, memory)
+        return done
 
     def evaluate(
         self,
