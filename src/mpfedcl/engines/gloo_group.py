@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +18,6 @@ from torch._C._distributed_c10d import Store, TCPStore
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.process_group import LEAST_TO_BEGIN, ProcessGroup
 from mpfedcl.errors import LostWorker
-from mpfedcl.tensors import Tensors
 
 _TIMEOUT = timedelta(hours=6)
 """How long an exchange may take, which must outlast any evaluation. Who has ended is noticed at
@@ -37,17 +36,10 @@ class GlooGroup(ProcessGroup):
         """Return every process's bytes in every process, in order of rank."""
         return self._call(lambda: [self._broadcast(content, rank) for rank in range(self.size)])
 
-    def sum(self, tensors: Tensors) -> Tensors:
-        """Return the sums over all processes, the same bits in each."""
-        total: Tensors = {}
-        for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
-            alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
-            flat = torch.cat([value.flatten() for value in alike.values()]).cpu()
-            self._call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
-            parts = torch.split(flat, [value.numel() for value in alike.values()])
-            for (name, value), part in zip(alike.items(), parts, strict=True):
-                total[name] = part.view_as(value).to(value.device)
-        return {name: total[name] for name in tensors}
+    def _sum(self, values: Sequence[Tensor]) -> Tensor:
+        flat = torch.cat(list(values))
+        self._call(lambda: dist.all_reduce(flat))
+        return flat
 
     def _send(self, content: bytes) -> None:
         def send() -> None:

@@ -28,7 +28,6 @@ from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.process_group import LEAST_TO_BEGIN, MEMBERSHIP, ProcessGroup
 from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns, as_numbers
 from mpfedcl.errors import LostWorker
-from mpfedcl.tensors import Tensors
 
 _COMMON_FILES = 3
 """Two to exchange by, and one for signs of life."""
@@ -62,17 +61,6 @@ class LocalGroup(ProcessGroup):
             place[:] = content
 
         return [bytes(each) for each in self._exchange(len(content), write)]
-
-    def sum(self, tensors: Tensors) -> Tensors:
-        """Return the sums over all processes, the same bits in each."""
-        total: Tensors = {}
-        for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
-            alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
-            flat = self._sum([value.flatten().cpu() for value in alike.values()])
-            parts = torch.split(flat, [value.numel() for value in alike.values()])
-            for (name, value), part in zip(alike.items(), parts, strict=True):
-                total[name] = part.view_as(value).to(value.device)
-        return {name: total[name] for name in tensors}
 
     def _sum(self, values: Sequence[Tensor]) -> Tensor:
         """Return the sum of what all processes have, each summing a share of the numbers."""

@@ -7,8 +7,11 @@ those that torchrun has started, on any number of machines.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
@@ -64,6 +67,17 @@ class ProcessGroup(ABC):
                 self._send(part)
             self._send(b"")
 
+    def sum(self, tensors: Tensors) -> Tensors:
+        """Return the sums over all processes, the same bits in each."""
+        total: Tensors = {}
+        for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
+            alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
+            flat = self._sum([value.flatten().cpu() for value in alike.values()])
+            parts = torch.split(flat, [value.numel() for value in alike.values()])
+            for (name, value), part in zip(alike.items(), parts, strict=True):
+                total[name] = part.view_as(value).to(value.device)
+        return {name: total[name] for name in tensors}
+
     @abstractmethod
     def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
@@ -73,8 +87,8 @@ class ProcessGroup(ABC):
         """Return every process's bytes in every process, in order of rank."""
 
     @abstractmethod
-    def sum(self, tensors: Tensors) -> Tensors:
-        """Return the sums over all processes, the same bits in each."""
+    def _sum(self, values: Sequence[Tensor]) -> Tensor:
+        """Return the sum over all processes of these numbers, one after the other."""
 
     @abstractmethod
     def _send(self, content: bytes) -> None:
