@@ -91,6 +91,7 @@ def test_rounds_that_are_run_again_are_dropped_first(images: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("small_model")
+@pytest.mark.whole
 def test_two_processes_leave_a_trail_too(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=2), tmp_path / "one")
     (tmp_path / "settings.toml").write_text(small(images, rounds=2).to_toml())
