@@ -1,6 +1,6 @@
 """Which process has which clients of a run, so that all are done at about the same time.
 
-Five clients on two processes are three and two: one waits for a fifth of the round. Where processes
+Five clients on two processes are three and two: one waits for a third of the round. Where processes
 share memory a client may therefore be trained by two of them: the one takes its first steps before
 all else, the other its last ones after all else, and answers for it. What lies between is the
 client's model in memory that both have. No sum is taken in another order for it.
