@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from mpfedcl import Experiment
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.secure_sums import SecureSumsEngine
-from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.methods import Method, find_method
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import Engine, WrappedEngine
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from curious_server import Digits, SeenRound, draw_holdings, load_digits, observe
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.inputs import pixel_constants
-from mpfedcl.tensors import Tensors
 from outcome import Outcome
 from ssim import ssim
 

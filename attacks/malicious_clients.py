@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import generator, numpy_generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rng import generator, numpy_generator
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
-from mpfedcl.tensors import Tensors
 
 CLAIM = 10_000_000
 """Images that a client claims: the most that a server takes by default."""

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from curious_server import Digits, SeenRound, draw_holdings, observe
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import own_statistics, within_from_moment
-from mpfedcl.messages import Update
 from mpfedcl.methods._one_exchange import OneExchange
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Update
 
 Score = Callable[[Digits, list[SeenRound], Tensor], Tensor]
 """(digits, what was seen, images) -> [views, images]: a view is a client, or all of them."""

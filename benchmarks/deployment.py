@@ -20,10 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy
 import onnxruntime
 
-from mpfedcl.deployment.export.exporter import ExportSettings, export_run
-from mpfedcl.deployment.export.verification import CheckSamples, load_check_samples
-from mpfedcl.deployment.predictor import Predictor
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export.verification import CheckSamples, load_check_samples
+from mpfedcl.inference.predictor import Predictor
 from mpfedcl.report.tables import TextTable
 
 COLUMNS = ("", "file MB", "load ms", "an image ms", "accuracy %", "labels as PyTorch's")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from measuring import Progress, Result, Spread, Table, interleave, parse_arguments
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.methods import built_in_methods
 from mpfedcl.rounds.round_loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, parse_arguments
+from mpfedcl.core.rng import generator
 from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rng import generator
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.round_state import RoundState
 from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_clients

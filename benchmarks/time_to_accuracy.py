@@ -18,7 +18,7 @@ from typing import Any
 
 from measuring import RESULTS, Progress, Result, Table
 from mpfedcl import Experiment, run
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.runs.observer import Observer
 from mpfedcl.runs.worker_count import choose_workers

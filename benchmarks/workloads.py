@@ -11,12 +11,12 @@ import numpy
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import generator
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import DispatchingEngine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
-from mpfedcl.rng import generator
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace

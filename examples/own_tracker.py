@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpfedcl import Experiment, Tracker
-from mpfedcl.tracking import Record
+from mpfedcl.report.tracking import Record
 
 COLUMNS = ("round", "loss", "bytes up", "clients answered", "worst client", "its accuracy")
 

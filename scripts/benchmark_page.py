@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.studies.statistics import paired_difference
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmark_page import write_page
 from mpfedcl.api import RUNNER
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison

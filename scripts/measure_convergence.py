@@ -12,7 +12,7 @@ from typing import Any
 
 from mpfedcl.api import RUNNER
 from mpfedcl.convergence import BOUNDS
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.tables import TextTable
 from mpfedcl.studies.comparison import Comparison

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 
 from mpfedcl.api import RUNNER
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.new_client import Accuracies, NewClient, TrainingOutcome
-from mpfedcl.deployment.trained_run import TrainedRun, load_trained_run
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.files import write_atomically
+from mpfedcl.inference.new_client import Accuracies, NewClient, TrainingOutcome
+from mpfedcl.inference.trained_run import TrainedRun, load_trained_run
 from mpfedcl.methods import find_method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rng import generator
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
-from mpfedcl.tensors import Tensors
 
 SETS = {
     "digit5": ("mnist", "mnist_m", "svhn", "synth", "usps"),

@@ -16,8 +16,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mpfedcl.api import RUNNER, tune
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from mpfedcl.studies.statistics import paired_difference

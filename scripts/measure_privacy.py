@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from mpfedcl import Experiment, run
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.rng import generator
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines.hardware import cap_threads
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import Server, Tally, find_method
 from mpfedcl.methods._one_exchange import OneExchange
 from mpfedcl.models import GaussianClassifier
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rng import generator
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

@@ -30,12 +30,12 @@ from malicious_clients import TARGET, MaliciousClients, add_trigger, choose_atta
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.encoders.preprocessing import PixelScaling
-from mpfedcl.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
+from mpfedcl.models.encoders.preprocessing import PixelScaling
+from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment, Predictor, run
+from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.images import Images
 from mpfedcl.report.tables import TextTable
 
 COMMON = {"train__lr": 0.1, "evaluate_every": 60}

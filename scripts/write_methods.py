@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import Family, Method, Settings, built_in_methods
 from mpfedcl.report.tables import READING_TITLES
 

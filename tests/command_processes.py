@@ -30,7 +30,7 @@ FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = [
     *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join", "paper")),
     "mpfedcl.report.figures",
-    "mpfedcl.worker",
+    "mpfedcl.runs.worker",
     "mpfedcl.network.client.client",
     "warm_commands",
 ]

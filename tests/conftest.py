@@ -22,9 +22,9 @@ from encoder_experiments import save_pictures
 from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from federation_fixtures import fault_log, federation, shared_federation  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
-from mpfedcl.encoders.encoder import ResNetEncoder
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.models.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
-from mpfedcl.tensors import Tensors
 from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
 from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
 from unrendered_figures import render, rendered

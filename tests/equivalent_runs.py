@@ -9,12 +9,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.tensors import Tensors
 from small_experiments import Json, read_records, read_summary
 
 

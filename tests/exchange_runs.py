@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment
-from mpfedcl.deployment.ledger import read_events
+from mpfedcl.inference.ledger import read_events
 
 WIDTH = 7
 

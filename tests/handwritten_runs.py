@@ -80,7 +80,7 @@ def write_run(
         write_json(
             path / "confusion.json",
             {
-                "format": 1,
+                "format": 2,
                 "round": rounds,
                 "reading": "personal_prototype",
                 "classes": list(classes),
@@ -94,7 +94,7 @@ def write_run(
         )  # fmt: skip
         write_json(
             path / "summary.json",
-            {"format": 1, "reading": "personal_prototype", "versions": VERSIONS, "threads": 1},
+            {"format": 2, "reading": "personal_prototype", "versions": VERSIONS, "threads": 1},
         )
     return path
 
@@ -151,7 +151,7 @@ def paper_result(**changes: Any) -> Json:
     """A table of the paper, as the paper's runner writes it."""
     cell = {"track": "paper", "test": "own", "reading": "averaged_classifier", "unit": "%"}
     return {
-        "format": 1,
+        "format": 2,
         "id": "label",
         "title": "Label skew",
         "about": "Accuracy under label skew.",

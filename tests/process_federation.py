@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
 
 Found = TypeVar("Found")
 

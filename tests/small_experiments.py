@@ -11,11 +11,12 @@ from PIL import Image
 from safetensors.torch import load
 
 from mpfedcl.convergence import inspect_where_asked
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.engines import DispatchingEngine, Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method, find_method
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import WrappedEngine
@@ -23,7 +24,6 @@ from mpfedcl.rounds.loop_choice import make_loop
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import Observer
-from mpfedcl.tensors import Tensors
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 ONE_EXCHANGE = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof", "local-gauss")

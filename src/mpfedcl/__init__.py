@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpfedcl.api import compare, resume, run, tune
-    from mpfedcl.deployment.predictor import Prediction, Predictor
-    from mpfedcl.errors import InvalidInput
+    from mpfedcl.core.errors import InvalidInput
     from mpfedcl.experiment import Experiment
+    from mpfedcl.inference.predictor import Prediction, Predictor
     from mpfedcl.methods import Batch, Context, Method
     from mpfedcl.prototypes import (
         PrototypePool,
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
         prototype_contrastive_loss,
     )
     from mpfedcl.report.results import LoadedComparison, LoadedRun, LoadedSearch, load
+    from mpfedcl.report.tracking import Tracker
     from mpfedcl.runs.observer import RunResult
-    from mpfedcl.tracking import Tracker
 
 _HOMES = {
     "Batch": "methods",
     "Context": "methods",
     "Experiment": "experiment",
-    "InvalidInput": "errors",
+    "InvalidInput": "core.errors",
     "LoadedComparison": "report.results",
     "LoadedRun": "report.results",
     "LoadedSearch": "report.results",
     "Method": "methods",
-    "Prediction": "deployment.predictor",
-    "Predictor": "deployment.predictor",
+    "Prediction": "inference.predictor",
+    "Predictor": "inference.predictor",
     "PrototypePool": "prototypes",
     "Prototypes": "prototypes",
     "RunResult": "runs.observer",
-    "Tracker": "tracking",
+    "Tracker": "report.tracking",
     "cluster_prototypes": "prototypes",
     "compare": "api",
     "load": "report.results",

@@ -13,17 +13,18 @@ from typing import Literal
 
 from mpfedcl.convergence import FILE as CONVERGENCE_FILE
 from mpfedcl.convergence import inspect_where_asked, summarize_convergence
-from mpfedcl.deployment.calibration import calibrate
-from mpfedcl.deployment.exchange_changes import refuse_changed
-from mpfedcl.deployment.exchange_over_network import change_exchange
-from mpfedcl.deployment.join import warn_of_joined_clients
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import unused_folder
+from mpfedcl.inference.calibration import calibrate
+from mpfedcl.inference.exchange_changes import refuse_changed
+from mpfedcl.inference.exchange_over_network import change_exchange
+from mpfedcl.inference.join import warn_of_joined_clients
 from mpfedcl.methods import Method, find_method
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.model_card import write_card
 from mpfedcl.report.results import LoadedComparison, load
+from mpfedcl.report.tracking import Tracker, add_trackers, make_trackers, read_failures
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
@@ -31,7 +32,6 @@ from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
 from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
-from mpfedcl.tracking import Tracker, add_trackers, make_trackers, read_failures
 
 
 def run(

@@ -11,7 +11,7 @@ import pull_method
 from command_processes import call, environment
 from mpfedcl import Experiment
 from mpfedcl.cli.main import parse
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.methods import built_in_methods
 from small_experiments import Say, flags, read_summary
 

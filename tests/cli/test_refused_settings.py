@@ -143,7 +143,7 @@ BAD_FILES: dict[str, tuple[str, str]] = {
     "a fraction of a round": ("rounds = 2.5", "rounds is 2.5"),
     "no number": ("[partition]\nalpha = nan", "partition.alpha is nan"),
     "a bad value of a section": ("[prototypes]\nper_class = 0", "prototypes.per_class is 0"),
-    "a newer format": ("format = 2", "has format 2; this mpfedcl reads formats up to 1"),
+    "a newer format": ("format = 3", "has format 3; this mpfedcl reads format 2"),
     "a format that is none": ('format = "new"', "has format 'new'"),
     "twice the same": ("rounds = 1\nrounds = 2", "is not valid TOML"),
 }

@@ -15,7 +15,7 @@ from command_results import without_progress
 from mpfedcl import Experiment, InvalidInput, resume, run
 from mpfedcl.convergence import BOUNDS
 from mpfedcl.engines import Engine
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.runs.observer import Observer
 from small_experiments import (
     EXAMPLES,

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from mpfedcl.convergence.objectives import ObjectiveInspector
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models import Mlp, Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import assemble_federation
 
 CENTRES = {"a": (3.0, 4.0), "b": (-1.0, 0.0)}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mpfedcl.data.fetch.download import RetryPolicy, fetch_file
-from mpfedcl.data.fetch.public_sources import PublicFile
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.fetch.download import RetryPolicy, fetch_file
+from mpfedcl.data.public.fetch.public_sources import PublicFile
 
 BODY = bytes(range(256)) * 400
 OTHER = BODY[::-1]

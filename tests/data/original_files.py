@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpfedcl.data.prepare import domainnet, office
+from mpfedcl.data.public.prepare import domainnet, office
 
 Bytes = NDArray[numpy.uint8]
 

@@ -7,8 +7,8 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
-from mpfedcl.data.prepare import Preparation, prepare_set
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.prepare import Preparation, prepare_set
 
 
 def name_by_fault(value: bytes | str) -> str:

@@ -15,10 +15,10 @@ import pytest
 from download_cases import BODY, OTHER, PAGE, Naps, bring, original, refusal, retries
 
 from download_server import BrokenServer, answer_range, send, serve, stall
-from mpfedcl.data.fetch.download import fetch_file, fetch_source
-from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import lock_folder
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import lock_folder
+from mpfedcl.data.public.fetch.download import fetch_file, fetch_source
+from mpfedcl.data.public.fetch.public_sources import PublicFile, PublicSource
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
@@ -174,8 +174,8 @@ def test_a_collection_is_fetched_whole(tmp_path: Path, server: BrokenServer) -> 
 _FETCH = """
 import sys
 from pathlib import Path
-from mpfedcl.data.fetch.download import RetryPolicy, fetch_file
-from mpfedcl.data.fetch.public_sources import PublicFile
+from mpfedcl.data.public.fetch.download import RetryPolicy, fetch_file
+from mpfedcl.data.public.fetch.public_sources import PublicFile
 address, folder, size, sha256 = sys.argv[1:]
 wanted = PublicFile("file.bin", (address,), int(size), sha256)
 fetch_file(wanted, Path(folder), "page", RetryPolicy())
@@ -215,7 +215,7 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
 _HOLD = """
 import sys, time
 from pathlib import Path
-from mpfedcl.files import lock_folder
+from mpfedcl.core.files import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

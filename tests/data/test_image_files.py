@@ -10,9 +10,9 @@ import numpy
 import pytest
 from PIL import Image
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.samples import ImageSet
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.by_client import RangesByClient, SubsetsByClient
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.client_table import ClientData, ClientTable
@@ -25,7 +26,6 @@ from mpfedcl.data.partition_table import (
 from mpfedcl.data.partitions import classes
 from mpfedcl.data.samples import Subset
 from mpfedcl.data.train_test_split import Indices, count_training, draw_training
-from mpfedcl.rng import numpy_generator
 
 label_lists = st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=6)
 

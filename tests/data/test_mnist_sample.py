@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy
 import pytest
 
+from mpfedcl.core.images import Images
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.samples import DomainImages
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.images import Images
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "src" / "mpfedcl" / "data" / "mnist_sample.npz"

@@ -10,9 +10,9 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.reader import open_data_set, read_image_set
 from mpfedcl.data.samples import ImageSet
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.npz_archive import open_archive
-from mpfedcl.errors import InvalidInput
 
 
 def save_packed(path: Path, packing: int) -> Path:

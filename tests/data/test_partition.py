@@ -18,10 +18,10 @@ from partition_kinds import (
     partition_labels,
 )
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.partitions import _drawing, classes, iid, label, quantity
 from mpfedcl.data.train_test_split import Indices, count_training
-from mpfedcl.errors import InvalidInput
-from mpfedcl.rng import numpy_generator
 
 
 @every_kind

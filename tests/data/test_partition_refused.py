@@ -7,9 +7,9 @@ import numpy
 import pytest
 from partition_kinds import every_kind, make_labels, partition_labels
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.partitions import _drawing
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 
 pytestmark = pytest.mark.whole
 

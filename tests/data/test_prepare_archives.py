@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from mpfedcl.data.prepare import archives
-from mpfedcl.data.prepare.archives import unpack_archive
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.prepare import archives
+from mpfedcl.data.public.prepare.archives import unpack_archive
 
 ESCAPES = ["../evil.txt", "ROOT/evil.txt", "a/../../evil.txt", "a\\..\\evil.txt", "C:evil.txt"]
 

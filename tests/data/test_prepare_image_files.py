@@ -21,10 +21,10 @@ from original_files import (
 )
 from prepared_sets import prepare, refusal
 
-from mpfedcl.data.prepare.domainnet import CLASSES
-from mpfedcl.data.prepare.office import CLASSES as OFFICE_CLASSES
-from mpfedcl.data.prepare.office import name_class
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.prepare.domainnet import CLASSES
+from mpfedcl.data.public.prepare.office import CLASSES as OFFICE_CLASSES
+from mpfedcl.data.public.prepare.office import name_class
 
 pytestmark = pytest.mark.whole
 
@@ -268,7 +268,7 @@ def test_only_the_domains_asked_for(source: Path, data: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mpfedcl.data.prepare import destination, prepare_set
+from mpfedcl.data.public.prepare import destination, prepare_set
 
 def die(self, target):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 import pytest
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 

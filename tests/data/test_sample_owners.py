@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.sample_owners import read_owners
 from mpfedcl.data.samples import Subset
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import polars
 import pytest
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.reader import open_data_set, read_image_set
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 from table_files import open_table, save_table
 

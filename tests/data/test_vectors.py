@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.data.reader import open_data_set, read_image_set
 from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.messages import Broadcast
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast
 
 
 class FirstLayerAtHome(Method):

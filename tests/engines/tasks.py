@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.direct import DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
@@ -16,12 +17,11 @@ from mpfedcl.engines.loop import LoopTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models import Mlp, Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.tensors import Tensors
 
 NUM_INPUTS, NUM_CLASSES = 5, 3
 

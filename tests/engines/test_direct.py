@@ -12,13 +12,13 @@ from tasks import NUM_CLASSES, NUM_INPUTS, Task, copy, draw, make_client
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.direct import DirectDescent
 from mpfedcl.engines.linear_layers import Layer
 from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.methods import Method, find_method
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.models import Mlp, Model
-from mpfedcl.tensors import Tensors
 
 LAYERS = [Layer("w", "b", takes_inputs=True), Layer("v", None, takes_inputs=False)]
 

@@ -21,6 +21,7 @@ from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import trainer_costs
 from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.factors import Factors, StartingParameters
@@ -30,7 +31,6 @@ from mpfedcl.engines.trained_clients import TrainedStack
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.models import Model
-from mpfedcl.tensors import Tensors
 
 Array = NDArray[numpy.float64]
 

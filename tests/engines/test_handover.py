@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tasks import Task
 
 from mpfedcl import Experiment, run
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.direct import Begun, DirectTrainer
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_close_results, read_records
 
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from mpfedcl.core.errors import LostWorker
 from mpfedcl.engines import heartbeat
 from mpfedcl.engines.gloo_group import StoreSigns
 from mpfedcl.engines.heartbeat import Heartbeat
-from mpfedcl.errors import LostWorker
 
 TIMEOUT = 0.4
 

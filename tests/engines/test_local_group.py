@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpfedcl.core.errors import LostWorker
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.local_group import LocalGroup
 from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns
-from mpfedcl.errors import LostWorker
-from mpfedcl.tensors import Tensors
 
 Result = TypeVar("Result")
 TENSORS = st.lists(st.integers(0, 40), min_size=1, max_size=4)

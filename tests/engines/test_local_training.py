@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Mlp
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
 

@@ -9,13 +9,13 @@ import torch
 
 from equivalent_runs import assert_close_tensors
 from mpfedcl import resume
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.secure_sums import SecureSumsEngine, Vanishes
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods import built_in_methods, find_method
+from mpfedcl.methods.messages import Update
 from mpfedcl.models import Cnn, Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop

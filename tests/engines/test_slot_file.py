@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.slot_file import SlotFile
-from mpfedcl.errors import InvalidInput
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
 
 from equivalent_runs import assert_close_tensors
 from mpfedcl.data.client_data import ClientData, FederatedData, load_federated_data
-from mpfedcl.encoders.preprocessing import Preprocessing
-from mpfedcl.encoders.trainable_encoder import TrainableEncoder
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
+from mpfedcl.models.encoders.preprocessing import Preprocessing
+from mpfedcl.models.encoders.trainable_encoder import TrainableEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import resume, run
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import load_federated_data
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.checkpoint import load_checkpoint
-from mpfedcl.tensors import Tensors
 from small_experiments import read_records, read_summary, small
 from worker_processes import run_together
 

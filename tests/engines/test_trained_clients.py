@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.factored import TrainedFactors
 from mpfedcl.engines.trained_clients import TrainedStack, find_ranges
-from mpfedcl.messages import StackMember
 from mpfedcl.methods.fedper import FedPer
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import StackMember
 
 Array = NDArray[numpy.float64]
 SIZES = (6, 1, 11, 3)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equivalent_runs import assert_close_tensors
 from mpfedcl import Experiment, InvalidInput, run
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import hardware
 from mpfedcl.engines.direct import DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer
@@ -25,7 +26,6 @@ from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import Cnn, Mlp
 from mpfedcl.runs.observer import Observer
-from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from command_processes import CommandProcess, call, command
 from mpfedcl import Experiment, run
+from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.engines.local_group import LOST_ANOTHER, _name_ended
-from mpfedcl.errors import InvalidInput, LostWorker
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
     free_port,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
 from mpfedcl.experiment.source_files import method_files

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.cli.arguments.experiments import Run
 from mpfedcl.cli.main import parse
-from mpfedcl.experiment import FORMAT
+from mpfedcl.core.files import FORMAT
 from mpfedcl.experiment.settings import DatasetSettings, PartitionSettings
 
 NOWHERE = Path("nowhere.toml")
@@ -85,7 +85,7 @@ def test_a_file_there_and_back(tmp_path: Path) -> None:
 
 def test_what_is_left_out_has_its_default() -> None:
     assert Experiment.parse_toml("", NOWHERE) == Experiment()
-    assert Experiment.parse_toml("format = 1\n[train]\nlr = 0.5", NOWHERE).train.lr == 0.5
+    assert Experiment.parse_toml("format = 2\n[train]\nlr = 0.5", NOWHERE).train.lr == 0.5
 
 
 def test_the_paper_s_defaults() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 

@@ -12,11 +12,11 @@ import torch
 from fuzz_target import Target
 from mutations import change_bytes, change_numbers, change_value, choose, to_text
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import FileContent, parse_json
 from mpfedcl.data.npz_archive import open_archive, open_unlabelled_samples
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
-from mpfedcl.json_files import FileContent, parse_json
 from mpfedcl.methods import READINGS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
@@ -105,7 +105,7 @@ PARTITION = {
     "input_means": {"client-0": 0.5},
 }
 SUMMARY = {
-    "format": 1,
+    "format": 2,
     "method": "mp-fedcl",
     "reading": "averaged_classifier",
     "accuracy": 50.0,

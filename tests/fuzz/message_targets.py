@@ -18,8 +18,8 @@ from mutations import WireArrays, change_arrays, change_value, choose, to_text, 
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods import READINGS, TESTS, find_method
+from mpfedcl.methods.messages import Update
 from mpfedcl.network.flower.records import PACKED, from_records
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import (

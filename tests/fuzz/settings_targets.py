@@ -11,7 +11,7 @@ from fuzz_target import Target
 from mutations import ODD_VALUES, change_bytes, change_text, change_value
 
 from mpfedcl.cli.main import parse
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.run_config import parse_run_config
 

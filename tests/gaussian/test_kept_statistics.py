@@ -5,6 +5,7 @@ import pytest
 import torch
 from clients_cases import Client, draw_clients, within_by_loop
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     PoolTotals,
     SecondMoment,
@@ -20,7 +21,6 @@ from mpfedcl.gaussian import (
     widen_classes,
     within_from_moment,
 )
-from mpfedcl.tensors import Tensors
 
 CLIENTS = draw_clients(3, [[5, 0, 4], [1, 7, 0], [6, 2, 3]], shift=0.5)
 

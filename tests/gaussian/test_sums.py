@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     SecondMoment,
     StackedSums,
@@ -18,7 +19,6 @@ from mpfedcl.gaussian import (
     unit_features,
     unpack_symmetric,
 )
-from mpfedcl.tensors import Tensors
 
 
 def collect_sums(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     StackedSums,
     add_statistics,
@@ -21,7 +22,6 @@ from mpfedcl.gaussian import (
     pooled_of_totals,
     totals_of_one,
 )
-from mpfedcl.tensors import Tensors
 
 _SIZES = [[9, 4, 0], [0, 12, 5], [6, 6, 6], [1, 0, 0]]
 

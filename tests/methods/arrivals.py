@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Arrival, Server, find_method
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
 EQUAL_SPEEDS: dict[str, Any] = {"pace__spread": 0.0, "pace__jitter": 0.0, "partition__kind": "iid"}

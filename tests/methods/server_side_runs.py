@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from identities import server_of
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.methods import Context, Method, find_method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
 Changes = dict[str, Any]

@@ -9,10 +9,10 @@ from server_side_runs import federate
 from tiny_method_inputs import make_method
 
 from mpfedcl import resume, run
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Server, Tally
 from mpfedcl.methods._parts import draw_weighted
 from mpfedcl.models import Mlp
-from mpfedcl.tensors import Tensors
 from small_experiments import HIDDEN, assert_same_run, assert_same_tensors, build_federation, small
 
 MODEL = Mlp((5, 6, 4), 3).init(torch.Generator(), torch.float64)

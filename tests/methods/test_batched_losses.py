@@ -16,8 +16,8 @@ from tiny_method_inputs import (
 )
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Batch, Context
-from mpfedcl.tensors import Tensors
 from small_experiments import METHODS
 
 pytestmark = pytest.mark.usefixtures("example_methods")

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from command_processes import call
 from command_results import without_progress
 from mpfedcl import Context, Method, resume, run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.runs.observer import Observer
-from mpfedcl.tensors import Tensors
 from small_experiments import (
     EXAMPLES,
     assert_same_run,

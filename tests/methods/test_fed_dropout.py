@@ -11,14 +11,14 @@ from server_side_runs import Changes, begins_at, data_of, federate
 from tiny_method_inputs import make_method
 
 from mpfedcl import run
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import Batch, Context
-from mpfedcl.model_parts import hidden_units, mask_params
 from mpfedcl.models import Mlp
+from mpfedcl.models.parts import hidden_units, mask_params
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
 HALF: Changes = {"fed_dropout__share": 0.5}

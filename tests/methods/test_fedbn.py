@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods.fedbn import FedBN
+from mpfedcl.methods.messages import Update
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import assemble_federation, assert_same_tensors, tensors_of
 
 SIZE, HIDDEN = 12, 5

@@ -17,11 +17,11 @@ from server_side_runs import (
 )
 from tiny_method_inputs import apply, make_method
 
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.methods import Context, Method, Server, Tally
 from mpfedcl.models import Mlp
-from mpfedcl.rng import generator
-from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
 

@@ -8,11 +8,11 @@ from identities import assert_close_tensors, both_engines, differ, server_of
 from server_side_runs import UNEQUAL, Changes, federate
 from tiny_method_inputs import make_method
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import TrainSettings
-from mpfedcl.messages import Update
 from mpfedcl.methods import Method, Server, Tally
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 from small_experiments import build_federation, small
 
 

@@ -7,9 +7,9 @@ import torch
 from identities import after_rounds, begin, both_engines, models_of, server_of
 from tiny_method_inputs import make_method, make_params
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.models import Mlp
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 

@@ -29,10 +29,10 @@ from tiny_method_inputs import (
 )
 
 from mpfedcl import resume, run
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method
 from mpfedcl.methods._class_means import NAME, renew_class_means
 from mpfedcl.methods.fedproc import FedProc
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.studies.tuning import Search
 from small_experiments import assert_same_results, build_federation, small

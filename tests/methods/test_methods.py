@@ -19,12 +19,12 @@ from tiny_method_inputs import (
     make_pool,
 )
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import READINGS, Batch, built_in_methods
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import METHODS, assert_same_tensors, build_federation, small
 
 pytestmark = pytest.mark.usefixtures("example_methods")

@@ -20,8 +20,8 @@ from identities import (
 )
 from tiny_method_inputs import apply, make_batch, make_context, make_method, make_params
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Batch
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 

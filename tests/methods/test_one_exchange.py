@@ -12,9 +12,9 @@ from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
 from mpfedcl import run
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import unit_features
 from mpfedcl.methods import find_method

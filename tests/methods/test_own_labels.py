@@ -8,8 +8,8 @@ import torch
 from identities import after_rounds, both_engines, differ, server_of
 from tiny_method_inputs import apply, draw, make_batch, make_method, make_params
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Context, Method
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 LABELS = (0, 1, 1, 1, 1, 0)

@@ -15,11 +15,11 @@ from identities import (
 )
 from torch.nn.functional import cross_entropy
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.errors import InvalidInput
 from mpfedcl.models import Mlp
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, small
 
 STILL: dict[str, Any] = {"train__momentum": 0.0, "train__lr_decay": 1.0}

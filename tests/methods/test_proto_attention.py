@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from identities import after_rounds, assert_same_model, begin, both_engines, differ, server_of
 from tiny_method_inputs import draw, make_method
 
-from mpfedcl.messages import Update
 from mpfedcl.methods import Server
 from mpfedcl.methods._class_means import NAME
+from mpfedcl.methods.messages import Update
 from mpfedcl.methods.proto_attention import find_margin
 from mpfedcl.prototypes import Prototypes
 

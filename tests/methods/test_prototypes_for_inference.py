@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from identities import after_rounds, assert_same_model, begin, both_engines
 from tiny_method_inputs import draw, make_method
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 make_method = cache(make_method)

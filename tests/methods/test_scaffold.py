@@ -19,14 +19,14 @@ from server_side_runs import (
     weighted,
 )
 
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import TrainSettings
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.methods.scaffold import Scaffold
 from mpfedcl.models import Mlp
-from mpfedcl.rng import generator
-from mpfedcl.tensors import Tensors
 from small_experiments import (
     MeddledEngine,
     assemble_federation,

@@ -17,12 +17,12 @@ from arrivals import (
 )
 from identities import assert_close_tensors, both_engines
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.messages import Update
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Public, Server
+from mpfedcl.methods.messages import Update
 from mpfedcl.methods.sageflow import Sageflow
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors
 
 # Sageflow

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context, Method, find_method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
 from small_experiments import METHODS
 
 SCAFFOLD = "custom_method:Scaffold"

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.models import Cnn, is_normalisation
 from mpfedcl.models import cnn as cnn_module
 from mpfedcl.models.resnet import ResNet18, is_statistic
-from mpfedcl.rng import generator
-from mpfedcl.tensors import Tensors
 
 DOUBLE = torch.float64
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, Predictor
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
 from mpfedcl.methods import find_method
 from mpfedcl.models import Cnn, Mlp
 from small_experiments import (

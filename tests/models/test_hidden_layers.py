@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from encoder_experiments import pictured, save_pictures
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.cli.main import parse
-from mpfedcl.deployment.export.exporter import ExportSettings, export_run
+from mpfedcl.core.rng import generator
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
 from mpfedcl.models import make_mlp
 from mpfedcl.models.resnet import ResNet18
-from mpfedcl.rng import generator
 from small_experiments import Say, assert_same_results, flags, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]

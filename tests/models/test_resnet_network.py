@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.resnet import ResNet18, is_statistic
-from mpfedcl.tensors import Tensors
 
 
 class Block(nn.Module):

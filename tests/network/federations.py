@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from mpfedcl.api import COMPANIONS
-from mpfedcl.deployment.calibration import METRIC_FILE
 from mpfedcl.experiment import Experiment
+from mpfedcl.inference.calibration import METRIC_FILE
 from mpfedcl.methods import Reading, find_method
 from mpfedcl.network.flower.records import PACKED, from_records, to_records
 from mpfedcl.network.flower.transport import FlowerTransport

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods import find_method
+from mpfedcl.methods.messages import Update
 from mpfedcl.models import make_mlp
 from mpfedcl.network.packing import pack_update
 from mpfedcl.network.server.answer_limits import limit_answer

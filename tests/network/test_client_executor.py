@@ -15,7 +15,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  -- fixtures
 from superlinks import RunningServer
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower import client_executor
 from mpfedcl.network.flower.client_executor import take_part
 from mpfedcl.network.flower.fleet import FleetNode

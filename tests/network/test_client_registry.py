@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import Predictor
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction

@@ -17,7 +17,7 @@ from lab_fixtures import Connect, connect_fixture, lab_fixture  # noqa: F401  --
 from sqlalchemy.exc import OperationalError
 from superlinks import RunningServer, running_server
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower import fleet
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.apps import answer

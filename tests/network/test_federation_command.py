@@ -11,7 +11,7 @@ from federations import save_pictures
 from command_processes import environment
 from command_results import Refused
 from mpfedcl import Experiment, run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import refuse_broken_flower
 from mpfedcl.network.processes import end_of_log
 from mpfedcl.network.setup.folders import make_federation

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
 
 

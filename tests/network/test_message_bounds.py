@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.network.message import (
     FORMAT,
     MOST_BYTES,

@@ -21,7 +21,7 @@ from paced_grid import PacedGrid
 from safetensors.torch import load_file
 
 from mpfedcl import run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.records import from_records
 from small_experiments import Json, VirtualTime, read_records

@@ -11,7 +11,7 @@ from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
 
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.flower.records import from_records
 from small_experiments import Json, assert_same_results, read_records, read_summary
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from safetensors.torch import load_file
 
 from mpfedcl import run
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
 from mpfedcl.network.flower.records import from_records, to_records

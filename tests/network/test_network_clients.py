@@ -9,7 +9,7 @@ import pytest
 from federations import LoopbackFederation, before_rounds, folder_experiment, rewrite, save_pictures
 from flwr.app import Message as FlowerMessage
 
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from small_experiments import Json, Say, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors
 from exchange_runs import assert_same_federation, contents, save_client, story_of
-from mpfedcl.deployment.exchange_over_network import NetworkChange, update_over_network
-from mpfedcl.deployment.ledger import find_break, read_events
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.inference.exchange_over_network import NetworkChange, update_over_network
+from mpfedcl.inference.ledger import find_break, read_events
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tensors import Tensors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

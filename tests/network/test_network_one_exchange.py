@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors
 from mpfedcl import run
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ABSENT
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Arrays
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_results, read_records, read_summary, save_shifted_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -18,7 +18,7 @@ from flwr.app import Message as FlowerMessage
 from loopback import Tamper
 
 from mpfedcl import resume, run
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -8,14 +8,14 @@ from federations import LoopbackFederation, rewrite
 from flwr.app import Message as FlowerMessage
 from secure_federations import round_of, secure_experiment, stage_of
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.setup.keys import make_node_key
-from mpfedcl.secure_sums import ProtocolError
-from mpfedcl.secure_sums.client import SumClient
-from mpfedcl.secure_sums.roster import Session
-from mpfedcl.secure_sums.signatures import is_signed
+from mpfedcl.privacy.secure_aggregation import ProtocolError
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.roster import Session
+from mpfedcl.privacy.secure_aggregation.signatures import is_signed
 from small_experiments import read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

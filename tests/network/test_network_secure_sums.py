@@ -10,15 +10,15 @@ from loopback import Tamper
 from secure_federations import STAGES, lose, secure_experiment
 
 from equivalent_runs import assert_close_tensors, load_results
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.secure_sums import draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records
+from mpfedcl.privacy.secure_aggregation import ProtocolError
+from mpfedcl.privacy.secure_aggregation.fixed_point import decode
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
-from mpfedcl.secure_sums import ProtocolError
-from mpfedcl.secure_sums.fixed_point import decode
 from small_experiments import assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -12,17 +12,17 @@ from flwr.app import Message as FlowerMessage
 from mpfedcl import Predictor, run
 from mpfedcl.cli.commands.run import show_result
 from mpfedcl.cli.main import parse
-from mpfedcl.deployment.trained_run import load_trained_run
+from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
 from mpfedcl.report.seed_groups import run_readings_table
+from mpfedcl.report.watch.run_discovery import RunLocation
+from mpfedcl.report.watch.run_list import RunListEntry
+from mpfedcl.report.watch.run_page import RunPage
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
-from mpfedcl.watch.run_discovery import RunLocation
-from mpfedcl.watch.run_list import RunListEntry
-from mpfedcl.watch.run_page import RunPage
 from small_experiments import VirtualTime
 
 

@@ -10,9 +10,9 @@ from federations import LoopbackFederation, float64_experiment, folder_experimen
 from safetensors.torch import load_file
 
 from mpfedcl import Predictor, run
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.data.sample_format import VectorFormat
-from mpfedcl.deployment.join import join
-from mpfedcl.errors import RunCutShort
+from mpfedcl.inference.join import join
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import Introduction
 from small_experiments import METHODS, read_records, save_vectors

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.message import Message, MessageError, from_json, to_json
 from mpfedcl.network.packing import (

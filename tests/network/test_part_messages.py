@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl import run
-from mpfedcl.messages import Broadcast, Update
-from mpfedcl.model_parts import count_bytes, hidden_units, mask_params
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp
+from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, unpack_broadcast
 from mpfedcl.network.part_messages import (
@@ -30,7 +31,6 @@ from mpfedcl.network.part_messages import (
     unpack_part_update,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, read_records
 
 INITIAL = Mlp((5, 11, 4), 3).init(torch.Generator().manual_seed(1), torch.float64)

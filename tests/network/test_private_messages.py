@@ -10,14 +10,14 @@ import pytest
 from federations import LoopbackFederation, float64_experiment, rewrite
 from flwr.app import Message as FlowerMessage
 
+from mpfedcl.core.errors import RunCutShort
+from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.client_data import load_federated_data
-from mpfedcl.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Message
 from mpfedcl.privacy.ledger import read_ledger
-from mpfedcl.tensors import load_tensors
 from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.network.flower.run_config import KEYS, parse_run_config

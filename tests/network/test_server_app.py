@@ -8,7 +8,7 @@ from federations import LoopbackFederation, float64_experiment, folder_experimen
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
 from small_experiments import assert_same_results, read_records

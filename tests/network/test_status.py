@@ -7,7 +7,7 @@ import pytest
 from federations import LoopbackFederation, float64_experiment, is_training
 from flwr.app import Message as FlowerMessage
 
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.server.status import Status, read_status, stop_file
 from small_experiments import read_records
 

@@ -9,7 +9,7 @@ import pytest
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal
 from mpfedcl.network.message import Message, MessageError
-from mpfedcl.secure_sums.fixed_point import encode
+from mpfedcl.privacy.secure_aggregation.fixed_point import encode
 
 RUN = "0" * 32
 

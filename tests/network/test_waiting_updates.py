@@ -7,7 +7,7 @@ import torch
 from federations import LoopbackFederation, assert_like_simulation, float64_experiment
 
 from mpfedcl import run
-from mpfedcl.messages import Update
+from mpfedcl.methods.messages import Update
 from mpfedcl.network.server.waiting_updates import LEAST_BYTES, keep_in_file
 from mpfedcl.prototypes import Prototypes
 

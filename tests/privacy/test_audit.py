@@ -11,10 +11,10 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.gaussian import StackedSums
 from mpfedcl.privacy.private_sums import PrivateSums
-from mpfedcl.tensors import Tensors
 
 RUNS = 2500
 EPSILON, DELTA = 1.0, 1e-5

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import pld
 from scipy.stats import norm
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy import accounting
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.gaussian_mechanism import (

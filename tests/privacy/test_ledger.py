@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
 from mpfedcl.privacy.ledger import (
     FOLDER,
@@ -18,7 +19,6 @@ from mpfedcl.privacy.ledger import (
     ReleaseLog,
     read_ledger,
 )
-from mpfedcl.tensors import Tensors
 
 DELTA = 1e-5
 

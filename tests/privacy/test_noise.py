@@ -11,7 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy.extra import require_extra
 from mpfedcl.privacy.noise import add_exact_noise, draw_noise, share_sigma
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.gaussian import packed_size, unpack_symmetric
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
 from mpfedcl.privacy.plan import Plan, to_json

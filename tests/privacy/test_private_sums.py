@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.gaussian import (
     SecondMoment,
@@ -19,7 +20,6 @@ from mpfedcl.gaussian import (
 from mpfedcl.privacy import private_sums
 from mpfedcl.privacy.gaussian_mechanism import gaussian_epsilon
 from mpfedcl.privacy.private_sums import MEANS_SENSITIVITY, MOMENTS_SENSITIVITY, PrivateSums
-from mpfedcl.tensors import Tensors
 
 
 def unit_rows(count: int, size: int, seed: int) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from report_documents import cell_texts, document_of
 
 from handwritten_runs import accuracy_of, write_json, write_run
+from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.methods import READINGS
 from mpfedcl.rounds.listed_clients import list_accuracies
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tensors import pack_tensors
 
 
 def write_comparison(path: Path, methods: tuple[str, ...], seeds: tuple[int, ...]) -> Path:

@@ -6,7 +6,7 @@ import pytest
 from report_documents import document_of
 
 from handwritten_runs import paper_result, write_json, write_run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from small_experiments import Json
 
 

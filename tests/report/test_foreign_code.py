@@ -8,9 +8,9 @@ import torch
 
 from handwritten_runs import Json, write_run, write_tuning
 from mpfedcl.cli.main import main
+from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.methods import find_method
 from mpfedcl.report.run_description import RunRecords
-from mpfedcl.tensors import pack_tensors
 from parsed_html import document_in
 
 METHOD = "planted:Planted"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from handwritten_runs import paper_result, write_json, write_run, write_tuning
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 

@@ -7,7 +7,7 @@ import pytest
 from report_documents import cell_texts, document_of
 
 from handwritten_runs import HOSTILE, write_json, write_tuning
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.report.html import render_page
 from parsed_html import document_in
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import Method, find_method
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble

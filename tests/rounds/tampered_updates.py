@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import Engine
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import MeddledEngine, assert_same_tensors, tensors_of
 
 VICTIM = "client-1"

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import StackMember, Update
+from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Aggregator, find_aggregator
 from mpfedcl.rounds.aggregation.centred_clipping import CentredClipping
@@ -20,7 +21,6 @@ from mpfedcl.rounds.aggregation.mean import WeightedMean
 from mpfedcl.rounds.aggregation.median import CoordinateMedian
 from mpfedcl.rounds.aggregation.multi_krum import MultiKrum
 from mpfedcl.rounds.aggregation.trimmed_mean import TrimmedMean
-from mpfedcl.tensors import Tensors
 
 pytestmark = pytest.mark.whole
 

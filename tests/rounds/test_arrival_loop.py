@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Arrival, Asynchronous, Server
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
-from mpfedcl.tensors import Tensors
 from small_experiments import assert_same_tensors, build_federation, save_images, small
 
 

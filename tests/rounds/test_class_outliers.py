@@ -11,7 +11,7 @@ from tampered_updates import VICTIM, TamperingEngine
 from torch.nn.functional import normalize
 
 from mpfedcl.engines import Engine
-from mpfedcl.messages import Update
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.class_outliers import drop_misplaced, find_centres, find_odd_clients
 from mpfedcl.rounds.update_collector import MISPLACED

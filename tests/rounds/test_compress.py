@@ -14,15 +14,15 @@ from torch import Tensor
 
 from mpfedcl import resume
 from mpfedcl import run as run_experiment
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.message import Message
 from mpfedcl.network.packing import pack_update, unpack_update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.tensors import Tensors
 from small_experiments import (
     assert_same_results,
     assert_same_tensors,

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from sklearn.metrics import confusion_matrix
 
 from mpfedcl import run
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.deployment.trained_run import read_pool
 from mpfedcl.experiment import Experiment
+from mpfedcl.inference.trained_run import read_pool
 from mpfedcl.methods import Method, find_method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings, count_confusions
-from mpfedcl.tensors import Tensors
 from small_experiments import METHODS, MeddledEngine, build_federation, read_records, small
 
 Json = dict[str, Any]

@@ -22,9 +22,9 @@ from tampered_updates import (
 )
 
 from mpfedcl.engines import Engine
-from mpfedcl.messages import Update
 from mpfedcl.methods import Server
 from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -11,11 +11,11 @@ import torch
 from guard_cases import Usual, make_guard, prepare
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import StackedSums
-from mpfedcl.messages import StackMember, Update
 from mpfedcl.methods import Context, Method
+from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 
 WEIGHT = "classifier.weight"
 

@@ -8,19 +8,19 @@ import numpy
 import pytest
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods import find_method
+from mpfedcl.methods.messages import Update
 from mpfedcl.models import Mlp
 from mpfedcl.privacy.accounting import spent_epsilon
+from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.noise_shares import NoiseShares, fix_noise
 from mpfedcl.rounds.sum_layout import SumLayout
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
-from mpfedcl.secure_sums import least_left
 from small_experiments import HIDDEN, read_records, read_summary, small
 
 CLIENTS = 5

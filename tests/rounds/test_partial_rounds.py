@@ -7,8 +7,8 @@ import pytest
 import torch
 from recording_engine import watch
 
-from mpfedcl.messages import Update
 from mpfedcl.methods import Method
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from small_experiments import build_federation, small
 

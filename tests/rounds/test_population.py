@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.rng import numpy_generator
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.rounds.population import Others, Population, sample_names
 
 NAMES = st.lists(st.text("abcé0-", min_size=1, max_size=4), unique=True, min_size=1, max_size=40)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
+from mpfedcl.methods.messages import Update
 from mpfedcl.privacy import noise
 from mpfedcl.rounds import private_rounds
 from mpfedcl.rounds.budget_check import planned_releases

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.processors import ProcessorChain
 from small_experiments import build_federation, small, tensors_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import assert_same_tensors, build_federation, small

@@ -11,11 +11,11 @@ from client_stacks import Stack
 from tampered_updates import VICTIM, TamperingEngine, with_tensor
 
 from mpfedcl import resume, run
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines import Engine
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import GuardSettings
-from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
 from mpfedcl.rounds.bounded_aggregation import LENGTH, SHARE, BoundedAggregation

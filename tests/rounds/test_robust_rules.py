@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import RuleOverAll, find_aggregator
 
 ROBUST = (

@@ -11,10 +11,10 @@ import pytest
 import torch
 from recording_engine import watch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Update
 from mpfedcl.methods import READINGS
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tampered_updates import VICTIM
 from torch import Tensor
 
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.rounds.bounded_aggregation import DIRECTION
 from mpfedcl.rounds.standing import sketch, trusted, update_standings
 from small_experiments import MeddledEngine, build_federation, save_images, small, tensors_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpfedcl.messages import Failure, Total, Update
+from mpfedcl.methods.messages import Failure, Total, Update
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector
 from small_experiments import build_federation, small

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.pace_settings import PaceSettings
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord

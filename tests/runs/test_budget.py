@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpfedcl import resume, run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
 from small_experiments import (
     HIDDEN,

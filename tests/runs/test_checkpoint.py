@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load, save
 
 from made_checkpoints import assert_same_checkpoint, make_checkpoint
-from mpfedcl.experiment import FORMAT
+from mpfedcl.core.files import FORMAT
 from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState, Dispatch, SentModel
 from mpfedcl.runs.checkpoint import (
     _sign,

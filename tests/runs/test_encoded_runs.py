@@ -11,8 +11,8 @@ from PIL import Image
 from encoder_experiments import pictured
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.encoders.encoder import ResNetEncoder
 from mpfedcl.experiment import Experiment
+from mpfedcl.models.encoders.encoder import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18, is_statistic
 from mpfedcl.runs.observer import Observer
 from small_experiments import read_summary

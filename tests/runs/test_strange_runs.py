@@ -11,12 +11,12 @@ import torch
 
 from handwritten_runs import write_run
 from mpfedcl import resume, run
-from mpfedcl.deployment.trained_run import load_trained_run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import digest
+from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.report.run_description import RunRecords
 from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tensors import digest
 from small_experiments import HIDDEN, Json, assert_same_results, read_records, small
 
 DEEP = "[" * 100_000

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpfedcl import resume, run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.observer import Observer
 from small_experiments import METHODS, Say, assert_close_results, assert_same_run, flags, small

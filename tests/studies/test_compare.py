@@ -11,7 +11,7 @@ import pytest
 from command_results import without_progress
 from comparison_command import MATCHED, METHODS, SEEDS, modified, words
 from mpfedcl import run
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.methods import READINGS
 from mpfedcl.report.figures import draw_curves
 from mpfedcl.report.tables import READING_TITLES

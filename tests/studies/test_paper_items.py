@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.studies.paper import ITEM_IDS, PaperItem, find_items, published
 from mpfedcl.studies.paper.datasets import PaperDatasets
 from mpfedcl.studies.paper.items import select_tracks

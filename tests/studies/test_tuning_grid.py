@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods
 from mpfedcl.studies.tuning.grid import Knobs, build_grid, count_settings, draw_settings

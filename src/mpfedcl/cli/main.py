@@ -18,7 +18,7 @@ from mpfedcl.cli.arguments import deployment, experiments, federation, privacy
 from mpfedcl.cli.arguments.settings_flags import list_flags, settings_rules
 from mpfedcl.cli.name_checks import check_names
 from mpfedcl.cli.own_methods import import_own_methods
-from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
 from mpfedcl.experiment.settings import Settings

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from mpfedcl.cli.arguments.experiments import Compare, DataFetch, DataShow, Run, Tune
-from mpfedcl.data.fetch.public_sources import fetch_plan
+from mpfedcl.data.public.fetch.public_sources import fetch_plan
 from mpfedcl.data.set_folder import find_set_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification

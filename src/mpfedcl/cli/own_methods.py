@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from mpfedcl.core.plugins import allow_current_folder
 from mpfedcl.experiment.method_settings import is_built_in, sections_of
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.user_classes import allow_current_folder
 
 
 def import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, type[Settings]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from mpfedcl.convergence.bounds import BOUNDS, Constants, RoundMeasurement, find_bounds, judge
 from mpfedcl.convergence.measurement import Inspection, Measurement, finite_or_none, ratio
-from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.core.files import FORMAT
+from mpfedcl.experiment import Experiment
 
 FILE = "convergence.json"
 """What `summarize_convergence` returns, in the run directory."""

@@ -9,13 +9,13 @@ import torch
 from mpfedcl.convergence.diagnostics import ConvergenceDiagnostics
 from mpfedcl.convergence.measurement import Inspection, Measurement
 from mpfedcl.convergence.objectives import ObjectiveInspector, mean_gradient_norm
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.errors import InvalidInput
-from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.rounds.aggregation import Peers
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
-from mpfedcl.tensors import Tensors
 
 
 class InspectingEngine(WrappedEngine):

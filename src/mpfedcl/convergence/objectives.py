@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mpfedcl.convergence.measurement import Measurement, ratio
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trainer import ClientTask
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Batch, Context
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.tensors import Tensors
 
 
 class ObjectiveInspector:

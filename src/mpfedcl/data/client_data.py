@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.by_client import ByClient
 from mpfedcl.data.client_split import (
     ClientSplit,
@@ -22,7 +23,6 @@ from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex, Subset
 from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 __all__ = ["ClientData", "FederatedData", "load_federated_data", "load_own_samples"]

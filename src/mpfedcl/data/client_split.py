@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.by_client import RangesByClient, SubsetsByClient
 from mpfedcl.data.partition_table import describe_clients
 from mpfedcl.data.partitions import divide
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.data.train_test_split import Indices, draw_training, split_by_class
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.source_files import splits_domains
-from mpfedcl.rng import numpy_generator
 
 
 @dataclass(frozen=True)

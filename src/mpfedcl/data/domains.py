@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
 
 _LONGEST_NAME = 200

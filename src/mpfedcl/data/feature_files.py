@@ -7,13 +7,13 @@ from typing import Any
 import numpy
 import torch
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.data.inputs import InputMaker, choose_own_format, feature_input_maker
 from mpfedcl.data.loading import find_experiment_encoder
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import DomainIndex, SampleIndex
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
 
 
 def write_feature_files(

@@ -10,14 +10,14 @@ from typing import TypeVar
 import numpy
 from PIL import ExifTags, Image, ImageOps
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import identify_file
+from mpfedcl.core.images import Images, Size, resize_image
+from mpfedcl.core.progress import WaitingBar
 from mpfedcl.data.kept_inputs import reuse
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, choose_format
 from mpfedcl.data.samples import digest_rows
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import identify_file
-from mpfedcl.images import Images, Size, resize_image
-from mpfedcl.waiting_bar import WaitingBar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG")

@@ -9,15 +9,15 @@ import numpy
 import torch
 from torch import Tensor
 
+from mpfedcl.core.images import Images
 from mpfedcl.data.kept_inputs import keep_inputs
 from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, choose_format
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.encoders.encoder import Encoder
-from mpfedcl.encoders.feature_cache import FeatureCache
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.images import Images
+from mpfedcl.models.encoders.encoder import Encoder
+from mpfedcl.models.encoders.feature_cache import FeatureCache
 
 InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
 """Turns samples of a set, by number, into inputs [samples, ...] in the experiment's precision."""

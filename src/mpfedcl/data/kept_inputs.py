@@ -21,8 +21,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from mpfedcl.encoders.feature_cache import cache_limit, cache_path
-from mpfedcl.files import open_atomically
+from mpfedcl.core.files import open_atomically
+from mpfedcl.models.encoders.feature_cache import cache_limit, cache_path
 
 MAPPED_FROM = 2**30
 """Bytes from which inputs are mapped by a process alone."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.data.inputs import (
     InputMaker,
@@ -16,14 +17,13 @@ from mpfedcl.data.inputs import (
 )
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.encoders.encoder import Encoder, find_encoder
-from mpfedcl.encoders.preprocessing import PixelScaling
-from mpfedcl.encoders.random_filters import RandomFilters
-from mpfedcl.encoders.trainable_encoder import make_model
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.models import Model
+from mpfedcl.models.encoders.encoder import Encoder, find_encoder
+from mpfedcl.models.encoders.preprocessing import PixelScaling
+from mpfedcl.models.encoders.random_filters import RandomFilters
+from mpfedcl.models.encoders.trainable_encoder import make_model
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]
 """Opens data, given how images become inputs; without it, pixels or vectors as they are."""

@@ -16,6 +16,8 @@ import numpy
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.images import resize_images
 from mpfedcl.data.sample_format import (
     ImageFormat,
     SampleFormat,
@@ -27,9 +29,7 @@ from mpfedcl.data.sample_format import (
 from mpfedcl.data.sample_owners import OWNER_KEYS, SampleOwners, read_owners
 from mpfedcl.data.samples import digest_rows
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.npz_headers import VECTOR_TYPES, is_array_of_vectors, read_array_header
-from mpfedcl.images import resize_images
 
 MOST_CLASSES = 65_536
 """A label beyond it is a mistake in the file, and a model with so many outputs would not fit."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.domains import list_visible_entries
 from mpfedcl.data.image_files import is_image_file
 from mpfedcl.data.reader import (
@@ -19,7 +20,6 @@ from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import open_own_tables
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 

@@ -3,14 +3,14 @@
 import numpy
 import torch
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.images import Images
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.reader import read_image_set
 from mpfedcl.data.train_test_split import Indices, split_by_class
-from mpfedcl.encoders.preprocessing import Preprocessing
-from mpfedcl.encoders.pretraining import PretrainingData
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.pretraining import PretrainSettings
-from mpfedcl.images import Images
-from mpfedcl.rng import numpy_generator
+from mpfedcl.models.encoders.preprocessing import Preprocessing
+from mpfedcl.models.encoders.pretraining import PretrainingData
 
 _FEWEST_CLASSES = 2
 

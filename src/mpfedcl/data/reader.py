@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import identify_file
 from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
 from mpfedcl.data.npz_archive import DomainArchive, open_archive, refuse_mixture
@@ -23,10 +25,8 @@ from mpfedcl.data.samples import (
 )
 from mpfedcl.data.set_folder import LAYOUT, find_set_folder
 from mpfedcl.data.tables import open_tables
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.files import identify_file
 
 _MOST_NAMES_LISTED = 5
 

@@ -9,9 +9,9 @@ import numpy
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.images import Size, choose_size, resize_images
 from mpfedcl.experiment.npz_headers import VECTOR_TYPES
-from mpfedcl.images import Size, choose_size, resize_images
 
 Samples = NDArray[Any]
 """Images as bytes [n, height, width] or [n, height, width, 3], or vectors [n, width] of floats."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.samples import Subset
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 
 OWNER_KEYS = ("clients_train", "clients_test")
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy
 from numpy.typing import NDArray
 
+from mpfedcl.core.images import Images
 from mpfedcl.data.sample_format import (
     ImageFormat,
     SampleFormat,
@@ -17,7 +18,6 @@ from mpfedcl.data.sample_format import (
     describe_samples,
 )
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.images import Images
 
 
 def digest_rows(rows: Indices, *texts: str) -> str:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mpfedcl.data.fetch.public_sources import FETCH_PLANS
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.fetch.public_sources import FETCH_PLANS
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.settings import DatasetSettings

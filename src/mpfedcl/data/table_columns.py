@@ -12,9 +12,9 @@ import numpy
 from numpy.typing import NDArray
 from pydantic import Field
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import FileContent
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
-from mpfedcl.json_files import FileContent
 
 Numbers = NDArray[numpy.float64]
 """A column of numbers; NaN where one is missing."""

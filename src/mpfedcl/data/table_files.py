@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.table_columns import RawColumns, Words
-from mpfedcl.errors import InvalidInput
 
 if TYPE_CHECKING:
     import polars

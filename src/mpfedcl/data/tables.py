@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import identify_file
 from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, find_not_finite
 from mpfedcl.data.sample_owners import split_by_owner
@@ -30,9 +32,7 @@ from mpfedcl.data.table_files import (
     to_words,
 )
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.files import identify_file
 
 if TYPE_CHECKING:
     import polars

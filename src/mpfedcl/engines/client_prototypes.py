@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import seed_for
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rng import seed_for
 from mpfedcl.rounds.assembly import Assembly
 
 

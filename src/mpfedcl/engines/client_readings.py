@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
 from mpfedcl.methods import TESTS, Method, Reading, Test
@@ -24,7 +25,6 @@ from mpfedcl.rounds.evaluation import (
     count_confusions,
     wanted_readings,
 )
-from mpfedcl.tensors import Tensors
 
 _SCORES_AT_ONCE = 2**24
 """Of classes, images and clients that are read together where only scores differ."""

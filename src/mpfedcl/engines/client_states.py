@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.engines.slot_file import SlotFile
-from mpfedcl.errors import InvalidInput
 from mpfedcl.rounds.engine import StatePlace
-from mpfedcl.tensors import Tensors, pack_tensors
 
 MOST_IN_MEMORY = 2**28
 """Bytes that the states of all clients may take before they are kept in a file."""

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.methods import Batch, Context, FullBatch
-from mpfedcl.tensors import Tensors
 
 _SMALLEST_SCALE = 2.0**-20
 """Where the velocity's scale would fall below it, the velocity is written anew."""

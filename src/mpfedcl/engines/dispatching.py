@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
-from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import Asynchronous, Method
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.tensors import Tensors
 
 _ANSWER = "answer"
 """What begins the names of answers in a checkpoint."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.process_group import ProcessGroup
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import TESTS, Test
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine, StatePlace
@@ -31,7 +32,6 @@ from mpfedcl.rounds.process_messages import (
     unpack_prototypes,
 )
 from mpfedcl.rounds.update_collector import UpdateCollector
-from mpfedcl.tensors import Tensors, pack_tensors
 
 
 class DistributedEngine(Engine):

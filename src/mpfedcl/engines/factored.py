@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import linear
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.factors import Factors, StartingParameters
 from mpfedcl.engines.linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
 from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.messages import StackMember
 from mpfedcl.methods import Batch, Context
+from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
-from mpfedcl.tensors import Tensors
 
 
 class FactoredTrainer(Trainer):

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.linear_layers import Layer
 from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.engines.schedule import Schedule
 from mpfedcl.methods import Batch, Method
-from mpfedcl.tensors import Tensors
 
 
 class StartingParameters:

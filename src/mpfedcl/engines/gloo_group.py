@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
+from mpfedcl.core.errors import LostWorker
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.process_group import LEAST_TO_BEGIN, ProcessGroup
-from mpfedcl.errors import LostWorker
 
 _TIMEOUT = timedelta(hours=6)
 """How long an exchange may take, which must outlast any evaluation. Who has ended is noticed at

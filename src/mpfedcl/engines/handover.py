@@ -3,9 +3,9 @@
 import struct
 from collections.abc import Callable
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.direct import Begun
 from mpfedcl.engines.shared_memory import Line, SharedMemory, as_numbers
-from mpfedcl.tensors import Tensors
 
 _FORM = struct.Struct("<qqdd")
 

@@ -8,7 +8,7 @@ import joblib
 import psutil
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 16 * 2**20

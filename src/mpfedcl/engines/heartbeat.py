@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from mpfedcl.errors import LostWorker
+from mpfedcl.core.errors import LostWorker
 
 LOOK_SECONDS = 0.5
 """Whoever waits for others looks so often whether they are alive."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_groups import group_clients
 from mpfedcl.engines.client_prototypes import ClientPrototypes
@@ -20,15 +21,14 @@ from mpfedcl.engines.trained_clients import (
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from mpfedcl.messages import Broadcast, Update, fill_part
 from mpfedcl.methods import Method
-from mpfedcl.model_parts import mask_params
+from mpfedcl.methods.messages import Broadcast, Update, fill_part
+from mpfedcl.models.parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.tensors import Tensors
 
 CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough to batch well."""

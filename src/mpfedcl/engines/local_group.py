@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import LostWorker
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.process_group import LEAST_TO_BEGIN, MEMBERSHIP, ProcessGroup
 from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns, as_numbers
-from mpfedcl.errors import LostWorker
 
 _COMMON_FILES = 3
 """Two to exchange by, and one for signs of life."""

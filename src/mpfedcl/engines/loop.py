@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.methods import Context, FullBatch
-from mpfedcl.tensors import Tensors
 
 
 class LoopTrainer(Trainer):

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import TrainSettings
-from mpfedcl.tensors import Tensors
 
 _FUSED = ("cpu", "cuda")
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
-from mpfedcl.tensors import Tensors
 
 MEMBERSHIP = "MPFEDCL_PROCESS_GROUP"
 """connection:rank:size, for processes that this package starts itself."""

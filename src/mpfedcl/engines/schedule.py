@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import generator
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.experiment import Experiment
-from mpfedcl.rng import generator
 
 
 def draw_batches(

@@ -4,15 +4,15 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
+from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange
+from mpfedcl.privacy.secure_aggregation.roster import Session
+from mpfedcl.privacy.secure_aggregation.server import SumServer
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
 from mpfedcl.rounds.sum_layout import SumLayout
-from mpfedcl.secure_sums import NothingOpened, describe_lost_round
-from mpfedcl.secure_sums.client import SumClient
-from mpfedcl.secure_sums.fixed_point import OutOfRange
-from mpfedcl.secure_sums.roster import Session
-from mpfedcl.secure_sums.server import SumServer
 
 Vanishes = Callable[[int, str, str], bool]
 """(round, stage, client) -> whether the client goes away before it answers that stage."""

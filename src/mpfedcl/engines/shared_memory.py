@@ -10,8 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import LostWorker
 from mpfedcl.engines.heartbeat import LOOK_SECONDS, Heartbeat
-from mpfedcl.errors import LostWorker
 
 NUMBER_BYTES = 8
 _ALIGNMENT = 64

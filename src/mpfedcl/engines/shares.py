@@ -15,7 +15,7 @@ from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.messages import Broadcast
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 

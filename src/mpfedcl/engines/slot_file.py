@@ -13,8 +13,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 
 _FORMAT = 1
 _PAGE = 4096

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import Schedule, make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
 from mpfedcl.methods import Batch, Context
-from mpfedcl.tensors import Tensors
 
 
 class StackedTrainer(Trainer):

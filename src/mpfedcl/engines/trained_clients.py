@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
-from mpfedcl.messages import StackMember
+from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.evaluation import Evaluator, Predictions
-from mpfedcl.tensors import Tensors
 
 
 class TrainedClients(Protocol):

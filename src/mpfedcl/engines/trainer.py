@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.methods import Method
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.tensors import Tensors
 
 
 @dataclass(frozen=True)

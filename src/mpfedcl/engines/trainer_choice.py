@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.direct import Begun, DirectTrainer
 from mpfedcl.engines.factored import FactoredTrainer
 from mpfedcl.engines.hardware import largest_cache
@@ -13,10 +15,8 @@ from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.errors import InvalidInput
 from mpfedcl.methods import is_built_in
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.tensors import Tensors
 
 MOST_ROWS = 512
 """Samples times epochs up to which the engine `stacked` trains a client as rows."""

@@ -8,9 +8,9 @@ passes over the weights; and products of rows with rows. The constants are nanos
 
 from dataclasses import dataclass
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.hardware import largest_cache
 from mpfedcl.methods import Method
-from mpfedcl.tensors import Tensors
 
 PLAIN_LOSS, OWN_LOSS = 25, 57
 """Operations of a step with the classifier's loss alone, and with terms of a method's own."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.class_names import CHARACTERS, CIFAR_10, CIFAR_100
 from mpfedcl.experiment.close_names import did_you_mean
 from mpfedcl.experiment.source_files import splits_domains

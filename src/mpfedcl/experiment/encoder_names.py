@@ -1,6 +1,6 @@
 """The names that encoders may have, known before torch is."""
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.close_names import did_you_mean
 
 _ALONE = ("none", "resnet18", "random-filters", "random-resnet18")

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import ConfigDict, Field
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, check_format, read_bounded
 from mpfedcl.experiment.chosen_settings import EvaluateEvery, Workers
 from mpfedcl.experiment.close_names import did_you_mean_setting
 from mpfedcl.experiment.data_folder import has_weights
@@ -44,10 +45,7 @@ from mpfedcl.experiment.settings import (
     StatisticsSettings,
     TrainSettings,
 )
-from mpfedcl.files import read_bounded
 
-FORMAT = 1
-"""The version of the run directory's files; a newer one is refused, an older one is read."""
 PIXELS_PER_SIDE = 32
 """Of one's own pictures without an encoder."""
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
@@ -326,12 +324,7 @@ class Experiment(Settings):
             values = tomllib.loads(document)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidInput(f"{path} is not valid TOML: {error}.") from None
-        found = values.pop("format", FORMAT)
-        if type(found) is not int or found > FORMAT:
-            raise InvalidInput(
-                f"{path} has format {found!r}; this mpfedcl reads formats up to {FORMAT}: "
-                "a newer version wrote it."
-            )
+        check_format(values.pop("format", FORMAT), path)
         try:
             return cls(**values)
         except InvalidInput as error:

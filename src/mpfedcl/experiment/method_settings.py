@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.close_names import did_you_mean
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import (

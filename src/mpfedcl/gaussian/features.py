@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.rng import generator
+from mpfedcl.core.rng import generator
 
 
 def unit_features(inputs: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian.sums import pack_symmetric, packed_size
-from mpfedcl.tensors import Tensors
 
 SecondMoment = Literal["within", "moment"]
 """The scatter of samples around their class means, or the sum of phi phi'."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian.stacked_sums import SecondMoment
 from mpfedcl.gaussian.sums import (
     moment_from_within,
@@ -24,7 +25,6 @@ from mpfedcl.gaussian.sums import (
     unpack_symmetric,
     within_from_moment,
 )
-from mpfedcl.tensors import Tensors
 
 _ROWS_AT_ONCE = 1024
 """Clients whose class sums are kept until they are folded."""

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian.effects import ClientEffects
 from mpfedcl.gaussian.plausibility import judge_matrix
 from mpfedcl.gaussian.statistics import BY_CLASS
 from mpfedcl.gaussian.sums import pack_symmetric, unpack_symmetric
-from mpfedcl.tensors import Tensors
 
 _MATRICES = ("moment", "within")
 _WHOLE = (

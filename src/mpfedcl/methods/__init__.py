@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.plugins import import_class
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import (
     built_in_sections,
@@ -18,14 +20,12 @@ from mpfedcl.experiment.method_settings import (
 )
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import method_files
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
 from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, FullBatch, Public, Server, Tally
 from mpfedcl.methods.base import Family, Method
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
-from mpfedcl.user_classes import import_class
 
 __all__ = [
     "READINGS",

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods._round_values import Server
 from mpfedcl.methods.base import Method
-from mpfedcl.tensors import Tensors
 
 
 class Arrival(NamedTuple):

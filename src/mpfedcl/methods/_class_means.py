@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
 
 NAME = "class_means"
 """[C, d] in the server's state; a class that nobody has held yet has zeros."""

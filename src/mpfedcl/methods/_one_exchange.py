@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import (
     ClientMeans,
@@ -33,14 +34,13 @@ from mpfedcl.gaussian import (
     totals_of_one,
     unit_features,
 )
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import Reading
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.base import Method
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
 
 _MOST_FEATURES = 8192
 """Its matrix takes half a gigabyte."""

@@ -6,14 +6,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import Part, generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.model_parts import feeding_layers, hidden_units, mask_params
-from mpfedcl.rng import Part, generator
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast
+from mpfedcl.models.parts import feeding_layers, hidden_units, mask_params
 
 _LEAST_SCORE = 1e-12
 """Added to scores, so that units without any are drawn alike, and after all that have one."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 
 
 class Batch(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mpfedcl.messages import Update
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 
 
 class SumHooks:

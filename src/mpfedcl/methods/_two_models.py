@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 from torch import zeros_like
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods._round_values import Context
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 _OTHER, _SPEED, _OTHERS_SPEED = "other.", "speed.", "other speed."
 

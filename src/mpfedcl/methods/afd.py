@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._parts import PartsOfModel
 from mpfedcl.methods._round_values import Server, Tally
-from mpfedcl.tensors import Tensors
 
 _EVERYBODY = "all clients"
 

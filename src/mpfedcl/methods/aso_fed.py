@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
 from mpfedcl.methods._round_values import Batch, Context, Server
-from mpfedcl.tensors import Tensors
 
 
 class AsoFedSettings(Settings):

@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Update
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness
 from mpfedcl.methods._round_values import Server
+from mpfedcl.methods.messages import Update
 
 
 class AsyncShareSettings(Settings):

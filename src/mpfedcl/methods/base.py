@@ -19,15 +19,16 @@ from typing import Any, ClassVar, Literal, get_type_hints
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods._readings import READINGS, Reading, Test
 from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
 from mpfedcl.methods._sum_hooks import SumHooks
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.prototypes import (
     MOST_PROTOTYPES,
@@ -36,7 +37,6 @@ from mpfedcl.prototypes import (
     kmeans_prototypes,
     mean_prototypes,
 )
-from mpfedcl.tensors import Tensors
 
 Family = Literal[
     "shared model", "personal models", "prototypes", "asynchronous", "one exchange", "alone"

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast
 
 
 class CmflSettings(Settings):

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._round_values import Context
 from mpfedcl.methods._two_models import TwoModels
-from mpfedcl.tensors import Tensors
 
 
 class DittoSettings(Settings):

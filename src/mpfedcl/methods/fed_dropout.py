@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._parts import PartsOfModel
 from mpfedcl.methods._round_values import Server
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 
 class FedDropoutSettings(Settings):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._asynchronous import (
     Arrival,
@@ -17,7 +18,6 @@ from mpfedcl.methods._asynchronous import (
     mix,
 )
 from mpfedcl.methods._round_values import Batch, Context, Server
-from mpfedcl.tensors import Tensors
 
 
 class FedAsyncSettings(Settings):

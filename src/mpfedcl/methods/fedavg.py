@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., 2017)."""
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.base import Method
 

@@ -2,9 +2,9 @@
 
 from torch import zeros_like
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods._round_values import Context
 from mpfedcl.methods._two_models import TwoModels
-from mpfedcl.tensors import Tensors
 
 
 class FedAvgFT(TwoModels):

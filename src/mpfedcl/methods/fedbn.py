@@ -1,6 +1,6 @@
 """FedBN (Li et al., 2021)."""
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import is_normalisation

@@ -2,15 +2,15 @@
 
 from typing import Any
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._one_exchange import (
     OneExchange,
     class_means,
     describe_metric,
     fit_classes,
 )
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast
 
 
 class FedCOF(OneExchange):

@@ -6,10 +6,10 @@ from typing import Annotated
 from pydantic import Field
 from torch import zeros_like
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 
 class FedDynSettings(Settings):

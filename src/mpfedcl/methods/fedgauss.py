@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     ClientEffects,
     ClientMeans,
@@ -25,7 +26,6 @@ from mpfedcl.gaussian import (
     unpack_symmetric,
     within_from_moment,
 )
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._one_exchange import (
     OneExchange,
     class_means,
@@ -33,8 +33,8 @@ from mpfedcl.methods._one_exchange import (
     fit_classes,
     is_total,
 )
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.tensors import Tensors
 
 
 class GaussianPool(NamedTuple):

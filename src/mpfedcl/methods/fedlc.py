@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 _OUT_OF_REACH = 1e6
 """The margin of a class that a client lacks: its probability is 0, and nothing is infinite."""

@@ -1,5 +1,6 @@
 """FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), in one exchange."""
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
 from mpfedcl.methods._one_exchange import (
     OneExchange,
@@ -7,7 +8,6 @@ from mpfedcl.methods._one_exchange import (
     describe_metric,
     fit_classes,
 )
-from mpfedcl.tensors import Tensors
 
 
 class FedLDA(OneExchange):

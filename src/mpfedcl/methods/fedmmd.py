@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 _POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 VARIANCES = tuple(sorted((*_POWERS, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0)))

@@ -1,8 +1,8 @@
 """FedNCM (Legate et al., 2023): the nearest class mean of frozen features, in one exchange."""
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
 from mpfedcl.methods._one_exchange import OneExchange, class_means, fit_classes
-from mpfedcl.tensors import Tensors
 
 
 class FedNCM(OneExchange):

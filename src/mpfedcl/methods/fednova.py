@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import zeros_like
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Update
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Update
 
 
 class FedNovaSettings(Settings):

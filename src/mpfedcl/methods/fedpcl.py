@@ -7,13 +7,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._readings import Reading
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
-from mpfedcl.tensors import Tensors
 
 _LONGEST = 1.001
 """Of a mean of vectors of length 1; the rest is rounding."""

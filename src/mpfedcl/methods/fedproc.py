@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._class_means import as_pool, renew_class_means
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
-from mpfedcl.tensors import Tensors
 
 
 class FedProcSettings(Settings):

@@ -7,12 +7,12 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.tensors import Tensors
 
 
 class FedProtoSettings(Settings):

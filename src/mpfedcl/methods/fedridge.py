@@ -2,9 +2,9 @@
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ABSENT, ClientMeans, Components, unpack_symmetric
 from mpfedcl.methods._one_exchange import OneExchange
-from mpfedcl.tensors import Tensors
 
 _RIDGE = 0.1
 """Of the mean eigenvalue of the second moment."""

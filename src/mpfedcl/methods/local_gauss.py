@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import Covariance, StackedSums, unit_features, unpack_symmetric
 from mpfedcl.methods._one_exchange import ClosedForm, fit_classes
-from mpfedcl.tensors import Tensors
 
 _HOTTEST = 4.0
 """A client's own few samples cannot say how far its scores can be trusted. This is where clients

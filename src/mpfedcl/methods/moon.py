@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
 
 
 class MoonSettings(Settings):

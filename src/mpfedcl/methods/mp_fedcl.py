@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._readings import Reading, Test
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
-from mpfedcl.rng import generator
-from mpfedcl.tensors import Tensors
 
 _STEPS_KEPT = 64
 """Draws that are kept for the next client; those of later steps are made again, to bound memory."""

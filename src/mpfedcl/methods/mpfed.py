@@ -6,9 +6,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import seed_for
 from mpfedcl.methods.proto_inference import ProtoInference
 from mpfedcl.prototypes import PrototypePool, Prototypes, kmeans_prototypes
-from mpfedcl.rng import seed_for
 
 
 class MpFed(ProtoInference):

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast
 
 
 class PFedMeSettings(Settings):

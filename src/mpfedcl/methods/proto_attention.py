@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Update
 from mpfedcl.methods._class_means import NAME, renew_class_means
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.tensors import Tensors
 
 _LARGEST_EXPONENT = 50.0
 """Beyond it one client is all that counts anyway, and a weight stays finite."""

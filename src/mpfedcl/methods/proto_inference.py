@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.prototypes import PrototypePool

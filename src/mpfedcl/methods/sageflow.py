@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch.nn.functional import cross_entropy, log_softmax
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Update
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness, mix
 from mpfedcl.methods._round_values import Server
+from mpfedcl.methods.messages import Update
 
 _SMALLEST_LOSS = 1e-8
 

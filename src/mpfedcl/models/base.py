@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mpfedcl.tensors import Tensors
+from mpfedcl.core.tensors import Tensors
 
 
 class Model(Protocol):

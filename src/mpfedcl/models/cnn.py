@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, relu
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.base import Model
 from mpfedcl.models.mlp import Mlp
-from mpfedcl.tensors import Tensors
 
 HIDDEN_BEHIND_CONVOLUTIONS: tuple[int, ...] = (512,)
 CHANNELS = (32, 64)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ABSENT, Components, score, unit_features
 from mpfedcl.models.base import Model
-from mpfedcl.tensors import Tensors
 
 _SCORES_AT_ONCE = 2**24
 """Samples times parts that are scored together: a mixture over many clients has many parts."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.base import Model
-from mpfedcl.tensors import Tensors
 
 HIDDEN_ON_PIXELS: tuple[int, ...] = (512, 512, 256)
 """The paper's hidden layers, where a run names none."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 
-from mpfedcl.tensors import Tensors
+from mpfedcl.core.tensors import Tensors
 
 _EPSILON = 1e-5
 _STATISTICS = ("running_mean", "running_var")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-    from mpfedcl.tensors import Tensors
+    from mpfedcl.core.tensors import Tensors
 
 Arrays = dict[str, NDArray[Any]]
 Kind = Literal["hello", "secure", "round", "close"]

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import torch
 from numpy.typing import NDArray
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import find_method
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.network.message import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.tensors import Tensors
 
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22

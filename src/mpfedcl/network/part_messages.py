@@ -7,10 +7,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.messages import Broadcast, StackMember, Update
-from mpfedcl.model_parts import count_bytes, hidden_units, mask_params
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
+from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.message import Arrays, Message, MessageError
-from mpfedcl.tensors import Tensors
 
 
 def pack_part(arrays: Arrays, broadcast: Broadcast, client: str, *, is_whole: bool) -> Arrays:

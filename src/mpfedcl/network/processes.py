@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0

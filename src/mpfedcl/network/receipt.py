@@ -15,10 +15,10 @@ import numpy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast
 from mpfedcl.methods import Method, find_method
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
-from mpfedcl.secure_sums.client import SumClient
-from mpfedcl.secure_sums.roster import Advert, Roster, Session
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 
 _COMPANIONS = ("a companion", "another companion")
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 
 def import_extra(module: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from scipy.special import log_ndtr
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:

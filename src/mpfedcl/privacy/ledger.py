@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.privacy.accounting import spent_epsilon
-from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
 
 FOLDER = "privacy"
 _KEPT = 2

@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy.extra import import_extra
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.private_sums import PrivateSums

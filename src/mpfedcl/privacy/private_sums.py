@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.gaussian import moment_from_within, pack_symmetric, unpack_symmetric
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
 from mpfedcl.privacy.noise import add_exact_noise
-from mpfedcl.tensors import Tensors
 
 MEANS_SENSITIVITY = math.sqrt(2)
 MOMENTS_SENSITIVITY = 1.5

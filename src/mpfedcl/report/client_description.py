@@ -1,6 +1,6 @@
 """What a page says of a run's clients: of many, the lowest and how all are spread."""
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 from mpfedcl.report.number_formatting import choose_evenly, rounded
 from mpfedcl.rounds.fairness import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import TESTS, Test, find_method, name_methods
 from mpfedcl.report.results.loaded import LoadedComparison
 from mpfedcl.report.run_description import RunRecords

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 from mpfedcl.methods import TESTS, Test
 from mpfedcl.report.comparison_content import client_grid
 from mpfedcl.report.number_formatting import finite_values, mean, rounded

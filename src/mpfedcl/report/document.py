@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_budget, describe_data
-from mpfedcl.json_files import Json
 from mpfedcl.report.comparison_section import describe_comparison
 from mpfedcl.report.method_styles import style_of
 from mpfedcl.report.paper_section import describe_paper

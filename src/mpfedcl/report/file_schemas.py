@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mpfedcl.json_files import FileContent
+from mpfedcl.core.json_files import FileContent
 from mpfedcl.methods import Reading
 
 

@@ -6,7 +6,7 @@ import html
 import json
 from importlib.resources import files
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 
 STYLES = ("page.css",)
 SCRIPTS = (

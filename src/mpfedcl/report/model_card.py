@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.card_privacy import privacy_section

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpfedcl.json_files import Json, read_json_file
+from mpfedcl.core.json_files import Json, read_json_file
 from mpfedcl.report.file_schemas import FigureLine, PaperCell, PaperResultFile
 from mpfedcl.report.method_styles import is_styled, style_of
 from mpfedcl.report.number_formatting import (

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import Json
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.partition_table import is_same_partition
-from mpfedcl.deployment.trained_run import read_model, read_pool
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.json_files import Json
+from mpfedcl.inference.trained_run import read_model, read_pool
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.models import Model
 from mpfedcl.report.number_formatting import choose_evenly, rounded

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.json_files import read_json_file
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import read_json_file
 from mpfedcl.report.file_schemas import ComparisonFile
 from mpfedcl.runs.directory import RunDirectory
 

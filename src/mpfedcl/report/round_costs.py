@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 from mpfedcl.report.number_formatting import finite_values, mean, round_significant
 from mpfedcl.report.run_description import RunRecords
 

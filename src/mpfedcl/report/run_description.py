@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.json_files import Json, read_json_file, validate_content
 from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method, is_built_in
 from mpfedcl.report.client_description import (
     describe_clients,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
-from mpfedcl.json_files import Json
 from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
 from mpfedcl.report.comparison_section import describe_calibration, describe_cost, fairness_table
 from mpfedcl.report.comparison_section import table_cell as _cell

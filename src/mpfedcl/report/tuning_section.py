@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import Json, read_json_file
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.json_files import Json, read_json_file
 from mpfedcl.report.file_schemas import SearchRecord, SearchTrial, TuningFile
 from mpfedcl.report.number_formatting import rounded
 from mpfedcl.report.reproduction import tune_command

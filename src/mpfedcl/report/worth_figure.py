@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.deployment.worth import ClientWorth
+from mpfedcl.inference.worth import ClientWorth
 from mpfedcl.report.figures import COLOURS, escape_math, figure_file
 
 _MOST_SHOWN = 40

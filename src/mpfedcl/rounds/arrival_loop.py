@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from mpfedcl.messages import Broadcast
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.methods import Arrival, Asynchronous
-from mpfedcl.rng import numpy_generator
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.rounds.arrival_counting import CountedArrivals
 from mpfedcl.rounds.arrival_state import ArrivalState, Dispatch, SentModel
 from mpfedcl.rounds.assembly import Assembly

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 import torch
 from pydantic import Field
 
-from mpfedcl.json_files import FileContent
-from mpfedcl.tensors import Tensors
+from mpfedcl.core.json_files import FileContent
+from mpfedcl.core.tensors import Tensors
 
 _Count = Annotated[int, Field(ge=0, le=10**15)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

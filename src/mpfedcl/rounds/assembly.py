@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, Public, find_method
 from mpfedcl.models import Model
-from mpfedcl.rng import generator
 from mpfedcl.rounds.budget_check import check_budget
 from mpfedcl.rounds.clock import Clock
 from mpfedcl.rounds.timing_checks import check_timing
-from mpfedcl.tensors import Tensors
 
 
 @dataclass(frozen=True)

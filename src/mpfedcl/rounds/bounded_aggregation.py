@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from mpfedcl.messages import Broadcast, StackMember, Update
+from mpfedcl.core.tensors import Tensors, pack_tensors
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.aggregation import Aggregator, Peers
 from mpfedcl.rounds.bounds import RelativeBounds
 from mpfedcl.rounds.processors.clip import Clip, changes_of, squared_change
 from mpfedcl.rounds.standing import sketch
-from mpfedcl.tensors import Tensors, pack_tensors
 
 SHARE, LENGTH, DIRECTION = "bound on share", "bound on length", "bound on direction"
 """What a record's `processed` says of the clients that were cut down."""

@@ -2,7 +2,7 @@
 
 import math
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, Reading
 from mpfedcl.methods._one_exchange import OneExchange

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.update_collector import UpdateCollector
-from mpfedcl.tensors import Tensors
 
 _NO_DISPATCHES = (
     "method is asynchronous; it must be one with rounds, because these clients are only asked "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
-from mpfedcl.json_files import FileContent
+from mpfedcl.core.json_files import FileContent
 
 
 class Fairness(FileContent):

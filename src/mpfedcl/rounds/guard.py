@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import MemberSums
-from mpfedcl.messages import Broadcast, StackMember, Update
 from mpfedcl.methods import Method
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.processors.clip import squared_change
-from mpfedcl.tensors import Tensors
 
 LARGEST_LOSS = 1e12
 """Of one client, either way; beyond it the mean of all says nothing, and might not be finite."""

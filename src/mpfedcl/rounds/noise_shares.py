@@ -8,16 +8,16 @@ are left has noise of sigma or more.
 import torch
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
 from mpfedcl.methods._one_exchange import OneExchange
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.noise import draw_noise, share_sigma
+from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.rounds.budget_check import planned_releases
 from mpfedcl.rounds.processors.clip import MODEL_CLIP, ROUNDING
-from mpfedcl.secure_sums import least_left
-from mpfedcl.tensors import Tensors
 
 _SLACK = 1 + 1e-6
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.methods import Method
 from mpfedcl.methods._one_exchange import OneExchange
 from mpfedcl.privacy.accounting import calibrate_multiplier
@@ -31,7 +32,6 @@ from mpfedcl.rounds.budget_check import (
 from mpfedcl.rounds.processors.clip import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.update_collector import UpdateCollector
-from mpfedcl.tensors import Tensors, pack_tensors
 
 _KEPT_REMARKS = ("warnings", "refused")
 """What the others say may tell how many clients were drawn."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers
-from mpfedcl.tensors import Tensors, pack_tensors
 
 
 def gather_prototypes(own: Mapping[str, Prototypes], peers: Peers) -> dict[str, Prototypes]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool, Prototypes, merge_prototypes, spread_kept
-from mpfedcl.rng import generator
 
 
 class PrototypePooling:

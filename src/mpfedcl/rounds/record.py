@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from mpfedcl.json_files import FileContent, Json, load_json
+from mpfedcl.core.json_files import FileContent, Json, load_json
 from mpfedcl.methods import Reading, Test
 from mpfedcl.rounds.listed_clients import AccuracySpread
 

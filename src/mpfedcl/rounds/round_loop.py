@@ -3,11 +3,12 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.messages import Broadcast
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import READINGS, Method, Tally
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rng import numpy_generator
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.bounds import RelativeBounds
@@ -25,7 +26,6 @@ from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
 from mpfedcl.rounds.waiting import WaitingRound
-from mpfedcl.tensors import Tensors
 
 _MOST_KEPT, _MOST_STATISTICS = 10**9, 10_000
 """Bytes that the sums of all clients may take on disk, where nobody says whether to keep them, and

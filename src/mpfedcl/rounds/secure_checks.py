@@ -1,9 +1,9 @@
 """What goes together with secure sums; the rest is refused before anything is begun."""
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, built_in_methods, find_method
-from mpfedcl.secure_sums import LEAST_CLIENTS, check_installed
+from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_installed
 
 _BLINDED = (
     "Secure sums: only totals over clients are seen, so no single client's update can be checked, "

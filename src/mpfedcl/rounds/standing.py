@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mpfedcl.rng import generator
-from mpfedcl.tensors import Tensors
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 
 FEWEST = 5
 """Clients of a round from which on their directions are compared."""

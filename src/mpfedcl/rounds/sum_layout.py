@@ -8,11 +8,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from mpfedcl.messages import Total, Update
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Total, Update
+from mpfedcl.privacy.secure_aggregation.fixed_point import Ring, decode, encode, is_possible
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.noise_shares import NoiseShares
-from mpfedcl.secure_sums.fixed_point import Ring, decode, encode, is_possible
-from mpfedcl.tensors import Tensors
 
 
 class SumLayout:

@@ -2,7 +2,7 @@
 
 from inspect import isabstract
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, Method
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from mpfedcl.messages import Failure, Total, Update
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Tally
+from mpfedcl.methods.messages import Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.update_collector import UpdateCollector
-from mpfedcl.tensors import Tensors
 
 OWNER = "global"
 """Whose the prototypes are that totals give."""

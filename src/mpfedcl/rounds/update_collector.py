@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
-from mpfedcl.messages import Broadcast, Failure, Total, Update
 from mpfedcl.methods import Method, Server, Tally
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
 from mpfedcl.rounds.bounded_aggregation import BoundedAggregation
@@ -18,7 +19,6 @@ from mpfedcl.rounds.class_outliers import FEWEST_HOLDERS, drop_misplaced, find_o
 from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.process_messages import gather_prototypes
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.tensors import Tensors
 
 _LONGEST_REASON = 300
 """It may quote what a stranger sent, and stays in the records."""

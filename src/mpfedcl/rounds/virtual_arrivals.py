@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.rounds.arrival_loop import ArrivalLoop
 from mpfedcl.rounds.arrival_state import Dispatch
 from mpfedcl.rounds.assembly import Assembly

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mpfedcl.messages import Broadcast
+from mpfedcl.methods.messages import Broadcast
 from mpfedcl.rounds.pace import Pace
 
 

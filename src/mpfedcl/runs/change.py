@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import sync_folder, write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import sync_folder, write_atomically
 
 FOLDER = "change"
 _LIST = "change.json"

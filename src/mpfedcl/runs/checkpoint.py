@@ -13,17 +13,16 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT
-from mpfedcl.files import read_bounded, write_atomically
-from mpfedcl.json_files import FileContent, load_json, validate_content
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, read_bounded, write_atomically
+from mpfedcl.core.json_files import FileContent, load_json, validate_content
+from mpfedcl.core.tensors import Tensors, digest, pack_tensors
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState
 from mpfedcl.rounds.process_messages import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_state import RoundState
-from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _KEPT = 2
 _MOST_TENSOR_BYTES = 2**40

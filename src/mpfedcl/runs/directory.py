@@ -9,18 +9,18 @@ from typing import Any, Self
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import read_bounded, remove_leftovers, write_atomically
+from mpfedcl.core.json_files import load_json, validate_content
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.partition_table import compact_table, expand_table
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, Experiment
-from mpfedcl.files import read_bounded, remove_leftovers, write_atomically
-from mpfedcl.json_files import load_json, validate_content
 from mpfedcl.methods import Reading
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
 from mpfedcl.runs.change import finish_change, is_changing
 from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
-from mpfedcl.tensors import Tensors, pack_tensors
 
 _MOST_RECORD_BYTES = 2**31
 """Of all records of a run: two megabytes per round for ten thousand clients, a thousand rounds."""

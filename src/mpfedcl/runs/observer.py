@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
@@ -16,7 +17,6 @@ from mpfedcl.rounds.aggregation import Peers
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.tensors import Tensors
 
 Record = Mapping[str, Any]
 """A round, as a line of rounds.jsonl has it."""
@@ -92,7 +92,7 @@ class Companions:
     """Measurements beside the training; in every process of a simulation."""
     change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
     """Lets one client join or leave a finished run over a network, and tells what came of it:
-    `mpfedcl.deployment.exchange_over_network` says how."""
+    `mpfedcl.inference.exchange_over_network` says how."""
 
 
 NO_COMPANIONS = Companions()

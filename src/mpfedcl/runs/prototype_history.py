@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.tensors import pack_tensors
 
 MOST_ROUNDS = 32
 MOST_PROTOTYPES = 256

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mpfedcl.core.files import FORMAT
+from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.data.table_columns import TableColumns
-from mpfedcl.experiment import FORMAT
-from mpfedcl.json_files import FileContent, Json
 from mpfedcl.methods import TESTS, Reading, Test
 from mpfedcl.rounds.fairness import Fairness
 from mpfedcl.rounds.listed_clients import AccuracySpread

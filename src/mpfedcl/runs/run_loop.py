@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.process_group import ProcessGroup
-from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.methods import is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
@@ -36,7 +37,6 @@ from mpfedcl.runs.statistics_files import (
     write_pooled_statistics,
 )
 from mpfedcl.runs.summary import summarize_run
-from mpfedcl.tensors import Tensors
 
 
 class RunLoop:

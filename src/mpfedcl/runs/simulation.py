@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.core.files import unused_folder
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.kept_inputs import among_others
 from mpfedcl.data.loading import load_data_and_model
@@ -20,10 +22,8 @@ from mpfedcl.engines import (
 )
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
-from mpfedcl.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_missing_encoder
-from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
@@ -43,7 +43,7 @@ from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, 
 from mpfedcl.runs.run_loop import RunLoop
 from mpfedcl.runs.worker_count import choose_workers
 
-_WORKER = "mpfedcl.worker"
+_WORKER = "mpfedcl.runs.worker"
 """The program that each worker process runs."""
 
 

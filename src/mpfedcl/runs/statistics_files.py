@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
-from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 
 POOLED = "statistics.safetensors"
 FOLDER = "statistics"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.chosen_settings import take_choices
-from mpfedcl.json_files import validate_content
 from mpfedcl.methods import READINGS, TESTS, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.kept_inputs import begin_reuse, end_reuse
 from mpfedcl.engines.hardware import usable_cores, usable_memory
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods
 from mpfedcl.rounds.timing_checks import check_clock, check_timing

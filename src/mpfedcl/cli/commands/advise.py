@@ -4,8 +4,8 @@ import json
 
 from mpfedcl.cli.arguments.deployment import Advise
 from mpfedcl.cli.progress import stdout_console
-from mpfedcl.deployment.advice import WAYS, Advice, advise
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.inference.advice import WAYS, Advice, advise
 from mpfedcl.report.tables import TextTable, percent
 
 _MOST_CLASSES = 12

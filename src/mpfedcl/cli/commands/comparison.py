@@ -8,13 +8,13 @@ from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Compare
 from mpfedcl.cli.commands.parallel_jobs import check_runs
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment.wording import describe_missing_encoder
-from mpfedcl.files import unused_folder
 from mpfedcl.report.comparison_files import write_comparison
+from mpfedcl.report.tracking import make_trackers, read_failures
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from mpfedcl.studies.method_choice import choose_methods
-from mpfedcl.tracking import make_trackers, read_failures
 
 
 def compare_command(arguments: Compare) -> int:

@@ -15,15 +15,15 @@ from rich.progress import (
 
 from mpfedcl.cli.arguments.experiments import DataEncode, DataFetch, DataPrepare
 from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import lock_folder
 from mpfedcl.data.feature_files import write_feature_files
-from mpfedcl.data.fetch.download import DownloadProgress, RetryPolicy, fetch_source
-from mpfedcl.data.fetch.public_sources import PublicFile, PublicSource, fetch_plan
-from mpfedcl.data.prepare import Preparation, prepare_set
-from mpfedcl.data.prepare.destination import is_prepared
-from mpfedcl.errors import InvalidInput
+from mpfedcl.data.public.fetch.download import DownloadProgress, RetryPolicy, fetch_source
+from mpfedcl.data.public.fetch.public_sources import PublicFile, PublicSource, fetch_plan
+from mpfedcl.data.public.prepare import Preparation, prepare_set
+from mpfedcl.data.public.prepare.destination import is_prepared
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.files import lock_folder
 
 
 def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> int:

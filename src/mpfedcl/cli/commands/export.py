@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 from mpfedcl.cli.arguments.deployment import Export
 from mpfedcl.cli.progress import stderr_console, stdout_console
-from mpfedcl.deployment.export.exporter import ExportSettings, export_run
-from mpfedcl.deployment.given_samples import load_predictor
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.given_samples import load_predictor
 
 
 def export_command(arguments: Export) -> int:

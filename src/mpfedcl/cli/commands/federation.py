@@ -9,7 +9,7 @@ from typing import Any
 
 from mpfedcl.cli.arguments.federation import FederationInit, FederationServer
 from mpfedcl.cli.progress import Milestones, stderr_console, stdout_console
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import (
     environment,
     is_loopback,

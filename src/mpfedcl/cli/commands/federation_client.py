@@ -9,8 +9,8 @@ import tomli_w
 from mpfedcl.cli.arguments.federation import FederationClient
 from mpfedcl.cli.commands.federation import check_folder, check_private, end_by_signals
 from mpfedcl.cli.progress import stderr_console
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import lock_folder, write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import lock_folder, write_atomically
 from mpfedcl.network.flower.connection import check_connection
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,

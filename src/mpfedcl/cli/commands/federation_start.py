@@ -12,8 +12,8 @@ from rich.progress import Progress, TaskID
 from mpfedcl.cli.arguments.federation import FederationStart
 from mpfedcl.cli.commands.run import describe_round, draw_figures, show_result
 from mpfedcl.cli.progress import progress_bar, stderr_console, stop_after_round
-from mpfedcl.errors import InvalidInput, RunCutShort
-from mpfedcl.files import unused_folder
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.files import unused_folder
 from mpfedcl.network.flower.programs import is_server_running, require_flower
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import read_status, stop_file

@@ -7,9 +7,9 @@ from typing import Any
 from mpfedcl.cli.arguments.federation import FederationUpdate
 from mpfedcl.cli.commands.federation_start import follow_run
 from mpfedcl.cli.progress import stdout_console
-from mpfedcl.deployment.exchange import is_exchange
-from mpfedcl.deployment.exchange_over_network import check_change
-from mpfedcl.errors import InvalidInput, RunCutShort
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.inference.exchange import is_exchange
+from mpfedcl.inference.exchange_over_network import check_change
 from mpfedcl.network.flower.programs import require_flower
 from mpfedcl.network.setup.folders import ServerFolder
 from mpfedcl.report.tables import percent

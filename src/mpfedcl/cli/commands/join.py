@@ -7,10 +7,10 @@ from dataclasses import replace
 from mpfedcl.cli.arguments.deployment import Join, Leave
 from mpfedcl.cli.commands.leave import leave_command
 from mpfedcl.cli.progress import stderr_console, stdout_console
-from mpfedcl.deployment.exchange import is_exchange
-from mpfedcl.deployment.exchange_join import ExchangeJoin, join_exchange
-from mpfedcl.deployment.join import JoinResult, join, list_joined
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.inference.exchange import is_exchange
+from mpfedcl.inference.exchange_join import ExchangeJoin, join_exchange
+from mpfedcl.inference.join import JoinResult, join, list_joined
 from mpfedcl.report.tables import TextTable, percent
 
 _READINGS = {

@@ -4,8 +4,8 @@ import json
 
 from mpfedcl.cli.arguments.deployment import Leave
 from mpfedcl.cli.progress import stdout_console
-from mpfedcl.deployment.join import leave
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.inference.join import leave
 
 
 def leave_command(arguments: Leave) -> int:

@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
 from mpfedcl.cli.progress import stdout_console
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.kept_inputs import clear_kept_inputs, describe_kept_inputs, inputs_folder
 from mpfedcl.data.partition_table import expand_table
@@ -14,12 +16,10 @@ from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.set_folder import is_available
 from mpfedcl.data.tables import fit_tables
-from mpfedcl.encoders.feature_cache import FeatureCache
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.images import Images
 from mpfedcl.methods import Family, Method, built_in_methods
+from mpfedcl.models.encoders.feature_cache import FeatureCache
 from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12

@@ -9,8 +9,8 @@ from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import PaperList, PaperRun, PaperShow
 from mpfedcl.cli.commands.parallel_jobs import refuse_torchrun
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.report.paper_tables import build_tables, table_notes
 from mpfedcl.report.tables import TextTable
 from mpfedcl.runs.directory import RunDirectory

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.process_group import is_under_torchrun
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.studies.jobs import Jobs, count_jobs
 

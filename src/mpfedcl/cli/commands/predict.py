@@ -9,13 +9,13 @@ from rich.console import Console
 
 from mpfedcl.cli.arguments.deployment import Predict
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
-from mpfedcl.deployment.drift import log_drift
-from mpfedcl.deployment.given_samples import load_predictor
-from mpfedcl.deployment.input_samples import NamedSample, list_samples, read_batches
-from mpfedcl.deployment.prediction import Prediction
-from mpfedcl.deployment.predictor import Measured, Predictor
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.wording import describe_data
+from mpfedcl.inference.drift import log_drift
+from mpfedcl.inference.given_samples import load_predictor
+from mpfedcl.inference.input_samples import NamedSample, list_samples, read_batches
+from mpfedcl.inference.prediction import Prediction
+from mpfedcl.inference.predictor import Measured, Predictor
 from mpfedcl.report.tables import TextTable
 
 _SOME_UNREADABLE = 3

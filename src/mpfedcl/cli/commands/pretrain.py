@@ -6,8 +6,8 @@ from dataclasses import asdict
 from mpfedcl.cli.arguments.experiments import Pretrain
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
 from mpfedcl.data.pretraining import load_pretraining_data
-from mpfedcl.encoders.pretraining import Epoch, PretrainingData, PretrainObserver, pretrain
 from mpfedcl.engines.hardware import cap_threads
+from mpfedcl.models.encoders.pretraining import Epoch, PretrainingData, PretrainObserver, pretrain
 from mpfedcl.report.tables import percent
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mpfedcl.cli.arguments.privacy import PrivacyPlan, PrivacyReceipt
 from mpfedcl.cli.progress import stdout_console
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientSettings
 from mpfedcl.network.receipt import Receipt, make_receipt

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from mpfedcl.cli.arguments.experiments import Report
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
-from mpfedcl.json_files import Json
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.json_files import Json
 from mpfedcl.report.document import build_document
 from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders

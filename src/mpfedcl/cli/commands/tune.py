@@ -9,10 +9,9 @@ from mpfedcl.api import RUNNER
 from mpfedcl.cli.arguments.experiments import Tune
 from mpfedcl.cli.commands.parallel_jobs import check_runs
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, unused_folder
 from mpfedcl.experiment.wording import describe_missing_encoder, describe_partition
-from mpfedcl.files import unused_folder
 from mpfedcl.methods import name_methods
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory

@@ -4,7 +4,7 @@ import ipaddress
 
 from mpfedcl.cli.arguments.experiments import Watch
 from mpfedcl.cli.progress import stderr_console, stdout_console
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 
 def watch_command(arguments: Watch) -> int:
@@ -14,7 +14,7 @@ def watch_command(arguments: Watch) -> int:
         what = "it is a file" if folder.exists() else "it does not exist"
         raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}; it must be a folder, and {what}.")
     try:
-        from mpfedcl.watch.web_app import open_listener, serve
+        from mpfedcl.report.watch.web_app import open_listener, serve
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         if missing not in ("starlette", "uvicorn"):

@@ -4,7 +4,7 @@ import json
 
 from mpfedcl.cli.arguments.deployment import Worth
 from mpfedcl.cli.progress import stderr_console, stdout_console
-from mpfedcl.deployment.worth import OthersAccuracy, find_worth
+from mpfedcl.inference.worth import OthersAccuracy, find_worth
 from mpfedcl.report.tables import READING_TITLES, TextTable, percent
 from mpfedcl.report.worth_figure import draw_worth
 from mpfedcl.runs.directory import RunDirectory

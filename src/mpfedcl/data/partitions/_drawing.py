@@ -14,8 +14,8 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.train_test_split import Indices, count_training
-from mpfedcl.errors import InvalidInput
 
 MOST_DRAWS = 20_000
 _MOST_DRAWS_AT_ONCE = 64

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
 
 _MOST_LISTED = 12
 

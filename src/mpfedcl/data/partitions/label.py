@@ -2,6 +2,7 @@
 
 import numpy
 
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.partitions._drawing import (
     assign_images,
     draw_shares,
@@ -10,7 +11,6 @@ from mpfedcl.data.partitions._drawing import (
     round_shares,
 )
 from mpfedcl.data.train_test_split import Indices, count_training
-from mpfedcl.rng import numpy_generator
 
 
 def partition(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.errors import InvalidInput
-from mpfedcl.rng import numpy_generator
 
 
 def partition(domains: Sequence[str], num_clients: int | None, *, seed: int) -> list[Indices]:

@@ -10,15 +10,15 @@ from typing import Any, Self
 
 import torch
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData, load_own_samples
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
-from mpfedcl.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
-from mpfedcl.messages import Update
 from mpfedcl.methods import Method, find_method, is_built_in
+from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model
 from mpfedcl.network.client.final_models import FinalState, keep_final_state
 from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once

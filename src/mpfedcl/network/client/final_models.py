@@ -9,16 +9,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpfedcl.core.files import sync_folder
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import sync_folder
 from mpfedcl.methods import Method
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Summary
 from mpfedcl.runs.summary import versions
-from mpfedcl.tensors import Tensors
 
 FOLDER = "final"
 """Of the folder that a client has for a run."""

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
-from mpfedcl.secure_sums import ProtocolError
-from mpfedcl.secure_sums.signatures import SIGNING
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.privacy.secure_aggregation import ProtocolError
+from mpfedcl.privacy.secure_aggregation.signatures import SIGNING
 
 
 class Identity:

@@ -14,16 +14,16 @@ from typing import Any
 import numpy
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import write_atomically
 from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.message import Message, MessageError
-from mpfedcl.secure_sums import NothingOpened, ProtocolError, least_left
-from mpfedcl.secure_sums.client import SumClient
-from mpfedcl.secure_sums.fixed_point import OutOfRange, Ring
-from mpfedcl.secure_sums.roster import Advert, Roster, Session, read_bytes
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange, Ring
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session, read_bytes
 
 _ROUNDS_REMEMBERED = 16
 """Rounds of which it is known for whom their sum was opened."""

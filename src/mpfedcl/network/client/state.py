@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.experiment.privacy_settings import PrivacySettings
-from mpfedcl.files import write_atomically
 from mpfedcl.network.message import MessageError
 from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
-from mpfedcl.tensors import Tensors, load_tensors, pack_tensors
 
 _NO_LIMIT = 1e9
 """Epsilon of a client whose operator has set none: it is counted all the same."""

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.messages import Broadcast, Update
 from mpfedcl.methods import READINGS, Asynchronous, Reading
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.client.final_models import FinalState
 from mpfedcl.network.readings import ClientReadings
 from mpfedcl.prototypes import PrototypePool
@@ -21,7 +22,6 @@ from mpfedcl.rounds.evaluation import (
     count_confusions,
     percent_correct,
 )
-from mpfedcl.tensors import Tensors
 
 
 class ClientTrainer:

@@ -18,7 +18,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Kind, Message, MessageError

@@ -23,8 +23,8 @@ import httpx
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.network.flower.apps import FAILED, RequestHandler, answer
 from mpfedcl.network.flower.fleet import (
     FleetNode,

@@ -4,7 +4,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 _SECONDS = 5.0
 

@@ -28,7 +28,7 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import read_connection
 from mpfedcl.network.flower.secret_client import open_client
 from mpfedcl.network.setup.folders import ServerFolder, write_app

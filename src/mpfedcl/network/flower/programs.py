@@ -12,8 +12,8 @@ from typing import Any
 
 import tomli_w
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.network.processes import end_of_log, is_port_in_use
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 

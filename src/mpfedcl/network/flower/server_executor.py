@@ -28,7 +28,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from mpfedcl.errors import InvalidInput, LostWorker
+from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.network.flower.access import ShowSecret
 from mpfedcl.network.flower.apps import run_experiment
 from mpfedcl.network.flower.programs import read_connection

@@ -1,9 +1,9 @@
 """How large an honest answer can be: by what was asked for, with room to spare."""
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.network.message import MOST_BYTES
 from mpfedcl.network.transport import AnswerLimit
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.tensors import Tensors
 
 _SPARE = 3
 """Times what is expected: masked numbers take eight bytes where a model's take four."""

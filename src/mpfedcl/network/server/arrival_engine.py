@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.packing import unpack_update
 from mpfedcl.network.readings import ClientReadings, gather_readings
@@ -19,7 +20,6 @@ from mpfedcl.network.server.client_registry import POLL_SECONDS
 from mpfedcl.network.server.engine import NetworkEngine, read_reply
 from mpfedcl.network.transport import AnswerLimit, Reply
 from mpfedcl.rounds.evaluation import RoundReadings
-from mpfedcl.tensors import Tensors
 
 _RECEIVE_SECONDS = 30.0
 """That fetching an answer may take before others are looked at."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.packing import Introduction
 

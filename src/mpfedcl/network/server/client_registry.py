@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import FORMAT, Message, MessageError
 from mpfedcl.network.packing import Form, Introduction, pack_experiment

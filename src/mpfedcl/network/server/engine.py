@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl.errors import RunCutShort
-from mpfedcl.messages import Broadcast, Failure, Total, Update
+from mpfedcl.core.errors import RunCutShort
+from mpfedcl.core.tensors import Tensors, digest, pack_tensors
+from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
 from mpfedcl.network.part_messages import count_left_out, pack_part, unpack_part_update
@@ -20,14 +21,13 @@ from mpfedcl.network.server.silence import SilentClients
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.server.waiting_updates import keep_in_file
 from mpfedcl.network.transport import AnswerLimit, Reply, Transport
+from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
+from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import RoundReadings
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.sum_layout import SumLayout
-from mpfedcl.secure_sums import NothingOpened, describe_lost_round
-from mpfedcl.secure_sums.roster import Session
-from mpfedcl.tensors import Tensors, digest, pack_tensors
 
 _Content = TypeVar("_Content")
 _SETTLED = "settled/"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import RoundReadings

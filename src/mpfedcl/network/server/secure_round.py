@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from mpfedcl.messages import Failure, Total
+from mpfedcl.methods.messages import Failure, Total
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.transport import AnswerLimit
+from mpfedcl.privacy.secure_aggregation import ProtocolError
+from mpfedcl.privacy.secure_aggregation.client import Revealed
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Session, find_odd, read_bytes
+from mpfedcl.privacy.secure_aggregation.server import SumServer
 from mpfedcl.rounds.sum_layout import SumLayout
-from mpfedcl.secure_sums import ProtocolError
-from mpfedcl.secure_sums.client import Revealed
-from mpfedcl.secure_sums.roster import Advert, Session, find_odd, read_bytes
-from mpfedcl.secure_sums.server import SumServer
 
 LIGHT_SHARE, HEAVY_SHARE = 1 / 6, 1 / 2
 """Of a round's time: for each of the three stages without training, and for the training."""

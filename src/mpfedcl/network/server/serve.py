@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.files import unused_folder
 from mpfedcl.data.loading import find_experiment_encoder, load_data_and_model
-from mpfedcl.encoders.trainable_encoder import make_model
 from mpfedcl.engines.hardware import cap_threads, find_device
-from mpfedcl.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.files import unused_folder
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
+from mpfedcl.models.encoders.trainable_encoder import make_model
 from mpfedcl.network.packing import Form
 from mpfedcl.network.server.arrival_engine import ArrivalEngine
 from mpfedcl.network.server.class_agreement import agree_on_classes
@@ -25,6 +25,7 @@ from mpfedcl.network.server.mailbox import Mailbox
 from mpfedcl.network.server.run_loop import NetworkRunLoop
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
+from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
@@ -32,7 +33,6 @@ from mpfedcl.rounds.timing_checks import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
-from mpfedcl.secure_sums import LEAST_CLIENTS
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which no update was accepted, before the run ends."""

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import torch
 
-from mpfedcl.tensors import Tensors
+from mpfedcl.core.tensors import Tensors
 
 _PREFIX = "silent/"
 _PATIENCE = 2

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from mpfedcl.errors import RunCutShort
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Failure, Update
+from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.network.packing import Form
 from mpfedcl.network.server.client_registry import ClientRegistry
 from mpfedcl.network.server.engine import NetworkEngine, digest_sums

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import RunCutShort
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import RunCutShort
+from mpfedcl.core.files import write_atomically
 
 _WRITE_SECONDS = 0.5
 """Between two writes within the same step."""

@@ -11,8 +11,8 @@ from tempfile import NamedTemporaryFile
 
 from safetensors.torch import load_file
 
-from mpfedcl.messages import StackMember, Update
-from mpfedcl.tensors import pack_tensors
+from mpfedcl.core.tensors import pack_tensors
+from mpfedcl.methods.messages import StackMember, Update
 
 LEAST_BYTES = 2**20
 """Of the tensors of an update that is worth a file."""

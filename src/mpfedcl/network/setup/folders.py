@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import tomli_w
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.network.flower.run_config import KEYS
 
 FORMAT = 1

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mpfedcl.files import write_atomically
+from mpfedcl.core.files import write_atomically
 
 _CURVE = ec.SECP384R1()
 _YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2

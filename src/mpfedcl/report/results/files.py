@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mpfedcl.files import write_atomically
-from mpfedcl.json_files import Json, read_json_file
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.json_files import Json, read_json_file
 from mpfedcl.report.file_schemas import PaperResultFile
 from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results.latex import latex_table, name_for_file

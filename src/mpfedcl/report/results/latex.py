@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 
 HEADER = "% Written by mpfedcl report --latex. In the preamble: \\usepackage{booktabs}\n"
 _OTHER_SCRIPTS = "% It has letters that pdflatex does not know: use lualatex or xelatex.\n"

@@ -7,10 +7,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.json_files import Json
 from mpfedcl.methods import TESTS
 from mpfedcl.report.accuracy_figures import (
     describe_runs,

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.json_files import read_json_file
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.json_files import read_json_file
 from mpfedcl.report.file_schemas import TuningFile
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders, find_tuning_files
 from mpfedcl.report.results.loaded import Loaded, LoadedComparison, LoadedRun, LoadedSearch

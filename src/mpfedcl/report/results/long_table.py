@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from io import StringIO
 from typing import Any, Literal, get_args
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 
 Library = Literal["polars", "pandas", "columns"]
 Value = str | int | float | bool | None

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from mpfedcl.json_files import Json
+from mpfedcl.core.json_files import Json
 from mpfedcl.report.tables import MARKS, TextTable
 
 _WIDTH = 100

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import numpy_generator
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import AggregationSettings
-from mpfedcl.messages import Update
-from mpfedcl.rng import numpy_generator
-from mpfedcl.tensors import Tensors, pack_tensors
+from mpfedcl.methods.messages import Update
 
 _FARTHEST = 1e6
 """Median distances: what is farther from the others has no place in a combination of them."""

@@ -2,11 +2,11 @@
 
 import torch
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import StackMember, Update, UpdateStack
+from mpfedcl.methods.messages import StackMember, Update, UpdateStack
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers
-from mpfedcl.tensors import Tensors
 
 
 class WeightedMean(Aggregator):

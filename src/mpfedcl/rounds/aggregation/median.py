@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.rounds.aggregation.base import RuleOverAll
-from mpfedcl.tensors import Tensors
 
 
 class CoordinateMedian(RuleOverAll):

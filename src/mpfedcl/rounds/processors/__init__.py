@@ -5,10 +5,10 @@ from collections.abc import Collection, MutableMapping
 from functools import cache
 from importlib import import_module
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.rounds.processors.base import STAGES, Processor
-from mpfedcl.tensors import Tensors
 
 __all__ = ["STAGES", "Processor", "ProcessorChain"]
 

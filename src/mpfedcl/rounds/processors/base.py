@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, MutableMapping
 from typing import ClassVar, Literal, Self
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
-from mpfedcl.tensors import Tensors
+from mpfedcl.methods.messages import Broadcast, Update
 
 Stage = Literal["clip", "noise", "compress", "mask"]
 STAGES: tuple[Stage, ...] = ("clip", "noise", "compress", "mask")

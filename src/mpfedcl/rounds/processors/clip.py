@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast, StackMember, Update, UpdateStack
+from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.rounds.processors.base import Processor
-from mpfedcl.tensors import Tensors
 
 ROUNDING = 1e-5
 """What a clipped change may be longer than the limit when its length is taken again."""

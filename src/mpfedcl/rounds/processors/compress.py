@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.messages import Broadcast, StackMember, Update
-from mpfedcl.rng import generator
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.processors.base import Processor
-from mpfedcl.tensors import Tensors
 
 Rounding = Literal["half", "int8"]
 FEWEST_NUMBERS = 256

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Self
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.messages import Broadcast, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.processors.base import Processor
-from mpfedcl.tensors import Tensors
 
 
 class Noise(Processor):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.studies.paper import accuracy, efficiency, illustrations, robustness
 from mpfedcl.studies.paper.datasets import PaperDatasets
 from mpfedcl.studies.paper.item import PaperItem, Track

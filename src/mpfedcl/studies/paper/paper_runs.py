@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.files import write_atomically
 from mpfedcl.methods import find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned

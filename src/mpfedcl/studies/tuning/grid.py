@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from mpfedcl.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 LEARNING_RATE = "train__lr"

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT, Experiment
-from mpfedcl.files import write_atomically
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, write_atomically
+from mpfedcl.experiment import Experiment
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.tuning.grid import Knobs, KnobValues
 from mpfedcl.studies.tuning.halving import Rung

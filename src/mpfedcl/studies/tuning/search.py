@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from mpfedcl.errors import InvalidInput
-from mpfedcl.experiment import FORMAT, Experiment
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT
+from mpfedcl.core.rng import numpy_generator
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Reading, find_method
-from mpfedcl.rng import numpy_generator
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
 from mpfedcl.studies.tuning.grid import Knobs, KnobValues, build_grid, draw_settings

@@ -1,0 +1,1 @@
+"""Errors, tensors, random numbers and files: the parts that every package uses."""

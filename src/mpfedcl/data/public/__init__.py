@@ -1,0 +1,1 @@
+"""Public data sets: download the originals and prepare them."""

@@ -1,0 +1,74 @@
+"""Where the public files of the data sets are: public_sources.toml, read."""
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.experiment.close_names import did_you_mean
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """One file as its publisher offers it; None where no size or checksum is public."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """Mirrors of the same bytes, the best first."""
+    size: int | None = None
+    sha256: str | None = None
+    md5: str | None = None
+
+
+@dataclass(frozen=True)
+class PublicSource:
+    """The originals that belong together, kept in one folder."""
+
+    name: str
+    page: str
+    """Where a person finds the files."""
+    domains: tuple[str, ...]
+    """What can be prepared from the files."""
+    files: tuple[PublicFile, ...]
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """What `data fetch NAME` downloads, and the set that is prepared from it."""
+
+    set_name: str
+    sources: tuple[PublicSource, ...]
+    by_hand: str = ""
+    """The parts without a stable address; {folder} is where to put them."""
+
+
+def _read_plans() -> dict[str, FetchPlan]:
+    document = resources.files("mpfedcl.data.public.fetch") / "public_sources.toml"
+    values = tomllib.loads(document.read_text(encoding="utf-8"))
+    sources = {}
+    for name, source in values["sources"].items():
+        files = tuple(
+            PublicFile(path.rpartition("/")[2], tuple(m + path for m in source["mirrors"]), **known)
+            for path, known in ((each.pop("path"), each) for each in source["files"])
+        )
+        sources[name] = PublicSource(name, source["page"], tuple(source["domains"]), files)
+    return {
+        name: FetchPlan(
+            plan["set_name"], tuple(sources[n] for n in plan["sources"]), plan.get("by_hand", "")
+        )
+        for name, plan in values["plans"].items()
+    }
+
+
+FETCH_PLANS = _read_plans()
+"""By name; svhn and usps are parts of digit5."""
+
+
+def fetch_plan(name: str) -> FetchPlan:
+    """Return what to download for a name."""
+    if name not in FETCH_PLANS:
+        raise InvalidInput(
+            f"{name!r} cannot be fetched; it must be one of {', '.join(FETCH_PLANS)}"
+            f"{did_you_mean(name, FETCH_PLANS)}, and data prepare takes files that you bring."
+        )
+    return FETCH_PLANS[name]

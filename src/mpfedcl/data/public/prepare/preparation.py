@@ -1,0 +1,149 @@
+"""The sets that can be prepared: which domains they have, and how each is read."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.public.prepare import (
+    cifar,
+    domainnet,
+    femnist,
+    mnist,
+    mnist_m,
+    office,
+    svhn_and_synth,
+    usps,
+)
+from mpfedcl.data.public.prepare.destination import (
+    ImageFolders,
+    is_prepared,
+    open_destination,
+    write_domain,
+)
+from mpfedcl.data.public.prepare.originals_folder import OriginalsFolder
+from mpfedcl.data.samples import DomainImages
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a domain is read; `read` gives None where no file of it is there."""
+
+    read: Callable[[OriginalsFolder], DomainImages | ImageFolders | None]
+    looked_for: str
+
+
+_MNIST = _Recipe(mnist.read_mnist, f"{', '.join(mnist.FILES)} (plain or .gz)")
+
+_RECIPES: dict[str, dict[str, _Recipe]] = {
+    "mnist": {"mnist": _MNIST},
+    "digit5": {
+        "mnist": _MNIST,
+        "mnist_m": _Recipe(
+            mnist_m.read_mnist_m,
+            f"{', '.join(mnist_m.LABEL_FILES)} with the folders mnist_m_train and mnist_m_test, or "
+            f"{mnist_m.ARCHIVES[0]}",
+        ),
+        "svhn": _Recipe(svhn_and_synth.read_svhn, ", ".join(svhn_and_synth.SVHN_FILES)),
+        "synth": _Recipe(
+            svhn_and_synth.read_synth,
+            f"{', '.join(svhn_and_synth.SYNTH_FILES)}, or {svhn_and_synth.SYNTH_ARCHIVE}",
+        ),
+        "usps": _Recipe(usps.read_usps, f"{', '.join(usps.LIBSVM_FILES)}, or {usps.HDF5_FILE}"),
+    },
+    "office10": {
+        name: _Recipe(
+            partial(office.read_office_domain, domain=name), f"the folder {' or '.join(folders)}"
+        )
+        for name, folders in office.DOMAIN_FOLDERS.items()
+    },
+    "domainnet": {
+        name: _Recipe(
+            partial(domainnet.read_domainnet_domain, domain=name),
+            f"{name}_train.txt, {name}_test.txt and {name}.zip or the folder {name}",
+        )
+        for name in domainnet.DOMAINS
+    },
+    **{
+        files.name: {files.name: _Recipe(partial(cifar.read_cifar, files=files), files.looked_for)}
+        for files in (cifar.CIFAR_10, cifar.CIFAR_100)
+    },
+    "femnist": {"femnist": _Recipe(femnist.read_femnist, femnist.LOOKED_FOR)},
+}
+
+
+@dataclass
+class Preparation:
+    """What became of the domains of a set."""
+
+    folder: Path
+    prepared: dict[str, str] = field(default_factory=dict)
+    """What there is of each domain that was written."""
+    kept: list[str] = field(default_factory=list)
+    """Domains that were there before."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """What was looked for of each domain that was not found."""
+
+
+def preparable_domains(name: str) -> tuple[str, ...]:
+    """Return the domains of a set that can be prepared."""
+    if name not in _RECIPES:
+        raise InvalidInput(
+            f"{name!r} cannot be prepared; it must be one of {', '.join(_RECIPES)} (for your own "
+            "images, --dataset.name folder needs no preparation)."
+        )
+    return tuple(_RECIPES[name])
+
+
+def prepare_set(
+    name: str,
+    source: Path,
+    folder: Path,
+    replace: bool = False,
+    only: Collection[str] | None = None,
+) -> Preparation:
+    """Write the domains whose originals lie in `source` into the folder of the set.
+
+    A domain that is there already stays as it is unless `replace`; each is written whole or not
+    at all, so that a later call can do the rest.
+    """
+    domains = [domain for domain in preparable_domains(name) if only is None or domain in only]
+    if not source.is_dir():
+        raise InvalidInput(f"source is {str(source)!r}; it must be a folder with the originals.")
+    outcome = Preparation(folder)
+    with open_destination(folder) as scratch:
+        for domain in domains:
+            if is_prepared(folder, domain) and not replace:
+                outcome.kept.append(domain)
+                continue
+            recipe = _RECIPES[name][domain]
+            try:
+                read = recipe.read(OriginalsFolder.open(source, scratch))
+            except OSError as error:
+                raise InvalidInput(
+                    f"{error.filename or source} cannot be used ({error.strerror or error}); the "
+                    "originals must be readable, and the data folder must have room."
+                ) from None
+            if read is None:
+                outcome.missing[domain] = recipe.looked_for
+                continue
+            write_domain(folder, scratch, read)
+            outcome.prepared[domain] = _describe(read)
+    return outcome
+
+
+def _describe(domain: DomainImages | ImageFolders) -> str:
+    if isinstance(domain, ImageFolders):
+        num_images = sum(len(images) for images in domain.classes.values())
+        return f"{num_images:,} images of {len(domain.classes)} classes"
+    height, width = domain.train_images.shape[1:3]
+    colour = "grey" if domain.train_images.ndim == 3 else "RGB"
+    counts = f"{len(domain.train_labels):,}"
+    if domain.test_labels is not None:
+        counts += f" training and {len(domain.test_labels):,} test"
+    clients = domain.train_clients
+    written = "" if clients is None else f" by {len(numpy.unique(clients)):,} writers"
+    return f"{counts} images{written}, {height} x {width} {colour}"

@@ -1,0 +1,128 @@
+"""Random filters as a frozen encoder: for small images, without trained weights.
+
+Everybody draws the same filters from the same seed, so that nothing has to be agreed on or sent.
+Each filter is a Gaussian draw less its mean, of length 1, and has no bias. Its answer at each place
+counts twice, as relu(y) and relu(-y), and each of the two is averaged over 4 x 4 windows.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, relu
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.images import Images
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.models.encoders.encoder import (
+    IMAGES_AT_ONCE,
+    Features,
+    OnProgress,
+    encode_in_batches,
+    fingerprint_weights,
+    torch_batch_encoder,
+)
+from mpfedcl.models.encoders.preprocessing import PixelScaling
+
+KIND = "random-filters"
+_FILTERS = "filters.weight"
+_DEFAULT_FILTERS, _MOST_FILTERS = 32, 1024
+_KERNEL = 5
+_WINDOWS = 4
+"""Windows a side; both signs of a filter give so many numbers squared."""
+_LARGEST_SIDE = 96
+"""Beyond it, 4 x 4 windows of what 5 x 5 pixels say tell next to nothing of an image."""
+_ANSWERS_AT_ONCE = 2**24
+"""Numbers of 4 bytes."""
+
+
+class RandomFilters:
+    """Filters for images of one size and colour: 32 numbers per filter, whatever the size."""
+
+    def __init__(
+        self,
+        seed: int,
+        num_filters: int,
+        preprocessing: PixelScaling,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.name = f"{KIND}:{seed}:{num_filters}"
+        self.feature_size = num_filters * 2 * _WINDOWS**2
+        self.preprocessing = preprocessing
+        self.tensors: Tensors = {_FILTERS: draw_filters(seed, num_filters, preprocessing.channels)}
+        self.fingerprint = fingerprint_weights(KIND, self.tensors, preprocessing)
+        self._device = torch.device(device)
+
+    @classmethod
+    def parse(
+        cls, name: str, find_scaling: Callable[[], PixelScaling], device: torch.device | str
+    ) -> Self:
+        """Read random-filters, random-filters:SEED or random-filters:SEED:FILTERS."""
+        found = re.fullmatch(rf"{KIND}(?::(\d{{1,18}}))?(?::(\d{{1,4}}))?", name, re.ASCII)
+        num_filters = int(found[2] or _DEFAULT_FILTERS) if found else 0
+        if found is None or not 1 <= num_filters <= _MOST_FILTERS:
+            raise InvalidInput(
+                f"encoder.name is {name!r}; it must be {KIND}, {KIND}:SEED or "
+                f"{KIND}:SEED:FILTERS with 1 to {_MOST_FILTERS} filters."
+            )
+        scaling = find_scaling()
+        _refuse_size(name, scaling)
+        return cls(int(found[1] or 0), num_filters, scaling, device)
+
+    @torch.inference_mode()
+    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
+        """Return the features [images, 32 for each filter], none below 0."""
+        tensors = {name: value.to(self._device) for name, value in self.tensors.items()}
+        encode_batch = torch_batch_encoder(
+            lambda inputs: apply_filters(tensors, inputs), self.preprocessing, self._device
+        )
+        return encode_in_batches(encode_batch, images, self, on_progress, self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        """Of large images few at once: their answers are the most that is in memory."""
+        height, width = self.preprocessing.image_shape[:2]
+        answers = 2 * len(self.tensors[_FILTERS]) * height * width
+        return min(IMAGES_AT_ONCE, max(1, _ANSWERS_AT_ONCE // answers))
+
+
+def draw_filters(seed: int, num_filters: int, channels: int) -> Tensor:
+    """Return filters [filters, channels, 5, 5] of mean 0 and length 1, in float32."""
+    draw = torch.randn(
+        (num_filters, channels, _KERNEL, _KERNEL),
+        generator=generator(seed, KIND, channels),
+        dtype=torch.float64,
+    )
+    centred = draw - draw.mean(dim=(1, 2, 3), keepdim=True)
+    return (centred / centred.square().sum(dim=(1, 2, 3), keepdim=True).sqrt()).float()
+
+
+def apply_filters(tensors: Tensors, inputs: Tensor) -> Tensor:
+    """Return the features [B, filters * 32] of pixels [B, channels, height, width]."""
+    # A filter's weights sum to 0, so that no constant matters; but rounded to float32 only almost.
+    # Less its own first pixel a blank image gives zeros, and no noise for others to blow up.
+    answers = conv2d(inputs - inputs[:, :1, :1, :1], tensors[_FILTERS])
+    both = torch.cat([relu(answers), relu(-answers)], dim=1)
+    return _average_windows(_average_windows(both, dim=2), dim=3).flatten(start_dim=1)
+
+
+def _average_windows(values: Tensor, dim: int) -> Tensor:
+    """Average over one dimension as `adaptive_avg_pool2d` does, which ONNX has not for any size."""
+    size = values.shape[dim]
+    bounds = [(n * size // _WINDOWS, -(-(n + 1) * size // _WINDOWS)) for n in range(_WINDOWS)]
+    means = [values.narrow(dim, begin, end - begin).mean(dim) for begin, end in bounds]
+    return torch.stack(means, dim)
+
+
+def _refuse_size(name: str, scaling: PixelScaling) -> None:
+    height, width = scaling.image_shape[:2]
+    if min(height, width) >= _KERNEL and max(height, width) <= _LARGEST_SIDE:
+        return
+    raise InvalidInput(
+        f"encoder.name is {name!r}, and the images have {height} x {width} pixels; it must be "
+        f"resnet18 or onnx:FILE, or the images {_KERNEL} to {_LARGEST_SIDE} pixels per side: "
+        "--dataset.image-size 64 resizes them."
+    )

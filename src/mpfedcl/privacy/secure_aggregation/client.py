@@ -1,0 +1,192 @@
+"""A client's part in one secure sum. What it has said once it does not say again differently."""
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError
+from mpfedcl.privacy.secure_aggregation.fixed_point import Ring
+from mpfedcl.privacy.secure_aggregation.primitives import (
+    SECRET_BYTES,
+    add_stream,
+    agree,
+    commit,
+    derive,
+    public_key,
+    seal,
+    split_secret,
+    unseal,
+)
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
+
+_STAGES = ("advertise", "share", "mask", "reveal", "over")
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """Shares of others' secrets, by client: of a seed or of a masking key, never of both."""
+
+    seeds: Mapping[str, bytes] = field(default_factory=dict)
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class SumClient:
+    """One client in one sum; `to_values` and `from_values` carry it over a restart.
+
+    Args:
+        name: The client's.
+        session: The sum.
+    """
+
+    def __init__(self, name: str, session: Session) -> None:
+        self._name, self._session = name, session
+        self._next = "advertise"
+        self._secrets = {
+            kind: secrets.token_bytes(SECRET_BYTES) for kind in ("channel", "masking", "seed")
+        }
+        self._roster: Roster | None = None
+        self._sealed: dict[str, bytes] = {}
+
+    def advertise(self) -> Advert:
+        """Return the public keys, and the commitment to the seed."""
+        self._enter("advertise")
+        return self._advert()
+
+    def share(self, roster: Roster) -> dict[str, bytes]:
+        """Split the secrets; return a sealed share for each other client."""
+        self._enter("share")
+        own = roster.adverts.get(self._name)
+        if roster.session != self._session:
+            raise ProtocolError("the roster is of another run or round")
+        # Not the signature, which is added by somebody else.
+        if own is None or own.signed(b"", b"") != self._advert():
+            raise ProtocolError("the roster does not have this client's own keys")
+        self._roster = roster
+        count, threshold = len(roster.names), roster.threshold
+        keys = split_secret(self._secrets["masking"], count, threshold)
+        seeds = split_secret(self._secrets["seed"], count, threshold)
+        self._secrets["own share"] = seeds[roster.place(self._name)]
+        return {
+            other: self._seal(other, keys[place] + seeds[place])
+            for place, other in enumerate(roster.names)
+            if other != self._name
+        }
+
+    def mask(self, numbers: Ring, sealed: Mapping[str, bytes]) -> Ring:
+        """Return the masked numbers, given the shares that others have sealed for this client.
+
+        Those others, and this client, are whose masks the sum will have.
+        """
+        self._enter("mask")
+        roster = self._known_roster
+        if not set(sealed) <= set(roster.names) - {self._name}:
+            raise ProtocolError("shares have come from clients that are not in the roster")
+        self._refuse_few(1 + len(sealed))
+        self._sealed = dict(sealed)
+        masked = numbers.copy()
+        add_stream(masked, own_key(roster, self._name, self._secrets["seed"]))
+        for other in sorted(sealed):
+            key = pair_key(roster, self._name, other, self._secrets["masking"])
+            add_stream(masked, key, subtract=self._name > other)
+        return masked
+
+    def reveal(self, survivors: Collection[str]) -> Revealed:
+        """Return the shares that open the sum of the survivors."""
+        self._enter("reveal")
+        known = {*self._sealed, self._name}
+        left = set(survivors)
+        if self._name not in left or not left <= known:
+            raise ProtocolError("the survivors are not among those who have shared")
+        self._refuse_few(len(left))
+        seeds, keys = {self._name: self._secrets["own share"]}, {}
+        for other in sorted(self._sealed):
+            content = self._unseal(other)
+            if content is None:
+                # Whoever has sealed nonsense: the others' shares must do.
+                continue
+            if other in left:
+                seeds[other] = content[SECRET_BYTES:]
+            else:
+                keys[other] = content[:SECRET_BYTES]
+        # Nothing is left that could be asked for a second time.
+        self._secrets, self._sealed = {}, {}
+        return Revealed(seeds, keys)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients are in the roster, which bounds what each may add."""
+        if self._roster is None:
+            raise ProtocolError(f"mask was asked for; the next stage here is {self._next}")
+        return len(self._roster.names)
+
+    def to_values(self) -> dict[str, Any]:
+        """Return what this client must remember, as plain values; they are secret."""
+        return {
+            "next": self._next,
+            "secrets": {name: value.hex() for name, value in self._secrets.items()},
+            "sealed": {name: value.hex() for name, value in self._sealed.items()},
+            "adverts": {
+                name: advert.to_values()
+                for name, advert in (self._roster.adverts if self._roster else {}).items()
+            },
+        }
+
+    @classmethod
+    def from_values(cls, name: str, session: Session, values: Mapping[str, Any]) -> Self:
+        """Return the client that `to_values` was asked of."""
+        client = cls(name, session)
+        client._next = values["next"]
+        client._secrets = {n: bytes.fromhex(text) for n, text in values["secrets"].items()}
+        client._sealed = {n: bytes.fromhex(text) for n, text in values["sealed"].items()}
+        adverts = {n: Advert.from_values(each) for n, each in values["adverts"].items()}
+        client._roster = Roster(session, adverts) if adverts else None
+        return client
+
+    def _advert(self) -> Advert:
+        return Advert(
+            public_key(self._secrets["channel"]),
+            public_key(self._secrets["masking"]),
+            commit(self._secrets["seed"], self._session.label),
+        )
+
+    def _enter(self, stage: str) -> None:
+        """Refuse what comes twice or too early: answering it could show a secret."""
+        if stage != self._next:
+            raise ProtocolError(f"{stage} was asked for; the next stage here is {self._next}")
+        self._next = _STAGES[_STAGES.index(stage) + 1]
+
+    def _refuse_few(self, count: int) -> None:
+        if count < self._known_roster.threshold:
+            raise NothingOpened(
+                f"{count} of {len(self._known_roster.names)} clients are left; "
+                f"{self._known_roster.threshold} are needed"
+            )
+
+    @property
+    def _known_roster(self) -> Roster:
+        assert self._roster is not None
+        return self._roster
+
+    def _seal(self, other: str, content: bytes) -> bytes:
+        purpose = self._known_roster.purpose("share", self._name, other)
+        public = self._known_roster.adverts[other].channel
+        return seal(agree(self._secrets["channel"], public, purpose), content, purpose)
+
+    def _unseal(self, other: str) -> bytes | None:
+        purpose = self._known_roster.purpose("share", other, self._name)
+        public = self._known_roster.adverts[other].channel
+        key = agree(self._secrets["channel"], public, purpose)
+        content = unseal(key, self._sealed[other], purpose)
+        return content if content and len(content) == 2 * SECRET_BYTES else None
+
+
+def own_key(roster: Roster, name: str, seed: bytes) -> bytes:
+    """Return the key of a client's own mask."""
+    return derive(seed, roster.purpose("own mask", name))
+
+
+def pair_key(roster: Roster, name: str, other: str, secret: bytes) -> bytes:
+    """Return the key of the mask of two clients, from the secret of one and the other's public."""
+    purpose = roster.purpose("pair mask", *sorted((name, other)))
+    return agree(secret, roster.adverts[other].masking, purpose)

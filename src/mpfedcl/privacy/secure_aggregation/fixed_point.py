@@ -1,0 +1,67 @@
+"""Numbers as integers modulo 2^64, whose sums are exact and independent of order.
+
+A fraction x is sent as round(x 2^24). What n clients send must lie in ±2^38/n, so that no sum
+leaves ±2^38; whole numbers are sent as they are, in ±2^62/n. A number beyond that is refused,
+never cut.
+"""
+
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from mpfedcl.core.errors import InvalidInput
+
+FRACTION_BITS = 24
+"""The sum of n clients is exact to n 2^-25."""
+_SUM_BITS = 62
+"""Of the largest sum: one bit is the sign, one tells sums that nobody can have sent honestly."""
+
+Ring = NDArray[numpy.uint64]
+"""Integers modulo 2^64."""
+
+
+class OutOfRange(InvalidInput):
+    """A number that cannot be added up."""
+
+
+def largest(num_clients: int, *, is_whole: bool = False) -> float:
+    """Return the largest number that each of so many clients may send.
+
+    Example:
+        >>> largest(4), largest(4, is_whole=True) == 2**60
+        (68719476736.0, True)
+    """
+    bits = _SUM_BITS if is_whole else _SUM_BITS - FRACTION_BITS
+    return 2.0**bits / num_clients
+
+
+def encode(name: str, values: NDArray[Any], num_clients: int) -> Ring:
+    """Return numbers as integers modulo 2^64, flat; what is out of range is refused by name."""
+    is_whole = values.dtype.kind in "iub"
+    flat = values.reshape(-1)
+    bound = largest(num_clients, is_whole=is_whole)
+    size = float(numpy.abs(flat.astype(numpy.float64)).max(initial=0.0))
+    # Written so that what is no number is refused too.
+    if not size <= bound:
+        raise OutOfRange(
+            f"{name} holds {size:.4g}; with secure sums of {num_clients} clients it must be finite "
+            f"and at most {bound:.4g}."
+        )
+    if not is_whole:
+        flat = numpy.rint(flat.astype(numpy.float64) * 2.0**FRACTION_BITS)
+    return flat.astype(numpy.int64).view(numpy.uint64)
+
+
+def decode(total: Ring, *, is_whole: bool = False) -> NDArray[Any]:
+    """Return a sum as numbers: int64, or float64 where fractions were encoded."""
+    signed = total.view(numpy.int64)
+    return signed.copy() if is_whole else signed.astype(numpy.float64) / 2.0**FRACTION_BITS
+
+
+def is_possible(total: Ring) -> bool:
+    """Tell whether a sum is one that clients in range can have."""
+    signed = total.view(numpy.int64)
+    # Each client's bound is rounded to 53 bits.
+    bound = 2**_SUM_BITS + 2**11
+    return not len(signed) or bool((signed <= bound).all() and (signed >= -bound).all())

@@ -1,0 +1,158 @@
+"""The server's part in one secure sum: it passes shares on, adds up, and opens the sum alone."""
+
+from collections.abc import Callable, Mapping
+from itertools import combinations, islice
+
+import numpy
+
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError
+from mpfedcl.privacy.secure_aggregation.client import Revealed, own_key, pair_key
+from mpfedcl.privacy.secure_aggregation.fixed_point import Ring
+from mpfedcl.privacy.secure_aggregation.primitives import (
+    SECRET_BYTES,
+    add_stream,
+    commit,
+    join_shares,
+    public_key,
+)
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
+
+SEALED_BYTES = 2 * SECRET_BYTES + 16
+"""Two shares, and the tag that authenticates them."""
+_MOST_TRIALS = 200
+"""Choices of shares that are tried: a client may have given others shares of nothing."""
+
+
+class SumServer:
+    """One sum. What one client says wrongly raises `ProtocolError` and costs that client alone.
+
+    Args:
+        session: The sum.
+        size: The numbers that each client adds.
+        adverts: Of the clients that have answered.
+    """
+
+    def __init__(self, session: Session, size: int, adverts: Mapping[str, Advert]) -> None:
+        self.roster = Roster(session, dict(adverts))
+        self._sealed: dict[str, Mapping[str, bytes]] = {}
+        self._total = numpy.zeros(size, dtype=numpy.uint64)
+        self._survivors: list[str] = []
+        self._revealed: dict[str, Revealed] = {}
+
+    def take_shares(self, name: str, sealed: Mapping[str, bytes]) -> None:
+        """Take in the shares that a client has sealed for each of the others."""
+        self._check_known(name, self._sealed)
+        if set(sealed) != set(self.roster.names) - {name}:
+            raise ProtocolError("it must seal a share for each of the others")
+        if any(len(each) != SEALED_BYTES for each in sealed.values()):
+            raise ProtocolError(f"a sealed share must have {SEALED_BYTES} bytes")
+        self._sealed[name] = sealed
+
+    @property
+    def sharers(self) -> list[str]:
+        """The clients whose shares have come, in order of name: they are asked for numbers."""
+        self._refuse_few(len(self._sealed))
+        return sorted(self._sealed)
+
+    def shares_for(self, name: str) -> dict[str, bytes]:
+        """Return what the others have sealed for a client."""
+        return {other: self._sealed[other][name] for other in self.sharers if other != name}
+
+    def take_masked(self, name: str, masked: Ring) -> None:
+        """Add a client's masked numbers to the sum."""
+        self._check_known(name, self._survivors)
+        if name not in self._sealed:
+            raise ProtocolError("it has not shared its secrets")
+        if masked.dtype != numpy.uint64 or masked.shape != self._total.shape:
+            raise ProtocolError(
+                f"its masked numbers are {list(masked.shape)} of {masked.dtype}; expected "
+                f"{list(self._total.shape)} of uint64"
+            )
+        self._total += masked
+        self._survivors.append(name)
+
+    @property
+    def survivors(self) -> list[str]:
+        """The clients whose numbers are in the sum, in order of name."""
+        self._refuse_few(len(self._survivors))
+        return sorted(self._survivors)
+
+    def take_revealed(self, name: str, revealed: Revealed) -> None:
+        """Take in the shares that a survivor reveals."""
+        self._check_known(name, self._revealed)
+        left = set(self.survivors)
+        if name not in left:
+            raise ProtocolError("it has sent no numbers")
+        vanished = self._sealed.keys() - left
+        if not (set(revealed.seeds) <= left and set(revealed.keys) <= vanished):
+            raise ProtocolError("it reveals shares that nobody may see")
+        shares = [*revealed.seeds.values(), *revealed.keys.values()]
+        if any(len(each) != SECRET_BYTES for each in shares):
+            raise ProtocolError(f"a share must have {SECRET_BYTES} bytes")
+        self._revealed[name] = revealed
+
+    def open(self) -> Ring:
+        """Return the sum of the survivors' numbers; with too few shares it stays closed."""
+        survivors = self.survivors
+        # All secrets first: a sum is opened as a whole or not at all.
+        seeds = {name: self._find_seed(name) for name in survivors}
+        vanished = sorted(self._sealed.keys() - set(survivors))
+        secrets = {name: self._find_masking(name) for name in vanished}
+        total = self._total.copy()
+        for name, seed in seeds.items():
+            add_stream(total, own_key(self.roster, name, seed), subtract=True)
+        for name, secret in secrets.items():
+            for other in survivors:
+                # What the survivor has added for this pair, taken away again.
+                key = pair_key(self.roster, name, other, secret)
+                add_stream(total, key, subtract=other < name)
+        return total
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of keys, shares and masked numbers that have come."""
+        keys = [bytes_ for each in self.roster.adverts.values() for bytes_ in vars(each).values()]
+        sealed = [share for each in self._sealed.values() for share in each.values()]
+        revealed = [
+            share
+            for each in self._revealed.values()
+            for share in (*each.seeds.values(), *each.keys.values())
+        ]
+        return sum(map(len, keys + sealed + revealed)) + self._total.nbytes * len(self._survivors)
+
+    def _find_seed(self, name: str) -> bytes:
+        advert, label = self.roster.adverts[name], self.roster.session.label
+        shares = {n: each.seeds[name] for n, each in self._revealed.items() if name in each.seeds}
+        return self._join(name, shares, lambda found: commit(found, label) == advert.commitment)
+
+    def _find_masking(self, name: str) -> bytes:
+        advert = self.roster.adverts[name]
+        shares = {n: each.keys[name] for n, each in self._revealed.items() if name in each.keys}
+        return self._join(name, shares, lambda found: public_key(found) == advert.masking)
+
+    def _join(
+        self, name: str, shares: Mapping[str, bytes], is_right: Callable[[bytes], bool]
+    ) -> bytes:
+        needed = self.roster.threshold
+        if len(shares) < needed:
+            raise NothingOpened(
+                f"{len(shares)} clients have revealed a share of {name}'s; {needed} are needed"
+            )
+        for chosen in islice(combinations(sorted(shares), needed), _MOST_TRIALS):
+            found = join_shares({self.roster.place(each): shares[each] for each in chosen})
+            if is_right(found):
+                return found
+        raise NothingOpened(f"the shares of {name}'s do not fit together")
+
+    def _check_known(self, name: str, before: object) -> None:
+        if name not in self.roster.adverts:
+            raise ProtocolError("it does not take part in this sum")
+        if name in before:  # type: ignore[operator]
+            raise ProtocolError("it has answered this stage already")
+
+    def _refuse_few(self, count: int) -> None:
+        if count < self.roster.threshold:
+            raise NothingOpened(
+                f"{count} of {len(self.roster.names)} clients are left; {self.roster.threshold} "
+                "are needed"
+            )

@@ -1,0 +1,156 @@
+"""MLflow: settings as parameters, curves as metrics, the run's files as artefacts.
+
+Into a store of plain files on this machine, through MLflow's client alone: no server, no network.
+"""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpfedcl.core.files import lock_folder
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.report.tracking.tracker import (
+    Tracker,
+    client_scalars,
+    read_notes,
+    round_scalars,
+    write_notes,
+)
+from mpfedcl.runs.observer import Record, RunResult
+
+_FILES = ("experiment.toml", "partition.json", "rounds.jsonl")
+_RESULTS = ("summary.json", "CARD.md", "model.safetensors", "pool.safetensors")
+_MOST_AT_ONCE = 500
+"""Metrics in a call: MLflow takes a thousand."""
+_MOST_PARAMETERS = 100
+_LONGEST_VALUE = 6000
+_LONGEST_KEY = 100
+_CHANGEABLE = ("rounds", *RESULT_NEUTRAL_SETTINGS)
+"""What a resume may change: tags, since MLflow's parameters cannot change."""
+
+
+class MlflowTracker(Tracker):
+    """Writes one MLflow run per run, also after a resume.
+
+    MLflow never takes a number back, so rounds that it has already are not logged again: run
+    again, they come out the same but for their seconds.
+    """
+
+    def __init__(self) -> None:
+        # Asked for when mlflow is imported. It reports its use over the network unless told not
+        # to, and it wants to be told that a store of files, which it no longer develops, is meant.
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        from mlflow import entities
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._entities, self._connect, self._refusal = entities, MlflowClient, MlflowException
+
+    def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
+        """Start an MLflow run, or reopen that of before a resume; add the rounds that it lacks."""
+        store = (experiment.track_to or path).resolve() / "mlflow"
+        self._client: Any
+        with lock_folder(store, wait=True):
+            # Several runs may find the store empty at the same time.
+            self._client = self._connect(tracking_uri=store.as_uri())
+            # An experiment in MLflow's sense: all runs of a store belong to one.
+            found = self._client.get_experiment_by_name("mpfedcl")
+            group = found.experiment_id if found else self._client.create_experiment("mpfedcl")
+        self._run = self._reopen_run(store, path) or self._create_run(str(group), store, path)
+        kept = self._client.get_run(self._run).data.params
+        settings = dict(_name_settings(experiment))
+        parameters = [
+            self._entities.Param(name, value)
+            for name, value in settings.items()
+            if name not in kept and name not in _CHANGEABLE
+        ]
+        for some in _batches(parameters, _MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=some)
+        for name in _CHANGEABLE:
+            self._client.set_tag(self._run, f"mpfedcl.{name}", settings.get(name, ""))
+        steps = [each.step for each in self._client.get_metric_history(self._run, "round")]
+        self._told = max(steps, default=0)
+        self._torn = self._told + 1
+        for record in done:
+            self.round(record)
+
+    def round(self, record: Record) -> None:
+        """Add a round's metrics."""
+        number = record["round"]
+        if number <= self._told:
+            return
+        clients = {f"clients/{name}": value for name, value in client_scalars(record).items()}
+        values = {
+            metric_key(name): value for name, value in (round_scalars(record) | clients).items()
+        }
+        if number == self._torn:
+            # The process may have ended while it told of this round.
+            values = {
+                name: each for name, each in values.items() if not self._has_metric(name, number)
+            }
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric(name, each, now, number) for name, each in values.items()]
+        for some in _batches(metrics, _MOST_AT_ONCE):
+            self._client.log_batch(self._run, metrics=some)
+        # Last: where this is, the round is complete.
+        self._client.log_metric(self._run, "round", number, now, number)
+        self._told = number
+
+    def finish(self, result: RunResult) -> None:
+        """Add the run's files; mark the MLflow run as finished, or as stopped."""
+        finished = result.summary is not None
+        for name in _FILES + (_RESULTS if finished else ()):
+            if (result.path / name).is_file():
+                self._client.log_artifact(self._run, str(result.path / name))
+        if finished and any((result.path / "models").iterdir()):
+            self._client.log_artifacts(self._run, str(result.path / "models"), "models")
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
+
+    def _reopen_run(self, store: Path, path: Path) -> str | None:
+        notes = read_notes(path, "mlflow")
+        if notes.get("store") != str(store) or not notes.get("run"):
+            return None
+        try:
+            self._client.update_run(notes["run"], "RUNNING")
+        except self._refusal:
+            # Somebody has removed it: all rounds are told to a new one.
+            return None
+        return notes["run"]
+
+    def _create_run(self, group: str, store: Path, path: Path) -> str:
+        run: str = self._client.create_run(group, run_name=path.resolve().name).info.run_id
+        write_notes(path, "mlflow", store=str(store), run=run)
+        return run
+
+    def _has_metric(self, name: str, number: int) -> bool:
+        return any(each.step == number for each in self._client.get_metric_history(self._run, name))
+
+
+def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:
+    for name, value in experiment.flattened():
+        if isinstance(value, dict):
+            for key, each in value.items():
+                yield metric_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
+        elif value is not None and value != ():
+            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            yield name, text[:_LONGEST_VALUE]
+
+
+def metric_key(name: str) -> str:
+    """Return a name that MLflow takes, and makes a file of; different names stay different."""
+    safe = "/".join(
+        re.sub(r"[^A-Za-z0-9_.\- ]", "_", part).strip(". ") or "_" for part in name.split("/")
+    )[:_LONGEST_KEY]
+    if safe == name:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{safe}-{digest}"
+
+
+def _batches(several: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
+    return (several[begin : begin + most] for begin in range(0, len(several), most))

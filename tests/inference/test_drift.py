@@ -1,0 +1,77 @@
+"""Drift: the batch's false-alarm rate is held, and the log says what was counted."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from scipy.stats import betabinom, binom
+
+from handwritten_runs import HOSTILE, write_run
+from mpfedcl.inference.calibration import find_thresholds
+from mpfedcl.inference.drift import LOG, Drift, log_drift, most_by_chance, parse_log
+from mpfedcl.report.watch.watched_runs import WatchedRuns
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize(("num_new", "num_held_out"), [(1, 200), (7, 99), (100, 100), (300, 2000)])
+def test_the_limit_is_the_quantile(num_new: int, num_held_out: int, rate: float) -> None:
+    place = math.ceil((num_held_out + 1) * (1 - rate) - 1e-9)
+    chance = betabinom(num_new, num_held_out + 1 - place, place)
+    limit = most_by_chance(num_new, num_held_out, rate)
+    assert chance.sf(limit) <= 0.01
+    assert not limit or chance.sf(limit - 1) > 0.01
+    # With many held-out images it is the binomial's.
+    assert most_by_chance(num_new, 10**7, rate) == binom(num_new, rate).ppf(0.99)
+
+
+def test_false_alarms_are_held_on_exchangeable_images() -> None:
+    """All ways to deal ranks to held-out and new images, drawn often: at most 1 % cry drift."""
+    draw = numpy.random.default_rng(3)
+    held_out, new, rate = 40, 30, 0.1
+    limit = most_by_chance(new, held_out, rate)
+    alarms = 0
+    for _ in range(3000):
+        ranks = draw.permutation(held_out + new)
+        threshold = find_thresholds(torch.from_numpy(ranks[:held_out]).double())[f"{rate:g}"]
+        alarms += int((ranks[held_out:] > threshold).sum() > limit)
+    # Four deviations of a share of 1 %.
+    assert alarms / 3000 <= 0.01 + 4 * math.sqrt(0.01 * 0.99 / 3000)
+    # A binomial, which takes the threshold for known, would cry wolf.
+    plain = int(binom(new, rate).ppf(0.99))
+    place = math.ceil((held_out + 1) * (1 - rate) - 1e-9)
+    assert betabinom(new, held_out + 1 - place, place).sf(plain) > 0.01
+
+
+def test_the_sentence() -> None:
+    drift = Drift(images=100, flagged=37, at_most=11, false_alarms=0.05)
+    assert drift.is_drift
+    assert drift.describe("image") == (
+        "37 of 100 images are farther from the pool than all but 5 % of held-out images were; by "
+        "chance at most 11 would be."
+    )
+    assert not Drift(100, 11, 11, 0.05).is_drift
+    assert most_by_chance(0, 100, 0.05) == 0
+
+
+def test_the_live_page_shows_the_latest(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    watcher = WatchedRuns(tmp_path)
+    watcher.refresh()
+    (entry,) = watcher.overview()["runs"]
+    assert json.loads(watcher.describe(entry["id"]) or b"")["drift"] == []
+    for flagged in range(7):
+        client = None if flagged % 2 else HOSTILE[0]
+        log_drift(path, Drift(20, flagged, 4, 0.05), client)
+    with (path / LOG).open("a") as file:
+        file.write('{"time": "now", "images": -3}\nno JSON\n')
+    watcher.searched_at = float("-inf")
+    assert watcher.refresh()[0] == [entry["id"]]
+    shown = json.loads(watcher.describe(entry["id"]) or b"")["drift"]
+    assert [each["flagged"] for each in shown] == [6, 5, 4, 3, 2]
+    assert [each["drift"] for each in shown] == [True, True, False, False, False]
+    assert shown[0]["expected"] == 1.0
+    assert shown[0]["client"] == HOSTILE[0]
+    assert parse_log(b"") == []

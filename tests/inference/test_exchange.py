@@ -1,0 +1,256 @@
+"""A federation of one exchange that never ends: whoever joins or leaves, it is as if from then."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from crashes_at_file_operations import OPERATIONS
+from exchange_runs import (
+    WIDTH,
+    assert_same_federation,
+    choose,
+    contents,
+    federation,
+    split_client,
+    story_of,
+    tensors_of,
+)
+from mpfedcl import InvalidInput, resume, run
+from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.gaussian import ABSENT, unit_features
+from mpfedcl.inference.exchange import open_exchange
+from mpfedcl.inference.exchange_join import join_exchange
+from mpfedcl.inference.join import join, leave, list_joined
+from mpfedcl.inference.ledger import find_break, read_events
+from mpfedcl.inference.trained_run import load_trained_run
+
+pytestmark = pytest.mark.whole
+METHODS = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof")
+
+
+@pytest.fixture
+def path(three: Path, tmp_path: Path) -> Path:
+    """A copy of the run of a, b and c."""
+    return Path(shutil.copytree(three, tmp_path / "run"))
+
+
+# As if it had always been so
+
+
+def test_the_statistics_are_those_of_all_samples_in_one_place(four: Path) -> None:
+    data = load_federated_data(federation(four.parent / "data").resolved())
+    inputs = torch.cat([client.inputs for client in data.clients])
+    labels = torch.cat([client.labels for client in data.clients])
+    features = unit_features(inputs)
+    found = load_file(four / "statistics.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.float64}
+    torch.testing.assert_close(found["moment"], features.T @ features, rtol=0, atol=1e-12)
+    for label in range(3):
+        own = features[labels == label]
+        assert found["counts"][label] == len(own)
+        torch.testing.assert_close(found["sums"][label], own.sum(0), rtol=0, atol=1e-12)
+    parts = [load_file(four / "statistics" / f"{name}.safetensors") for name in "abcd"]
+    for name in ("counts", "sums", "moment"):
+        total = torch.stack([part[name] for part in parts]).sum(0)
+        torch.testing.assert_close(found[name], total, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_joining_is_having_been_there_and_leaving_never_having_been(
+    method: str, clients: Path, tmp_path: Path
+) -> None:
+    few = run(federation(choose(clients, tmp_path / "few", "abc"), method), tmp_path / "abc").path
+    all_of_them = choose(clients, tmp_path / "all", "abcd")
+    whole = run(federation(all_of_them, method), tmp_path / "abcd").path
+    grown = Path(shutil.copytree(few, tmp_path / "grown"))
+    joined = join_exchange(grown, clients / "d.npz", "d", add=True)
+    assert joined.was_added
+    assert joined.after["classifier"] is not None
+    assert_same_federation(grown, whole)
+    # An original client, and one that has joined: the same.
+    for path in (whole, grown):
+        leave(path, "d")
+        assert_same_federation(path, few)
+    leave(whole, "b")
+    assert open_exchange(whole).pool.names == ("a", "c")
+    assert (method == "fedncm" or method == "fedcof") == (
+        "moment" not in load_file(whole / "statistics.safetensors")
+    )
+
+
+def test_single_precision_too(clients: Path, tmp_path: Path) -> None:
+    """What clients send is rounded; what is kept of it is added and subtracted in double."""
+    single = {"dtype": "float32"}
+    few = federation(choose(clients, tmp_path / "few", "abc"), **single)
+    path = run(few, tmp_path / "abc").path
+    before = load_file(path / "statistics.safetensors")
+    join_exchange(path, clients / "d.npz", "d", add=True)
+    leave(path, "d")
+    for name, value in load_file(path / "statistics.safetensors").items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-12)
+
+
+def test_replacing_and_bringing_more(path: Path, four: Path, clients: Path, tmp_path: Path) -> None:
+    split_client(clients / "d.npz", tmp_path / "first.npz", tmp_path / "rest.npz")
+    join_exchange(path, tmp_path / "first.npz", "d", add=True)
+    other = Path(shutil.copytree(path, tmp_path / "other"))
+    assert join_exchange(path, tmp_path / "rest.npz", "d", add=True, more=True).event == "extended"
+    assert_same_federation(path, four)
+    assert join_exchange(other, clients / "d.npz", "d", add=True, replace=True).event == "replaced"
+    assert_same_federation(other, four)
+    # Original clients may be replaced too, and come back to where they were.
+    before = tensors_of(path)["statistics.safetensors"]
+    join_exchange(path, clients / "d.npz", "a", add=True, replace=True)
+    counts = json.loads((path / "partition.json").read_text())["clients"]["a"]["train"]
+    assert counts == [6, 6, 6]
+    join_exchange(path, clients / "a.npz", "a", add=True, replace=True)
+    for name, value in tensors_of(path)["statistics.safetensors"].items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-10)
+    assert story_of(path)[-2:] == [("replaced", "a"), ("replaced", "a")]
+
+
+def test_a_new_class(path: Path, clients: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"has the label 3; labels must be 0 to 2\."):
+        join_exchange(path, clients / "e.npz", "e", add=True)
+    joined = join_exchange(path, clients / "e.npz", "e", add=True, new_classes=True)
+    assert joined.new_classes == ["3"]
+    wanted = run(federation(choose(clients, tmp_path / "abce", "abce")), tmp_path / "wanted").path
+    assert_same_federation(path, wanted)
+    trained = load_trained_run(path)
+    assert trained.class_names == ("0", "1", "2", "3")
+    assert trained.parameters("a")["bias"].shape[0] == 4
+    # Nobody holds it any more: its name stays, and it is never the answer.
+    leave(path, "e")
+    assert load_trained_run(path).class_names == ("0", "1", "2", "3")
+    bias = load_file(path / "model.safetensors")["bias"]
+    assert (bias[3] == ABSENT).all()
+    assert not (bias[:3, 0] == ABSENT).any()
+
+
+def test_without_add_nothing_is_written(path: Path, clients: Path) -> None:
+    with OPERATIONS.watch(path) as seen:
+        joined = join_exchange(path, clients / "e.npz", "e", new_classes=True)
+    assert seen == []
+    assert not joined.was_added
+    assert joined.before.keys() == {"classifier", "classifier_prior"}
+    assert joined.after.keys() == {"classifier", "classifier_prior", "own", "own_prior"}
+    assert None not in joined.after.values()
+
+
+def test_the_ledger_tells_all_and_cannot_be_changed_unseen(path: Path, clients: Path) -> None:
+    join_exchange(path, clients / "d.npz", "d", add=True)
+    assert [each["client"] for each in list_joined(path)] == ["d"]
+    leave(path, "a")
+    leave(path, "d")
+    first, second, third = read_events(path)
+    assert story_of(path) == [("joined", "d"), ("left", "a"), ("left", "d")]
+    assert first["counts"] == [6, 6, 6]
+    for before, after in ((first, second), (second, third)):
+        for name in ("model", "statistics", "pool"):
+            assert before[f"{name}_after"] == after[f"{name}_before"]
+    assert find_break(path) is None
+    lines = (path / "joins.jsonl").read_text().splitlines(keepends=True)
+    (path / "joins.jsonl").write_text(lines[0] + lines[2])
+    assert find_break(path) == 2
+
+
+def test_nothing_of_who_has_left_stays_in_the_files(path: Path, three: Path, clients: Path) -> None:
+    leave(path, "b")
+    names = [file.name for file in path.rglob("*") if file.is_file()]
+    assert not any(name.startswith(("b.", "round")) and "jsonl" not in name for name in names)
+    assert "b" not in json.loads((path / "partition.json").read_text())["clients"]
+    assert load_trained_run(path).clients == ("a", "c")
+    # It may come back under its name.
+    join_exchange(path, clients / "b.npz", "b", add=True)
+    assert_same_federation(path, three)
+
+
+# What cannot be
+
+
+def test_only_pooled_sums(clients: Path, tmp_path: Path) -> None:
+    keep = {"statistics__keep": "pooled"}
+    data = choose(clients, tmp_path / "data", "abc")
+    path = run(federation(data, **keep), tmp_path / "pooled").path
+    assert not (path / "statistics").exists()
+    before = contents(path)
+    for act in (
+        lambda: leave(path, "a"),
+        lambda: join_exchange(path, clients / "d.npz", "a", add=True, replace=True),
+        lambda: join_exchange(path, clients / "d.npz", "a", add=True, more=True),
+    ):
+        with pytest.raises(InvalidInput, match="only pooled sums were kept"):
+            act()
+    assert contents(path) == before
+    join_exchange(path, clients / "d.npz", "d", add=True)
+    assert not (path / "statistics").exists()
+    # Without a scatter around own means, more samples are exact all the same.
+    split_client(clients / "c.npz", data / "c.npz", tmp_path / "rest.npz")
+    ridge = run(federation(data, "fedridge", **keep), tmp_path / "ridge").path
+    join_exchange(ridge, tmp_path / "rest.npz", "c", add=True, more=True)
+    whole = choose(clients, tmp_path / "whole", "abc")
+    wanted = run(federation(whole, "fedridge", **keep), tmp_path / "wanted").path
+    assert_same_federation(ridge, wanted)
+
+
+def test_names(path: Path, clients: Path) -> None:
+    before = contents(path)
+    data = clients / "d.npz"
+    with pytest.raises(InvalidInput, match="'a', a client of the federation"):
+        join_exchange(path, data, "a", add=True)
+    with pytest.raises(InvalidInput, match=r"with --more it must be one of a, b, c\."):
+        join_exchange(path, data, "z", add=True, more=True)
+    with pytest.raises(InvalidInput, match="only one of them"):
+        join_exchange(path, data, "a", add=True, more=True, replace=True)
+    with pytest.raises(InvalidInput, match="printable text"):
+        join_exchange(path, data, "../a", add=True)
+    with pytest.raises(InvalidInput, match=r"it must be one of a, b, c\."):
+        leave(path, "z")
+    with pytest.raises(InvalidInput, match="join_exchange"):
+        join(path, data, "d")
+    assert contents(path) == before
+    leave(path, "a")
+    with pytest.raises(InvalidInput, match="'a', which has left already"):
+        leave(path, "a")
+    leave(path, "b")
+    with pytest.raises(InvalidInput, match="'c', the last client"):
+        leave(path, "c")
+    with pytest.raises(InvalidInput, match="clients have joined or left since"):
+        resume(path)
+
+
+def test_files_of_other_federations_and_damaged_ones(path: Path, four: Path) -> None:
+    pooled, own = path / "statistics.safetensors", path / "statistics" / "b.safetensors"
+    sound, good = load_file(pooled), own.read_bytes()
+
+    def refuses(words: str) -> None:
+        before = contents(path)
+        with pytest.raises(InvalidInput, match=words):
+            leave(path, "b")
+        assert contents(path) == before
+
+    own.write_bytes(good[:100])
+    refuses("b.safetensors cannot be read as safetensors")
+    shutil.copy(path / "statistics" / "a.safetensors", own)
+    part = load_file(own)
+    save_file(part | {"counts": part["counts"] + 1}, own, {"encoder": "null"})
+    refuses("other counts than pool.safetensors")
+    save_file(part | {"moment": torch.zeros(3, 3, dtype=torch.float64)}, own, {"encoder": "null"})
+    refuses(rf"moment of shape \[3, 3\]; in this federation it must be \[{WIDTH}, {WIDTH}\]")
+    save_file(part, own, {"encoder": '"abc"'})
+    refuses("sums behind another encoder")
+    own.unlink()
+    refuses("is missing")
+    own.write_bytes(good)
+    save_file(sound | {"sums": sound["sums"] * torch.nan}, pooled, {"encoder": "null"})
+    refuses("not finite")
+    save_file(sound | {"counts": torch.zeros(5, dtype=torch.float64)}, pooled)
+    refuses(r"counts of shape \[5\]")
+    shutil.copy(four / "statistics.safetensors", pooled)
+    refuses("other counts than pool.safetensors")
+    pooled.unlink()
+    refuses("has no statistics.safetensors")

@@ -1,0 +1,193 @@
+"""join, leave, worth and advise on a federation of one exchange, from the command line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from command_results import Cli, Refused, assert_fits
+from exchange_runs import choose, federation, save_client
+from mpfedcl import run
+from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.inference.advice import advise, samples_needed
+from mpfedcl.inference.exchange import open_exchange
+from mpfedcl.inference.paired_answers import compare_answers
+from mpfedcl.inference.worth import find_worth
+from mpfedcl.rounds.evaluation import percent_correct
+from small_experiments import small
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "elsewhere")]
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("clients")
+    for seed, name in enumerate("abcd"):
+        save_client(root / f"{name}.npz", seed)
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(clients: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("federation")
+    return run(federation(choose(clients, root / "data", "abc")), root / "run").path
+
+
+@pytest.fixture
+def path(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_client_joins_brings_more_and_leaves(path: Path, clients: Path, cli: Cli) -> None:
+    words = ["join", path, "--data", clients / "d.npz", "--name", "d"]
+    tried = cli(*words)
+    assert tried.code == 0, tried.err
+    assert "the federation's with d" in tried.out
+    assert "The federation is unchanged; --add adds these sums" in tried.out
+    assert_fits(tried.out)
+    assert "joined; take it out with: mpfedcl leave" in cli(*words, "--add").out
+    assert "extended; take it out" in cli(*words, "--add", "--more").out
+    told = json.loads(cli("join", path, "--json").out)
+    assert [(each["client"], each["event"], each["train_images"]) for each in told] == [
+        ("d", "extended", 36)
+    ]
+    assert (
+        "d has left; the pool holds 9 prototypes of 3 clients"
+        in cli("leave", path, "--name", "d").out
+    )
+    assert json.loads(cli("join", path, "--leave", "a", "--json").out)["pool"] == ["b", "c"]
+
+
+def test_the_pooled_methods_leave_as_they_joined(images: Path, tmp_path: Path, cli: Cli) -> None:
+    old = run(small(images, rounds=1), tmp_path / "old").path
+    late = next(images.glob("*.npz"))
+    cli("join", old, "--data", late, "--name", "late", "--epochs", 0, "--add")
+    assert "late has left" in cli("leave", old, "--name", "late").out
+
+
+def test_sentences(path: Path, clients: Path, refused: Refused) -> None:
+    data = clients / "d.npz"
+    assert "who leaves" in refused("leave", path)
+    assert "it must be one of a, b, c." in refused("leave", path, "--name", "z")
+    assert "the client's images" in refused("advise", path)
+    words = ["join", path, "--data", data, "--name", "d"]
+    assert "trains nothing" in refused(*words, "--epochs", 5)
+    assert "lr is given" in refused(*words, "--lr", 0.1)
+    assert "must be a folder that holds a run" in refused("worth", clients)
+    assert "must be greater than 0" in refused("advise", path, "--data", data, "--test-fraction", 2)
+
+
+@pytest.mark.usefixtures("rendered_figures")
+def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
+    shown = cli("worth", path)
+    assert shown.code == 0, shown.err
+    assert "below 0 they do better without it" in shown.out
+    assert_fits(shown.out)
+    assert (path / "worth.png").stat().st_size > 10_000
+    told = json.loads((path / "worth.json").read_text())
+    assert sorted(each["client"] for each in told["clients"]) == ["a", "b", "c"]
+    points = [each["union"]["difference"] for each in told["clients"]]
+    assert points == sorted(points, reverse=True)
+    # Data that are no longer there.
+    experiment = (path / "experiment.toml").read_text()
+    gone = experiment.replace(str(path.parent), str(path.parent / "gone"))
+    data = str(open_exchange(path).experiment.dataset.root)
+    (path / "experiment.toml").write_text(gone.replace(data, data + "-gone"))
+    assert "worth is measured on them" in refused("worth", path)
+
+
+def test_worth_is_the_accuracy_of_runs_without_the_client(
+    path: Path, clients: Path, tmp_path: Path
+) -> None:
+    found = {each.client: each for each in find_worth(path).clients}
+    data = load_federated_data(federation(clients).resolved())
+    for gone, others in (("a", "bc"), ("c", "ab")):
+        chosen = choose(clients, tmp_path / others, others)
+        without = run(federation(chosen), tmp_path / f"run-{others}")
+        assert without.summary is not None
+        assert found[gone].union.without == pytest.approx(without.summary["accuracy_union"])
+        assert found[gone].own.without == pytest.approx(without.accuracy)
+        # With it: the whole federation's classifier on the tests of the others.
+        exchange = open_exchange(path)
+        rows = torch.cat([data.client(name).test for name in others])
+        scores = exchange.scores(exchange.fit().params, data.test_inputs[rows])
+        right = percent_correct(scores.argmax(1) == data.test_labels[rows])
+        assert found[gone].union.whole == pytest.approx(right)
+
+
+def test_worth_needs_three_clients_and_their_sums(clients: Path, tmp_path: Path, cli: Cli) -> None:
+    two = run(federation(choose(clients, tmp_path / "two", "ab")), tmp_path / "run").path
+    assert "there must be at least 3" in cli("worth", two).err
+    data = choose(clients, tmp_path / "three", "abc")
+    pooled = federation(data, "fedncm", statistics__keep="pooled")
+    path = run(pooled, tmp_path / "pooled").path
+    assert "only pooled sums were kept" in cli("worth", path).err
+
+
+def test_advice(path: Path, clients: Path, cli: Cli) -> None:
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    shown = cli("advise", path, "--data", clients / "d.npz")
+    assert shown.code == 0, shown.err
+    assert "each vector was tested once, in 5 folds" in shown.out
+    assert "Nothing was sent or written." in shown.out
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    told = json.loads(cli("advise", path, "--data", clients / "d.npz", "--json").out)
+    assert told["accuracy"].keys() == {"own", "pooled", "personal"}
+    assert told["tested"] == 36
+    assert told["verdict"].split(":")[0] in (
+        "Join",
+        "It makes no clear difference to you",
+        "Do not join for your own sake",
+    )
+
+
+def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) -> None:
+    """One sample a class of the same kind as everybody's: the federation knows them better."""
+    random = numpy.random.default_rng(3)
+    labels = numpy.arange(903) % 3
+    vectors = random.normal(0, 0.4, (903, 7))
+    vectors[numpy.arange(903), labels] += 1
+    numpy.savez(
+        tmp_path / "few.npz",
+        x_train=vectors[:3],
+        y_train=labels[:3],
+        x_test=vectors[3:],
+        y_test=labels[3:],
+    )
+    pooled = run(federation(clients, "fedlda"), tmp_path / "pooled").path
+    found = advise(pooled, tmp_path / "few.npz")
+    assert found.compared == "pooled"
+    assert (found.folds, found.train, found.tested) == (1, 3, 900)
+    assert found.verdict.startswith("Join: ")
+    assert sum(each.own for each in found.classes) == round(9 * found.accuracy["own"])
+
+
+def test_a_learning_curve_is_extended_where_it_is_one() -> None:
+    """An error of 400 / n reaches 5 % at 80."""
+    curve = [(10, 60.0), (20, 80.0), (40, 90.0)]
+    assert samples_needed(curve, 95.0) == 40
+    assert samples_needed(curve, 90.0) == 0
+    assert samples_needed(curve, 100.0) is None
+    assert samples_needed([(10, 80.0), (20, 80.0), (40, 80.0)], 90.0) is None
+    assert samples_needed([(10, 70.0), (20, 71.0), (40, 72.0)], 99.0) is None
+    assert samples_needed([(3, 60.0), (3, 60.0), (6, 70.0)], 90.0) is None
+
+
+def test_the_interval_holds_what_it_promises() -> None:
+    """Of many draws with a known difference, about 95 in 100 intervals have it in them."""
+    generator = torch.Generator().manual_seed(0)
+    for pairs in (20, 100):
+        held = 0
+        for _ in range(400):
+            draw = torch.rand(pairs, generator=generator)
+            first, second = (draw < 0.2) | (draw > 0.5), draw > 0.3
+            # Only first: 0 to 0.2; only second: 0.3 to 0.5, so the difference is 0.
+            found = compare_answers(first, second)
+            held += found.low <= 0 <= found.high
+        assert 0.92 <= held / 400 <= 0.99
+    alike = compare_answers(torch.ones(50) > 0, torch.ones(50) > 0)
+    assert alike.mean == 0
+    assert alike.low < 0 < alike.high

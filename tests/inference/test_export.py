@@ -1,0 +1,345 @@
+"""Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import onnx
+import pytest
+import torch
+from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
+from numpy.typing import NDArray
+from onnx_encoder_files import save_convolution
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from command_processes import environment
+from encoder_experiments import pictured
+from mpfedcl import Experiment, InvalidInput, Predictor, run
+from mpfedcl.data.reader import read_image_set
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
+from small_experiments import EXAMPLES, Say, small
+from vision_transformers import export_transformer
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the digits inside the package, far enough to be right about most of them."""
+    path = tmp_path_factory.mktemp("digits") / "run"
+    return run(Experiment(rounds=6).replace(train__lr=0.1, partition__alpha=1.0), path).path
+
+
+@pytest.fixture(scope="module")
+def digits_onnx(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportedFile:
+    """What is exported of it if nothing is asked for."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    return export_run(Predictor.load(digits_run), ExportSettings(), path)
+
+
+def digits() -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
+    (domain,) = read_image_set(DatasetSettings()).domains
+    assert domain.test_images is not None
+    assert domain.test_labels is not None
+    return domain.test_images, domain.test_labels
+
+
+def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answers) -> None:
+    """Hold an export by prototype to PyTorch, ties aside."""
+    for number, said in enumerate(predictor.predict(images)):
+        assert said.distance is not None
+        assert answers["distance"][number] == pytest.approx(said.distance, abs=1e-5)
+        label = predictor.class_names[answers["label"][number]]
+        assert label == said.label or (said.margin or 0) < 1e-5
+        assert -answers["scores"][number].max() == answers["distance"][number]
+
+
+@pytest.mark.thorough
+def test_a_thousand_digits(digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path) -> None:
+    predictor, done = Predictor.load(digits_run), digits_onnx
+    images, labels = digits()
+    assert len(images) == 1000
+    answers, note = ask(done.path, images)
+    assert_same_labels(predictor, images, answers)
+    one, _ = ask(done.path, images[7:8])
+    assert one["label"] == answers["label"][7]
+    assert note == done.note
+    assert note["classes"] == list("0123456789")
+    assert note["input"]["shape"] == ["batch", 28, 28]
+    assert note["unknown"]["false_alarms"] == 0.05
+    assert note["checked"]["labels_differ"] == 0
+    assert note["checked"]["images"] == 1000
+    accuracy = 100 * float((answers["label"] == labels).mean())
+    assert note["checked"]["accuracy"] == pytest.approx(accuracy)
+    assert accuracy > 60
+    # Nothing tells where it was made.
+    content = done.path.read_bytes()
+    for place in (str(Path.cwd()), str(done.path.parent), "site-packages", "torch/fx", "client-0"):
+        assert place.encode() not in content
+    again = export_run(predictor, ExportSettings(), tmp_path / "again.onnx")
+    assert again.path.read_bytes() == content
+
+
+def test_int8_is_a_quarter_and_within_a_point(
+    digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
+) -> None:
+    predictor, whole = Predictor.load(digits_run), digits_onnx
+    small_one = export_run(predictor, ExportSettings(quantized=True), tmp_path / "int8.onnx")
+    assert small_one.num_bytes < 0.3 * whole.num_bytes
+    images, labels = digits()
+    exact, quantized = (ask(each.path, images)[0]["label"] for each in (whole, small_one))
+    assert abs((exact == labels).mean() - (quantized == labels).mean()) <= 0.01
+    assert (exact == quantized).mean() > 0.97
+
+
+def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Path) -> None:
+    predictor = Predictor.load(digits_run, "client-3")
+    images, _ = digits()
+    said = predictor.predict(images[:50])
+    wanted = ExportSettings(rule="classifier", check_images=50)
+    answers, note = ask(export_run(predictor, wanted, tmp_path / "c.onnx").path, images[:50])
+    assert list(answers) == ["label", "scores"]
+    assert note["model"] == "client-3"
+    assert note["unknown"] is None
+    for label, scores, each in zip(answers["label"], answers["scores"], said, strict=True):
+        assert predictor.class_names[label] == each.classifier.label
+        assert scores.max() == pytest.approx(each.classifier.probability, abs=1e-5)
+
+    program = export_run(predictor, ExportSettings(format="torch-export", check_images=50))
+    assert program.path == digits_run / "exported" / "client-3-prototype.pt2"
+    extra = {"mpfedcl": ""}
+    module = torch.export.load(program.path, extra_files=extra).module()
+    assert json.loads(extra["mpfedcl"]) == program.note
+    label, distance, _ = module(torch.from_numpy(images[:50]))
+    assert [predictor.class_names[n] for n in label] == [each.label for each in said]
+    assert distance.tolist() == pytest.approx([each.distance for each in said], abs=1e-5)
+    with zipfile.ZipFile(program.path) as archive:
+        sizes = {each.filename: each.file_size for each in archive.infolist()}
+    # An example would be there as a pickle.
+    assert [size for name, size in sizes.items() if name.endswith(".pt")] == [0]
+
+    tensors = export_run(
+        predictor, ExportSettings(format="safetensors"), tmp_path / "m.safetensors"
+    ).path
+    found = load_file(tensors)
+    for name, value in predictor.params.items():
+        assert torch.equal(found[name], value)
+    assert predictor.trained.reference is not None
+    assert torch.equal(found["prototypes.vectors"], predictor.trained.reference.vectors)
+    with safe_open(tensors, "pt") as file:
+        assert json.loads(file.metadata()["mpfedcl"])["classes"] == list("0123456789")
+
+
+@pytest.mark.usefixtures("small_model")
+@pytest.mark.parametrize(
+    ("method", "changes"), [("fedproto", {}), ("fedavg", {}), ("mp-fedcl", {"dtype": "float64"})]
+)
+def test_other_methods_and_precisions(
+    images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    path = run(small(images, method, **changes), tmp_path / "run").path
+    predictor = Predictor.load(path, "client-0")
+    pixels = numpy.load(images / "stripes.npz")["x_test"]
+    answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
+    if method == "fedavg":
+        assert note["reading"] == "classifier"
+        said = [each.classifier.label for each in predictor.predict(pixels)]
+        assert [note["classes"][n] for n in answers["label"]] == said
+    else:
+        assert_same_labels(predictor, pixels, answers)
+
+
+OUTSIDE = ExportSettings(with_encoder=False, check_images=8)
+
+
+def export_inside(
+    pictures: Path, path: Path, **changes: Any
+) -> tuple[Predictor, NDArray[Any], Answers]:
+    """Hold a run's export with the encoder in it to PyTorch on six pictures."""
+    experiment = pictured(pictures, rounds=1, train__lr=0.01, **changes)
+    predictor = Predictor.load(run(experiment, path).path)
+    paths = sorted(pictures.glob("photo/*/*"))[:6]
+    brought = numpy.stack([predictor.convert(each) for each in paths])
+    assert brought.shape[1:] == predictor.trained.input_format.shape
+    answers, _ = ask(export_run(predictor, ExportSettings(check_images=8)).path, brought)
+    assert_same_labels(predictor, brought, answers)
+    return predictor, brought, answers
+
+
+@pytest.mark.thorough
+def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
+    predictor, brought, answers = export_inside(pictures, tmp_path / "run")
+    head = export_run(predictor, OUTSIDE)
+    features = predictor.trained.inputs(brought).numpy()
+    inside, note = ask(head.path, features)
+    assert inside["label"].tolist() == answers["label"].tolist()
+    assert note["input"]["shape"] == ["batch", 512]
+    assert head.num_bytes < 1_000_000
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("narrow_resnet")
+def test_a_trained_encoder_is_always_inside(pictures: Path, tmp_path: Path) -> None:
+    predictor, _, _ = export_inside(pictures, tmp_path / "run", encoder__train=True)
+    with pytest.raises(InvalidInput, match="the run has trained the encoder"):
+        export_run(predictor, OUTSIDE)
+
+
+def test_random_filters_are_inside_for_rectangles_in_colour(tmp_path: Path) -> None:
+    pixels = numpy.random.default_rng(1).integers(0, 256, (24, 30, 23, 3), dtype=numpy.uint8)
+    labels = numpy.arange(24) % 3
+    (tmp_path / "set").mkdir()
+    numpy.savez(
+        tmp_path / "set/a.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels
+    )
+    changes = {"encoder__name": "random-filters", "partition__kind": "iid", "clients": 2}
+    path = run(pictured(tmp_path / "set", **changes), tmp_path / "run").path
+    predictor = Predictor.load(path)
+    answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
+    assert note["input"]["shape"] == ["batch", 30, 23, 3]
+    assert_same_labels(predictor, pixels, answers)
+    tensors = load_file(export_run(predictor, ExportSettings(format="safetensors")).path)
+    assert tensors["encoder.filters.weight"].shape == (32, 3, 5, 5)
+
+
+@pytest.mark.parametrize("shape", ["map", "vector"])
+def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -> None:
+    encoder = save_convolution(tmp_path / "encoder.onnx", shape)
+    path = run(pictured(pictures, encoder__name=f"onnx:{encoder}"), tmp_path / "run").path
+    predictor = Predictor.load(path)
+    done = export_run(predictor, ExportSettings(), tmp_path / "whole.onnx")
+    encoder.unlink()
+    brought = numpy.stack([predictor.convert(each) for each in sorted(pictures.glob("*/*/*"))])
+    answers, _ = ask(done.path, brought)
+    assert_same_labels(predictor, brought, answers)
+    with pytest.raises(InvalidInput, match=r"cannot be exported as torch-export; .*'exclude'"):
+        export_run(predictor, ExportSettings(format="torch-export"))
+
+
+def test_a_vision_transformer_is_joined_as_it_was_trained_behind(
+    pictures: Path, tmp_path: Path
+) -> None:
+    encoder = tmp_path / "vit.onnx"
+    encoder.write_bytes(export_transformer())
+    changes = {
+        "encoder__name": f"onnx:{encoder}",
+        "encoder__output": "last_hidden_state",
+        "encoder__tokens": "patches",
+        "encoder__mean": (0.5, 0.4, 0.3),
+        "encoder__deviation": (0.5, 0.25, 0.2),
+    }
+    predictor = Predictor.load(run(pictured(pictures, **changes), tmp_path / "run").path)
+    done = export_run(predictor, ExportSettings(), tmp_path / "whole.onnx")
+    brought = numpy.stack([predictor.convert(each) for each in sorted(pictures.glob("*/*/*"))])
+    answers, _ = ask(done.path, brought)
+    assert_same_labels(predictor, brought, answers)
+    kinds = [node.op_type for node in onnx.load(done.path).graph.node]
+    # The output that was not chosen stays outside with all that only it needs.
+    assert "Tanh" not in kinds
+    assert "Softmax" in kinds
+
+
+@pytest.mark.usefixtures("small_model")
+def test_a_file_that_disagrees_is_not_written(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two_faced.py").write_text(
+        "import torch\n"
+        "from mpfedcl.methods.mp_fedcl import MpFedCL\n"
+        "class TwoFaced(MpFedCL):\n"
+        "    name = 'two-faced'\n"
+        "    def project(self, embeddings):\n"
+        "        turn = torch.compiler.is_exporting()\n"
+        "        return super().project(embeddings.flip(1) if turn else embeddings)\n"
+        "class Fickle(MpFedCL):\n"
+        "    name = 'fickle'\n"
+        "    def project(self, embeddings):\n"
+        "        return embeddings if embeddings.sum() > 0 else -embeddings\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = run(small(images, "two_faced:TwoFaced"), tmp_path / "run").path
+    with pytest.raises(InvalidInput, match=r"labels differ from PyTorch's, .*nothing was written"):
+        export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
+    path = run(small(images, "two_faced:Fickle", guard__max_norm=1e9), tmp_path / "other").path
+    with pytest.raises(InvalidInput, match="it cannot be traced"):
+        export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.usefixtures("small_model")
+def test_without_the_data_digits_are_asked_and_int8_is_refused(
+    images: Path, tmp_path: Path, said: Say
+) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    path = run(small(tmp_path / "images"), tmp_path / "run").path
+    shutil.rmtree(tmp_path / "images")
+    code, output, _ = said("export", path, "--check-images", 40, "--json")
+    told = json.loads(output)
+    assert code == 0
+    assert told["checked"]["from"] == (
+        "test images of mnist-sample, because the run's own are not here"
+    )
+    assert told["checked"]["images"] == 40
+    assert told["checked"]["accuracy"] is None
+    code, _, errors = said("export", path, "--quantize", "int8", "--out", tmp_path / "x.onnx")
+    assert code == 2
+    assert "dataset.name 'folder' must be here" in errors
+    assert not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.usefixtures("small_model")
+def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
+    path = run(small(images, "fedavg"), tmp_path / "run").path
+    for words, sentence in (
+        (("--reading", "prototype"), "has no prototypes; it must be 'classifier'"),
+        (("--encoder", "exclude"), "this run has no encoder"),
+        (("--format", "safetensors", "--quantize", "int8"), "only onnx has it"),
+        (("--check-images", "0"), "check_images is 0; it must be at least 1"),
+        (("--format", "safetensors", "--out", str(tmp_path)), "must be a file, and this is a fold"),
+        (("--format", "pickle"), "--format is 'pickle'; it must be one of"),
+    ):
+        code, output, errors = said("export", path, *words)
+        assert (code, output) == (2, "")
+        assert sentence in errors
+        assert len(errors.splitlines()) == 1
+
+
+def test_the_example_runs_without_torch_and_mpfedcl(
+    digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
+) -> None:
+    predictor, model = Predictor.load(digits_run), digits_onnx.path
+    images, _ = digits()
+    Image.fromarray(images[0]).save(tmp_path / "grey.png")
+    Image.fromarray(images[1]).convert("RGBA").resize((90, 70)).save(tmp_path / "clear.png")
+    Image.fromarray(images[2]).convert("RGB").save(tmp_path / "colour.jpg")
+    files = [tmp_path / name for name in ("grey.png", "clear.png", "colour.jpg")]
+    forbid = (
+        "import runpy, sys\n"
+        "class Forbid:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('torch', 'mpfedcl', 'onnx', 'safetensors'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Forbid())\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "assert not {'torch', 'mpfedcl'} & sys.modules.keys()\n"
+    )
+    example = EXAMPLES / "edge_inference.py"
+    ended = subprocess.run(
+        [sys.executable, "-c", forbid, str(example), str(model), *map(str, files)],
+        capture_output=True, text=True, env=environment(), cwd=tmp_path, check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    for line, file, said in zip(
+        ended.stdout.splitlines(), files, predictor.predict(files), strict=True
+    ):
+        unknown = " (unknown)" if said.unknown else ""
+        assert line == f"{file}: {said.label}, distance {said.distance:.3f}{unknown}"

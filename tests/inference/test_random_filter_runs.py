@@ -1,0 +1,85 @@
+"""Runs behind random filters in use: predicted with, joined, and refused behind others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
+from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.inference.new_client import NewClient
+from mpfedcl.inference.trained_run import load_trained_run
+from small_experiments import read_summary
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+
+
+def filtered(**changes: Any) -> Experiment:
+    """Return an experiment of one round behind random filters."""
+    settings = {"encoder__name": "random-filters", "train__lr": 0.1, "model__hidden": (16,)}
+    return Experiment(method="fedavg", rounds=1).replace(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPFEDCL_CACHE", str(place / "cache"))
+        return run(filtered(dataset__train_size=300), place / "run").path
+
+
+def test_predictions_are_the_runs_own(digits_run: Path) -> None:
+    partition = json.loads((digits_run / "partition.json").read_text())
+    assert (partition["input_shape"], partition["image_shape"]) == ([1024], [28, 28])
+    (domain,) = read_image_set(DatasetSettings()).domains
+    assert domain.test_images is not None
+    predictor = Predictor.load(digits_run)
+    assert predictor.trained.input_format == ImageFormat(28, 28, is_colour=False)
+    said = [int(each.classifier.label) for each in predictor.predict(domain.test_images)]
+    accuracy = 100 * float((numpy.array(said) == domain.test_labels).mean())
+    wanted = read_summary(digits_run)["readings"]["union"]["averaged_classifier"]
+    assert accuracy == pytest.approx(wanted)
+
+
+def test_colour_is_taken_out_for_a_run_on_grey_images(digits_run: Path, tmp_path: Path) -> None:
+    random = numpy.random.default_rng(0)
+    pixels = random.integers(0, 256, (12, 28, 28, 3), dtype=numpy.uint8)
+    labels = numpy.arange(12) % 3
+    numpy.savez(
+        tmp_path / "own.npz", x_train=pixels, y_train=labels, x_test=pixels[:3], y_test=labels[:3]
+    )
+    trained = load_trained_run(digits_run)
+    client = NewClient(trained, tmp_path / "own.npz", "own", test_fraction=0.5)
+    assert client.data.input_size == 1024
+    grey = numpy.stack([numpy.asarray(Image.fromarray(each).convert("L")) for each in pixels])
+    assert torch.equal(client.data.test_inputs, trained.inputs(grey[:3]))
+
+
+def test_a_run_is_not_gone_on_with_behind_other_filters(digits_run: Path, tmp_path: Path) -> None:
+    partition = digits_run / "partition.json"
+    content = partition.read_text()
+    for shape, sentence in (([30, 28], "trained with another one"), (None, "image_shape")):
+        partition.write_text(json.dumps({**json.loads(content), "image_shape": shape}))
+        with pytest.raises(InvalidInput, match=sentence):
+            load_trained_run(digits_run)
+    partition.write_text(content)
+    file = digits_run / "experiment.toml"
+    before = file.read_text()
+    file.write_text(before.replace('"random-filters"', '"random-filters:7"'))
+    with pytest.raises(InvalidInput, match="begun on other data"):
+        resume(digits_run, rounds=2)
+    file.write_text(before)
+
+
+@pytest.mark.parametrize("changes", [{"encoder__train": True}, {"encoder__weights": Path("x")}])
+def test_there_is_nothing_to_train_and_nothing_to_load(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=r"random-filters.* (cannot be trained|takes none)"):
+        run(filtered(**changes), tmp_path / "run")

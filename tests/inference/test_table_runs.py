@@ -1,0 +1,179 @@
+"""Runs on tables: trained, resumed, asked, joined, exported; and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import polars
+import pytest
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+
+from command_results import Refused
+from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
+from mpfedcl.data.tables import read_rows
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export.verification import load_check_samples
+from mpfedcl.inference.join import join
+from mpfedcl.network.server.serve import check_experiment
+from small_experiments import Say, Warnings
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+
+
+def on_table(root: Path, label: str, **changes: Any) -> Experiment:
+    settings = {
+        "dataset__name": "table",
+        "dataset__root": root,
+        "dataset__label": label,
+        "train__lr": 0.1,
+    }
+    return Experiment(method="fedavg", rounds=2).replace(**settings | changes)
+
+
+def breast_cancer() -> polars.DataFrame:
+    found = load_breast_cancer()
+    frame = polars.DataFrame(found.data, schema=list(found.feature_names))
+    sites = [f"clinic-{n % 3}" for n in range(len(found.data))]
+    return frame.with_columns(
+        diagnosis=polars.Series(found.target_names[found.target].tolist()),
+        clinic=polars.Series(sites),
+    )
+
+
+@pytest.fixture(scope="module")
+def cancer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three clinics, some numbers missing; the last rows are new to it."""
+    root, frame = tmp_path_factory.mktemp("cancer"), breast_cancer()
+    frame[469:].drop("diagnosis").write_csv(root / "new.csv")
+    frame[469:].write_parquet(root / "late.parquet")
+    is_known = polars.int_range(469) >= 7
+    seen = frame[:469].with_columns(polars.when(is_known).then("mean area").alias("mean area"))
+    seen.write_csv(root / "breast.csv")
+    experiment = on_table(
+        root / "breast.csv",
+        "diagnosis",
+        method="mp-fedcl",
+        dataset__client="clinic",
+        partition__kind="feature",
+    )
+    warnings = Warnings()
+    result = run(experiment, root / "run", warnings.observer())
+    assert warnings == [
+        "breast.csv: 7 values are missing in 1 column; they count as the column's mean."
+    ]
+    assert result.accuracy is not None
+    # Six in ten are benign.
+    assert result.accuracy > 88
+    assert result.summary is not None
+    assert list(result.summary["accuracy_per_client"]) == ["clinic-0", "clinic-1", "clinic-2"]
+    return result.path
+
+
+@pytest.mark.parametrize("name", ["wine", "digits"])
+def test_real_tables_are_learnt_under_label_skew(tmp_path: Path, name: str) -> None:
+    found = {"wine": load_wine, "digits": load_digits}[name]()
+    frame = polars.DataFrame(found.data).with_columns(kind=found.target)
+    frame.write_csv(tmp_path / "t.csv")
+    experiment = on_table(tmp_path / "t.csv", "kind", partition__alpha=2.0, train__epochs=3)
+    summary = run(experiment, tmp_path / "run").summary
+    assert summary is not None
+    assert summary["readings"]["union"]["averaged_classifier"] > 80
+    with pytest.raises(InvalidInput, match="has one domain"):
+        run(experiment.replace(partition__kind="feature"), tmp_path / "other")
+
+
+def test_new_rows_are_predicted(cancer_run: Path, said: Say) -> None:
+    root = cancer_run.parent
+    code, out, _ = said("predict", cancer_run, root / "new.csv", "--json")
+    assert code == 0
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert answers[7]["vector"] == f"{root}/new.csv[7]"
+    truth = breast_cancer()[469:]["diagnosis"].to_list()
+    right = numpy.mean([each["label"] == t for each, t in zip(answers, truth, strict=True)])
+    assert right > 0.9
+    # A table with its labels is as good, whatever the kind of file.
+    assert said("predict", cancer_run, root / "late.parquet", "--json")[1].count("\n") == 100
+
+
+def test_says_what_cannot_be_predicted(cancer_run: Path, tmp_path: Path, said: Say) -> None:
+    (tmp_path / "bad.csv").write_text("mean radius,b\n1,2\n")
+    (tmp_path / "bad.txt").write_text("1")
+    code, _, error = said("predict", cancer_run, tmp_path / "bad.csv", tmp_path / "bad.txt")
+    assert code == 2
+    assert "bad.csv lacks the column 'mean texture'; it has mean radius, b." in error
+    assert "bad.txt is not a table; this run takes rows of a CSV or Parquet file." in error
+
+
+def test_a_late_clinic_joins_with_its_table(cancer_run: Path, tmp_path: Path, said: Say) -> None:
+    late = cancer_run.parent / "late.parquet"
+    joined = join(cancer_run, late, "late")
+    assert joined.before["classifier"] is not None
+    assert joined.before["classifier"] > 85
+    frame = polars.read_parquet(late)
+    gaps = frame.with_columns(
+        polars.when(polars.int_range(100) > 0).then(polars.col("diagnosis")).alias("diagnosis")
+    )
+    gaps.write_csv(tmp_path / "gaps.csv")
+    words = ("join", cancer_run, "--data", tmp_path / "gaps.csv", "--name", "late")
+    code, out, error = said(*words)
+    assert (code, error) == (0, "gaps.csv: 1 row has no label and is left out.\n")
+    assert "vectors of 2 classes" in out
+    frame.with_columns(diagnosis=polars.lit("unclear")).write_csv(tmp_path / "gaps.csv")
+    assert (
+        "which has the class 'unclear'; the run's classes are benign, malignant" in said(*words)[2]
+    )
+
+
+def test_the_exported_file_tells_what_the_columns_are(cancer_run: Path, tmp_path: Path) -> None:
+    predictor = Predictor.load(cancer_run)
+    trained = predictor.trained
+    assert trained.columns is not None
+    exported = export_run(predictor, ExportSettings("safetensors"), tmp_path / "m.safetensors")
+    numbers = exported.note["input"]["columns"]
+    assert [each["name"] for each in numbers] == breast_cancer().columns[:30]
+    path = cancer_run.parent / "new.csv"
+    by_hand = polars.read_csv(path).select(
+        (polars.col(each["name"]) - each["mean"]) / each["deviation"] for each in numbers
+    )
+    rows = read_rows(path, trained.columns)
+    numpy.testing.assert_allclose(by_hand.to_numpy(), rows, rtol=1e-9, atol=1e-12)
+    # What a traced file is checked with before it is written: rows by the columns of the run.
+    real = load_check_samples(trained, 50)
+    assert real.origin == "test vectors of table"
+    assert real.labels is not None
+    said = [each.label for each in predictor.predict(real.samples)]
+    assert numpy.mean(numpy.array(predictor.class_names)[real.labels] == said) > 0.9
+
+
+def test_resumes_on_the_same_table_alone(cancer_run: Path) -> None:
+    """Last: the table is changed."""
+    assert len(resume(cancer_run, rounds=3).history) == 3
+    path = cancer_run.parent / "breast.csv"
+    frame = polars.read_csv(path)
+    frame.with_columns(polars.col("mean radius") + 1).write_csv(path)
+    with pytest.raises(InvalidInput, match="was begun on other data"):
+        resume(cancer_run, rounds=4)
+
+
+def test_the_command_shows_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say, refused: Refused
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{n},{'xyz'[n % 3]},{n % 2},{'ns'[n % 4 > 1]}\n" for n in range(24))
+    (tmp_path / "t.csv").write_text("a,b,kind,site\n" + rows + ",x,0,n\n")
+    words = ["--dataset.root", "t.csv", "--dataset.label", "kind", "--dataset.client", "site"]
+    code, out, _ = said("data", "show", "table", *words, "--partition.kind", "feature")
+    assert code == 0
+    assert "t.csv: 1 value is missing in 1 column; they count as the column's mean.\n" in out
+    assert "the samples are vectors of 4 numbers" in out
+    assert "table" in said("data", "list")[1]
+    sentence = refused("run", "--dataset.name", "table", *words[:2], "--dataset.label", "kin")
+    assert (
+        "dataset.label is 'kin'; it must be a column of t.csv (did you mean 'kind'?)." in sentence
+    )
+
+
+def test_tables_stay_on_one_machine(cancer_run: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"over a network .* sums over all clients"):
+        check_experiment(on_table(cancer_run.parent / "breast.csv", "diagnosis"))

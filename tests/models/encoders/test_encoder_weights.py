@@ -1,0 +1,281 @@
+"""Encoder weights: where they are looked for, which files are read, and which are refused."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.models.encoders.preprocessing import Preprocessing
+from mpfedcl.models.encoders.weights import find_weights, load_weights
+from mpfedcl.models.resnet import ResNet18
+
+pytestmark = pytest.mark.whole
+
+IMAGENET = Preprocessing(64, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.fixture(autouse=True)
+def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPFEDCL_WEIGHTS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Tensors:
+    return ResNet18().init(torch.Generator().manual_seed(0), torch.float32)
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        action()
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    return sentence
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "shared" / "data"
+    data.mkdir(parents=True)
+    beside = touch(tmp_path / "shared" / "weights" / "resnet18_beside.safetensors")
+    assert find_weights(None, data).samefile(beside)
+    inside = touch(data / "weights" / "resnet18_inside.pth")
+    assert find_weights(None, data) == inside
+    named = touch(tmp_path / "elsewhere" / "any-name.safetensors")
+    monkeypatch.setenv("MPFEDCL_WEIGHTS", str(named))
+    assert find_weights(None, data) == named
+    asked = touch(tmp_path / "mine.pt")
+    assert find_weights(asked, data) == asked
+
+
+def test_a_data_folder_given_as_a_dot_has_its_real_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = touch(tmp_path / "weights" / "resnet18.safetensors")
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    assert find_weights(None, Path()).samefile(beside)
+
+
+@pytest.mark.parametrize("through", ["setting", "variable"])
+def test_a_folder_is_searched_for_safetensors_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    asked = tmp_path if through == "setting" else None
+    if through == "variable":
+        monkeypatch.setenv("MPFEDCL_WEIGHTS", str(tmp_path))
+    touch(tmp_path / "mobilenet.safetensors")
+    assert "has no file resnet18*" in refusal(lambda: find_weights(asked, tmp_path / "data"))
+    old = touch(tmp_path / "resnet18-f37072fd.pth")
+    assert find_weights(asked, tmp_path / "data") == old
+    new = touch(tmp_path / "resnet18.safetensors")
+    assert find_weights(asked, tmp_path / "data") == new
+    touch(tmp_path / "resnet18_other.safetensors")
+    sentence = refusal(lambda: find_weights(asked, tmp_path / "data"))
+    assert "resnet18.safetensors, resnet18_other.safetensors" in sentence
+    assert "encoder.weights must say which" in sentence
+
+
+def test_without_weights_the_sentence_shows_every_way(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    sentence = refusal(lambda: find_weights(None, data))
+    for part in (
+        "encoder.weights",
+        "$MPFEDCL_WEIGHTS",
+        str(data / "weights"),
+        str(tmp_path / "weights"),
+        "mpfedcl pretrain",
+        "--encoder.name random-resnet18",
+    ):
+        assert part in sentence
+
+
+def test_a_path_that_does_not_exist_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "nothing.pth"
+    assert "encoder.weights is" in refusal(lambda: find_weights(missing, tmp_path))
+    monkeypatch.setenv("MPFEDCL_WEIGHTS", str(missing))
+    assert "$MPFEDCL_WEIGHTS is" in refusal(lambda: find_weights(None, tmp_path))
+    assert "No such file" in refusal(lambda: load_weights(missing))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
+@pytest.mark.parametrize("prefix", ["", "module.", "encoder.", "backbone.", "module.encoder."])
+def test_reads_each_format_and_strips_what_wrappers_add(
+    tmp_path: Path, weights: Tensors, suffix: str, prefix: str
+) -> None:
+    found: dict[str, Any] = {f"{prefix}{name}": value for name, value in weights.items()}
+    found[f"{prefix}fc.weight"] = torch.zeros(1000, 512)
+    found[f"{prefix}fc.bias"] = torch.zeros(1000)
+    found[f"{prefix}bn1.num_batches_tracked"] = torch.tensor(7)
+    path = tmp_path / f"resnet18.{suffix}"
+    if suffix == "safetensors":
+        save_file(found, path)
+    else:
+        torch.save(found, path)
+    loaded = load_weights(path)
+    assert loaded.tensors.keys() == weights.keys()
+    assert all(torch.equal(loaded.tensors[name], weights[name]) for name in weights)
+    assert loaded.preprocessing == IMAGENET
+
+
+def test_half_precision_becomes_single(tmp_path: Path, weights: Tensors) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file({name: value.half() for name, value in weights.items()}, path)
+    loaded = load_weights(path).tensors
+    assert {value.dtype for value in loaded.values()} == {torch.float32}
+    assert torch.equal(loaded["conv1.weight"], weights["conv1.weight"].half().float())
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
+def test_finds_the_weights_inside_a_training_checkpoint(
+    tmp_path: Path, weights: Tensors, wrapper: str
+) -> None:
+    path = tmp_path / "resnet18.pth"
+    torch.save({"epoch": 3, wrapper: weights}, path)
+    assert load_weights(path).tensors.keys() == weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, IMAGENET),
+        (
+            {
+                "resolution": "48x48 RGB (first 40% of training time at 32x32)",
+                "normalisation": "x/255 then mean [0.5,0.25,.125] std [0.2, 0.3, 0.4]",
+            },
+            Preprocessing(48, (0.5, 0.25, 0.125), (0.2, 0.3, 0.4)),
+        ),
+        (
+            {"image_size": "32", "mean": "[0.1, 0.2, 0.3]", "std": "(1, 1, 2)"},
+            Preprocessing(32, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0)),
+        ),
+        ({"resolution": "several", "normalisation": "as usual"}, IMAGENET),
+        (
+            {"mpfedcl": json.dumps({"preprocessing": {"image_size": 96, "std": [1, 2, 3]}})},
+            Preprocessing(96, IMAGENET.mean, (1.0, 2.0, 3.0)),
+        ),
+    ],
+)
+def test_preprocessing_comes_from_the_metadata(
+    tmp_path: Path, weights: Tensors, metadata: dict[str, str], expected: Preprocessing
+) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file(weights, path, metadata=metadata)
+    assert load_weights(path).preprocessing == expected
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["{", "[]", "{}", '{"preprocessing": {"mean": [1, 2]}}', '{"preprocessing": {"std": "x"}}'],
+)
+def test_refuses_a_note_that_it_does_not_understand(
+    tmp_path: Path, weights: Tensors, note: str
+) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file(weights, path, metadata={"mpfedcl": note})
+    assert "must be JSON with preprocessing" in refusal(lambda: load_weights(path))
+
+
+def test_refuses_impossible_preprocessing() -> None:
+    assert "image_size is 0" in refusal(lambda: Preprocessing(0))
+    assert "std is" in refusal(lambda: Preprocessing(64, IMAGENET.mean, (1.0, 0.0, 1.0)))
+
+
+def test_missing_unknown_and_misshapen_names_stand_in_one_sentence(
+    tmp_path: Path, weights: Tensors
+) -> None:
+    found: dict[str, Any] = dict(weights)
+    del found["conv1.weight"]
+    found["stem.weight"] = torch.zeros(3)
+    found["bn1.bias"] = torch.zeros(65)
+    found["bn1.weight"] = torch.zeros(64, dtype=torch.int64)
+    path = tmp_path / "resnet18.safetensors"
+    save_file(found, path)
+    sentence = refusal(lambda: load_weights(path))
+    assert "lacks conv1.weight" in sentence
+    assert "unknown stem.weight" in sentence
+    assert "bn1.bias as [65] instead of [64]" in sentence
+    assert "bn1.weight as torch.int64 [64] instead of [64]" in sentence
+    assert str(path) in sentence
+
+
+def test_many_faults_are_counted_not_listed(tmp_path: Path) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
+    sentence = refusal(lambda: load_weights(path))
+    assert "and 96 more" in sentence
+    assert len(sentence) < 400
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_refuses_weights_that_are_not_numbers(
+    tmp_path: Path, weights: Tensors, value: float
+) -> None:
+    broken = {**weights, "layer2.0.bn1.bias": torch.full((128,), value)}
+    path = tmp_path / "resnet18.safetensors"
+    save_file(broken, path)
+    assert "layer2.0.bn1.bias" in refusal(lambda: load_weights(path))
+
+
+def test_refuses_a_negative_variance(tmp_path: Path, weights: Tensors) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file({**weights, "bn1.running_var": torch.full((64,), -1.0)}, path)
+    assert "variances below 0" in refusal(lambda: load_weights(path))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
+@pytest.mark.parametrize("content", [b"", b"no weights at all", b"\x80\x04\x95", b"PK\x03\x04 zip"])
+def test_refuses_broken_bytes(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"resnet18.{suffix}"
+    path.write_bytes(content)
+    assert str(path) in refusal(lambda: load_weights(path))
+
+
+def test_refuses_what_is_no_state_dict_and_unknown_suffixes(
+    tmp_path: Path, weights: Tensors
+) -> None:
+    path = tmp_path / "resnet18.pth"
+    torch.save(torch.zeros(3), path)
+    assert "holds a Tensor" in refusal(lambda: load_weights(path))
+    torch.save({**weights, "bn1.bias": "text"}, path)
+    assert "bn1.bias as str" in refusal(lambda: load_weights(path))
+    assert "ends in '.bin'" in refusal(lambda: load_weights(tmp_path / "resnet18.bin"))
+
+
+class Attack:
+    """Runs a program when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self.trace}'",)
+
+
+@pytest.mark.parametrize("way", ["torch", "pickle", "inside"])
+def test_a_malicious_pickle_is_refused_and_does_nothing(
+    tmp_path: Path, weights: Tensors, way: str
+) -> None:
+    trace, path = tmp_path / "attacked", tmp_path / "resnet18.pth"
+    if way == "pickle":
+        path.write_bytes(pickle.dumps(Attack(trace)))
+    else:
+        torch.save({**weights, "x": Attack(trace)} if way == "inside" else Attack(trace), path)
+    assert "never read" in refusal(lambda: load_weights(path))
+    assert not trace.exists()

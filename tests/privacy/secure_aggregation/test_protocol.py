@@ -1,0 +1,318 @@
+"""The sum is exact whoever vanishes, as long as enough are left; else nothing is opened."""
+
+from collections.abc import Collection
+from itertools import combinations
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol_runs import NAMES, SESSION, Sum, add_up, draw
+
+from mpfedcl import secure_sums
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
+from mpfedcl.privacy.secure_aggregation.client import Revealed, SumClient
+from mpfedcl.privacy.secure_aggregation.primitives import join_shares, split_secret
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
+from mpfedcl.privacy.secure_aggregation.server import SumServer
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(3, 8),
+    size=st.integers(0, 40),
+    share=st.sampled_from([0.5, 0.6, 0.8]),
+    data=st.data(),
+)
+def test_sum_is_exact_whoever_vanishes(
+    count: int, size: int, share: float, data: st.DataObject
+) -> None:
+    names = [f"client {number}" for number in range(count)]
+    spare = count - least_left(count, share)
+    gone = data.draw(st.lists(st.sampled_from(names), max_size=spare, unique=True))
+    stages = [data.draw(st.integers(0, 2)) for _ in gone]
+    lost = [
+        {n for n, stage in zip(gone, stages, strict=True) if stage == each} for each in range(3)
+    ]
+    numbers = draw(names, size)
+    found = Sum(numbers, Session("1" * 32, 7, share)).run(*lost)
+    # Who vanishes before revealing has sent its numbers.
+    summed = [name for name in names if name not in lost[0] | lost[1]]
+    assert numpy.array_equal(found, add_up(numbers, summed))
+
+
+@pytest.mark.parametrize("stage", ["before_share", "before_mask", "before_reveal"])
+def test_one_too_many_vanish_at_a_stage(stage: str) -> None:
+    numbers = draw(NAMES, 4)
+    assert len(Sum(numbers).run(**{stage: NAMES[:2]})) == 4
+    with pytest.raises(NothingOpened, match="3 are needed"):
+        Sum(numbers).run(**{stage: NAMES[:3]})
+
+
+def test_clients_refuse_a_sum_of_too_few() -> None:
+    """The threshold is the clients', not the server's: they stop by themselves."""
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    sealed = dict(list(running.server.shares_for("ana").items())[:1])
+    with pytest.raises(NothingOpened, match="2 of 5 clients are left; 3 are needed"):
+        running.clients["ana"].mask(running.numbers["ana"], sealed)
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask()
+    with pytest.raises(NothingOpened, match="3 are needed"):
+        running.clients["ana"].reveal(["ana", "bo"])
+
+
+def test_two_clients_make_no_secure_sum() -> None:
+    with pytest.raises(NothingOpened, match="2 clients take part; a secure sum needs 3"):
+        Sum(draw(NAMES[:2], 4))
+
+
+def test_nobody_reveals_key_and_seed_of_one_client() -> None:
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask(gone=["ed"])
+    revealed = running.clients["ana"].reveal(running.server.survivors)
+    assert set(revealed.seeds) == {"ana", "bo", "cy", "di"}
+    assert set(revealed.keys) == {"ed"}
+    with pytest.raises(ProtocolError, match="the next stage here is over"):
+        running.clients["ana"].reveal(NAMES)
+
+
+def test_shares_below_the_threshold_say_nothing() -> None:
+    """Every secret is as likely as any other: two of three shares fit each of them."""
+    secret = bytes(range(32))
+    shares = dict(enumerate(split_secret(secret, 5, 3)))
+    for chosen in combinations(range(5), 3):
+        assert join_shares({place: shares[place] for place in chosen}) == secret
+    for pair in combinations(range(5), 2):
+        assert join_shares({place: shares[place] for place in pair}) != secret
+    # The same two shares with any third one of another making give some secret: none is ruled out.
+    other = split_secret(bytes(32), 5, 3)
+    found = {join_shares({0: shares[0], 1: shares[1], 2: each}) for each in other}
+    assert len(found) == 5
+
+
+def test_server_with_fewer_reveals_opens_nothing() -> None:
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask()
+    for count in range(3):
+        with pytest.raises(NothingOpened, match=f"{count} clients have revealed a share of ana's"):
+            running.server.open()
+        name = NAMES[count]
+        running.server.take_revealed(name, running.clients[name].reveal(NAMES))
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES))
+
+
+@pytest.mark.parametrize("liars", [["ed"], ["di", "ed"]])
+def test_false_shares_are_noticed_and_passed_over(liars: Collection[str]) -> None:
+    """With shares to spare the sum is opened all the same; without, it stays closed."""
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask()
+    for name in NAMES:
+        revealed = running.clients[name].reveal(NAMES)
+        if name in liars:
+            revealed = Revealed(dict.fromkeys(revealed.seeds, bytes(32)))
+        running.server.take_revealed(name, revealed)
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES))
+
+
+def test_too_many_false_shares_leave_it_closed() -> None:
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask(gone=["ed"])
+    for name in NAMES[:4]:
+        revealed = running.clients[name].reveal(NAMES[:4])
+        if name in NAMES[:2]:
+            revealed = Revealed(revealed.seeds, dict.fromkeys(revealed.keys, b"\1" * 32))
+        running.server.take_revealed(name, revealed)
+    with pytest.raises(NothingOpened, match="the shares of ed's do not fit together"):
+        running.server.open()
+
+
+def test_nonsense_for_one_client_costs_only_its_sender_a_share() -> None:
+    running = Sum(draw(NAMES, 4))
+    for name, client in running.clients.items():
+        sealed = client.share(running.server.roster)
+        if name == "ed":
+            sealed = {**sealed, "ana": bytes(80)}
+        running.server.take_shares(name, sealed)
+    running.mask(gone=["ed"])
+    running.reveal()
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES[:4]))
+
+
+def test_what_comes_twice_or_too_early_is_refused() -> None:
+    client = SumClient("ana", SESSION)
+    with pytest.raises(ProtocolError, match="mask was asked for; the next stage here is advertise"):
+        client.mask(numpy.zeros(1, dtype=numpy.uint64), {})
+    client.advertise()
+    with pytest.raises(ProtocolError, match="advertise was asked for; the next stage"):
+        client.advertise()
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    with pytest.raises(ProtocolError, match="share was asked for"):
+        running.clients["ana"].share(running.server.roster)
+    running.mask()
+    with pytest.raises(ProtocolError, match="mask was asked for"):
+        running.clients["ana"].mask(running.numbers["ana"], running.server.shares_for("ana"))
+    with pytest.raises(ProtocolError, match="answered this stage already"):
+        running.server.take_masked("ana", running.seen["ana"])
+
+
+def test_shares_of_another_round_are_of_no_use() -> None:
+    """A message of the round before is sealed under other keys, for another round."""
+    numbers = draw(NAMES, 4)
+    before, now = Sum(numbers), Sum(numbers, Session("0" * 32, 2, 0.5))
+    before.share()
+    with pytest.raises(ProtocolError, match="another run or round"):
+        now.clients["ana"].share(before.server.roster)
+    now = Sum(numbers, Session("0" * 32, 2, 0.5))
+    now.share()
+    old = before.server.shares_for("ana")
+    masked = now.clients["ana"].mask(numbers["ana"], old)
+    revealed = now.clients["ana"].reveal(NAMES)
+    assert set(revealed.seeds) == {"ana"}
+    assert masked.shape == (4,)
+
+
+def test_roster_that_differs_between_clients_opens_nothing() -> None:
+    """A server that shows one client other keys finds that its masks and shares fit nobody's."""
+    running = Sum(draw(NAMES, 4))
+    fake = SumClient("bo", SESSION).advertise()
+    other = Roster(SESSION, {**running.server.roster.adverts, "bo": fake})
+    sealed = {
+        name: c.share(other if name == "ana" else running.server.roster)
+        for name, c in running.clients.items()
+    }
+    for name, each in sealed.items():
+        running.server.take_shares(name, each)
+    running.mask()
+    running.reveal()
+    with pytest.raises(NothingOpened):
+        running.server.open()
+
+
+def test_roster_must_have_the_clients_own_keys() -> None:
+    running = Sum(draw(NAMES, 4))
+    forged = {**running.server.roster.adverts, "ana": SumClient("ana", SESSION).advertise()}
+    with pytest.raises(ProtocolError, match="this client's own keys"):
+        running.clients["ana"].share(Roster(SESSION, forged))
+    doubled = {**running.server.roster.adverts, "bo": running.server.roster.adverts["cy"]}
+    with pytest.raises(ProtocolError, match="the same key"):
+        Roster(SESSION, doubled)
+
+
+def test_masks_are_never_used_twice() -> None:
+    """The same numbers of the same clients look different in each round, and in each attempt."""
+    numbers = draw(NAMES, 64)
+    seen = []
+    for session in (SESSION, SESSION, Session("0" * 32, 2, 0.5)):
+        running = Sum(numbers, session)
+        running.run()
+        seen.append(running.seen["ana"])
+    for left, right in combinations(seen, 2):
+        assert int((left == right).sum()) == 0
+
+
+def test_client_goes_on_after_a_restart() -> None:
+    running = Sum(draw(NAMES, 16))
+
+    def restart() -> None:
+        running.clients = {
+            name: SumClient.from_values(name, SESSION, client.to_values())
+            for name, client in running.clients.items()
+        }
+
+    restart()
+    running.share()
+    restart()
+    running.mask(gone=["ed"])
+    restart()
+    running.reveal()
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES[:4]))
+    # Once all is said nothing secret is kept.
+    assert running.clients["ana"].to_values()["secrets"] == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([], "must be a table"),
+        ({}, "channel must be hexadecimal"),
+        ({"channel": "zz"}, "channel must be hexadecimal"),
+        (
+            dict.fromkeys(("channel", "masking", "commitment", "signature", "identity"), "00"),
+            "32 byt",
+        ),
+        ({"channel": "0" * 10_000}, "at most 4096 bytes"),
+    ],
+)
+def test_bad_adverts(values: object, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        Advert.from_values(values)
+
+
+def test_servers_refusals_name_the_reason() -> None:
+    running = Sum(draw(NAMES, 4))
+    sealed = running.clients["ana"].share(running.server.roster)
+    for name, given_shares, words in [
+        ("zoe", sealed, "does not take part in this sum"),
+        ("ana", {"bo": sealed["bo"]}, "each of the others"),
+        ("ana", {**sealed, "bo": b"short"}, "80 bytes"),
+    ]:
+        with pytest.raises(ProtocolError, match=words):
+            running.server.take_shares(name, given_shares)
+    running.server.take_shares("ana", sealed)
+    with pytest.raises(ProtocolError, match="answered this stage already"):
+        running.server.take_shares("ana", sealed)
+    with pytest.raises(ProtocolError, match="has not shared"):
+        running.server.take_masked("bo", running.numbers["bo"])
+    with pytest.raises(ProtocolError, match=r"\[3\] of uint64; expected \[4\]"):
+        running.server.take_masked("ana", numpy.zeros(3, dtype=numpy.uint64))
+    with pytest.raises(ProtocolError, match="of float64"):
+        running.server.take_masked("ana", numpy.zeros(4))  # type: ignore[arg-type]
+
+
+def test_server_takes_no_shares_that_nobody_may_see() -> None:
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    running.mask(gone=["ed"])
+    server: SumServer = running.server
+    for name, revealed, words in [
+        ("ana", Revealed({"ed": bytes(32)}), "nobody may see"),
+        ("ana", Revealed({}, {"bo": bytes(32)}), "nobody may see"),
+        ("ana", Revealed({"bo": b"1"}), "32 bytes"),
+        ("ed", Revealed(), "sent no numbers"),
+    ]:
+        with pytest.raises(ProtocolError, match=words):
+            server.take_revealed(name, revealed)
+
+
+def test_clients_refuse_names_that_are_not_in_the_sum() -> None:
+    client = SumClient("ana", SESSION)
+    with pytest.raises(ProtocolError, match="mask was asked for; the next stage here is advertise"):
+        _ = client.num_clients
+    running = Sum(draw(NAMES, 4))
+    running.share()
+    sealed = running.server.shares_for("ana")
+    with pytest.raises(ProtocolError, match="not in the roster"):
+        running.clients["ana"].mask(running.numbers["ana"], {**sealed, "zoe": bytes(80)})
+    running = Sum(draw(NAMES, 4))
+    running.share(gone=["ed"])
+    running.mask()
+    for survivors in (["bo", "cy", "di"], NAMES):
+        with pytest.raises(ProtocolError, match="not among those who have shared"):
+            # A client that has refused once does not answer that stage again.
+            SumClient.from_values("ana", SESSION, running.clients["ana"].to_values()).reveal(
+                survivors
+            )
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure_sums, "find_spec", lambda name: None if name == "Crypto" else name)
+    with pytest.raises(InvalidInput, match=r"secure_sums is True; it needs .*mpfedcl\[flower\]"):
+        secure_sums.check_installed()

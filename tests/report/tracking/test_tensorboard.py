@@ -1,0 +1,152 @@
+"""What TensorBoard reads of a run, through its own readers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from google.protobuf import text_format
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+from tensorboard.util import tensor_util
+
+from mpfedcl import Experiment, resume, run
+from mpfedcl.report.tracking.tracker import client_scalars, round_scalars
+from mpfedcl.runs.observer import Observer
+from small_experiments import Warnings, read_records, save_pictures, small
+
+HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
+
+
+def read_events(folder: Path) -> Any:
+    # 0: keep all, not a sample.
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = read_events(folder)
+    return {
+        tag: [(each.step, each.value) for each in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def expected_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """The same from the records, in the precision TensorBoard has."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in read_records(path):
+        clients = {f"clients/{name}": each for name, each in client_scalars(record).items()}
+        for name, value in (round_scalars(record) | clients).items():
+            found.setdefault(name, []).append((record["round"], float(numpy.float32(value))))
+    return found
+
+
+def stopped_after(rounds: int) -> Observer:
+    done: list[Any] = []
+    return Observer(on_round=done.append, should_stop=lambda: len(done) == rounds)
+
+
+def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    experiment = Experiment(rounds=3, evaluate_every=2, track=("tensorboard",))
+    result = run(experiment, path)
+    curves = read_curves(path / "tensorboard")
+    assert curves == expected_curves(path)
+    assert [step for step, _ in curves["loss"]] == [1, 2, 3]
+    assert [step for step, _ in curves["clients/client-0"]] == [2, 3]
+    assert curves["accuracy/own/averaged_prototype"][-1][1] == pytest.approx(result.accuracy)
+    assert curves["attendance/answered"] == [(1, 5.0), (2, 5.0), (3, 5.0)]
+    assert curves["seconds/train"][0][1] > 0
+    (text,) = read_events(path / "tensorboard").Tensors("experiment")
+    written = tensor_util.make_ndarray(text.tensor_proto).item().decode()
+    assert "rounds = 3" in written
+
+
+def test_the_projector_has_the_pool_and_test_images(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(Experiment(rounds=1, track=("tensorboard",)), path)
+    folder = path / "tensorboard"
+    config = text_format.Parse((folder / "projector_config.pbtxt").read_text(), ProjectorConfig())
+    (embedding,) = config.embeddings
+    vectors = numpy.loadtxt(folder / embedding.tensor_path, delimiter="\t")
+    titles, *rows = [
+        line.split("\t") for line in (folder / embedding.metadata_path).read_text().splitlines()
+    ]
+    assert titles == ["kind", "class", "client", "count"]
+    assert len(rows) == len(vectors)
+    pool = load_file(path / "pool.safetensors")
+    size = len(pool["vectors"])
+    numpy.testing.assert_allclose(vectors[:size], pool["vectors"].numpy(), rtol=1e-5, atol=1e-9)
+    assert [row[1] for row in rows[:size]] == [str(label) for label in pool["labels"].tolist()]
+    assert [row[2] for row in rows[:size]] == [f"client-{i}" for i in pool["owners"].tolist()]
+    assert [int(row[3]) for row in rows[:size]] == pool["counts"].tolist()
+    assert {row[0] for row in rows[:size]} == {"prototype"}
+    assert {row[0] for row in rows[size:]} == {"test image"}
+    assert len(rows) - size == 400
+
+
+def test_a_method_without_prototypes_has_no_projector(images: Path, tmp_path: Path) -> None:
+    run(small(images, "fedavg", track=("tensorboard",)), tmp_path / "run")
+    assert not (tmp_path / "run" / "tensorboard" / "projector_config.pbtxt").exists()
+    assert read_curves(tmp_path / "run" / "tensorboard") == expected_curves(tmp_path / "run")
+
+
+def test_a_resumed_run_has_each_round_once(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(small(images, rounds=4, track=("tensorboard",)), path, stopped_after(2))
+    old = next((path / "tensorboard").glob("events.*"))
+    # As a kill leaves it: a round told of whose checkpoint was lost, and half a round after it.
+    old.write_bytes(old.read_bytes() + old.read_bytes()[-40:] + b"\x10\x00\x00")
+    resume(path)
+    assert old.exists()
+    assert read_curves(path / "tensorboard") == expected_curves(path)
+    times = [each.wall_time for each in read_events(path / "tensorboard").Scalars("loss")]
+    assert times == sorted(times)
+
+
+def test_one_that_looks_on_sees_each_round_once(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(small(images, rounds=3, track=("tensorboard",)), path, stopped_after(2))
+    looking_on = read_events(path / "tensorboard")
+    resume(path)
+    looking_on.Reload()
+    assert [each.step for each in looking_on.Scalars("loss")] == [1, 2, 3]
+
+
+def test_runs_that_share_a_folder_keep_apart(images: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "tracks"
+    experiment = small(images, track=("tensorboard",), track_to=shared)
+    run(experiment, tmp_path / "a" / "run")
+    run(experiment.replace(rounds=1), tmp_path / "b" / "run")
+    resume(tmp_path / "b" / "run", 3)
+    assert read_curves(shared / "tensorboard" / "run") == expected_curves(tmp_path / "a" / "run")
+    other = shared / "tensorboard" / "run-2"
+    assert read_curves(other) == expected_curves(tmp_path / "b" / "run")
+
+
+def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:
+    experiment = small(save_pictures(tmp_path / "images", HOSTILE_CLASSES), track=("tensorboard",))
+    warnings = Warnings()
+    run(experiment, tmp_path / "run", warnings.observer())
+    assert warnings == []
+    folder = tmp_path / "run" / "tensorboard"
+    lines = (folder / "prototypes-metadata.tsv").read_text().splitlines()
+    assert {line.count("\t") for line in lines} == {3}
+    assert "a\N{REPLACEMENT CHARACTER}b" in {line.split("\t")[1] for line in lines}
+
+
+def test_a_full_disk_costs_the_tracker_alone(images: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "tracks"
+    shared.mkdir()
+    # A file where its folder should be: nothing can be made below it.
+    (shared / "tensorboard").write_text("")
+    warnings = Warnings()
+    experiment = small(images, track=("tensorboard",), track_to=shared)
+    result = run(experiment, tmp_path / "run", warnings.observer())
+    assert result.summary is not None
+    assert [each[:27] for each in warnings] == ["Tracker tensorboard failed "]

@@ -1,0 +1,343 @@
+"""What is seen of runs: their state, what is new, and nothing that one run costs another."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy
+import pytest
+
+from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run
+from mpfedcl import run
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from mpfedcl.report.watch import incremental_records, regular_files, run_page
+from mpfedcl.report.watch.watched_runs import WatchedRuns
+from mpfedcl.runs.directory import RunDirectory
+from small_experiments import read_summary, small
+
+Json = dict[str, Any]
+
+
+def refuse(word: str) -> NoReturn:
+    raise AssertionError(f"{word} is no JSON")
+
+
+def strict(content: bytes | None) -> Json:
+    """Read JSON as a browser does: no NaN, no Infinity."""
+    assert content is not None
+    found: Json = json.loads(content, parse_constant=refuse)
+    return found
+
+
+def look(watcher: WatchedRuns) -> dict[str, Json]:
+    """Look at everything at once; return the list by name."""
+    watcher.searched_at = float("-inf")
+    watcher.refresh()
+    return {entry["name"]: entry for entry in watcher.overview()["runs"]}
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    for file in path.iterdir():
+        os.utime(file, (then, then))
+
+
+@contextmanager
+def opened_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    names: list[str] = []
+    real = regular_files.open_regular_file
+
+    @contextmanager
+    def open_regular_file(path: Path) -> Iterator[int]:
+        names.append(path.name)
+        with real(path) as handle:
+            yield handle
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regular_files, "open_regular_file", open_regular_file)
+        patch.setattr(incremental_records, "open_regular_file", open_regular_file)
+        yield names
+
+
+def test_the_states_of_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "done")
+    write_run(tmp_path / "stopped", finished=False)
+    age(tmp_path / "stopped", 60)
+    write_run(tmp_path / "growing", finished=False)
+    write_run(tmp_path / "locked", finished=False)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "experiment.toml").write_text("method = ")
+    with RunDirectory.resume(tmp_path / "locked"):
+        age(tmp_path / "locked", 3600)
+        watcher = WatchedRuns(tmp_path)
+        states = {name: entry["state"] for name, entry in look(watcher).items()}
+    assert states == {
+        "done": "finished",
+        "stopped": "stopped",
+        "growing": "running",
+        "locked": "running",
+        "broken": "damaged",
+    }
+    assert look(watcher)["locked"]["state"] == "stopped"
+    assert "is not valid TOML" in look(watcher)["broken"]["trouble"]
+
+
+def test_the_list_says_what_the_run_says(images: Path, tmp_path: Path) -> None:
+    result = run(small(images, rounds=3), tmp_path / "runs" / "mine")
+    entry = look(WatchedRuns(tmp_path))["mine"]
+    assert entry["accuracy"] == pytest.approx(result.accuracy, abs=0.006)
+    assert entry["loss"] == pytest.approx(read_summary(result.path)["loss"], rel=1e-3)
+    assert (entry["round"], entry["planned"], entry["folder"]) == (3, 3, "runs")
+    assert [number for number, _ in entry["curve"]] == [1, 2, 3]
+
+
+def test_runs_come_and_go(tmp_path: Path) -> None:
+    write_run(tmp_path / "first")
+    watcher = WatchedRuns(tmp_path)
+    assert watcher.refresh()[0] == [entry["id"] for entry in watcher.overview()["runs"]]
+    (first,) = watcher.overview()["runs"]
+    write_run(tmp_path / "below" / "second")
+    watcher.searched_at = float("-inf")
+    changed, gone = watcher.refresh()
+    assert (len(changed), gone) == (1, [])
+    shutil.rmtree(tmp_path / "first")
+    watcher.searched_at = float("-inf")
+    assert watcher.refresh() == ([], [first["id"]])
+    assert watcher.describe(first["id"]) is None
+    assert list(look(watcher)) == ["second"]
+
+
+def test_only_what_grew_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        write_run(tmp_path / f"done-{number}")
+    path = write_run(tmp_path / "growing", rounds=2, finished=False)
+    watcher = WatchedRuns(tmp_path)
+    look(watcher)
+    with opened_files(monkeypatch) as names:
+        look(watcher)
+        assert names == []
+        lines = (path / "rounds.jsonl").read_text().splitlines()
+        third = json.loads(lines[-1]) | {"round": 3}
+        with (path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(third) + "\n")
+        changed, _ = watcher.refresh()
+        assert names == ["rounds.jsonl"]
+    assert [watcher.entries(changed)[0][each] for each in ("name", "round")] == ["growing", 3]
+
+
+def test_one_answer_is_made_for_all_who_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run")
+    watcher = WatchedRuns(tmp_path)
+    name = look(watcher)["run"]["id"]
+    first = watcher.describe(name)
+    with opened_files(monkeypatch) as names:
+        assert watcher.describe(name) is first
+    assert names == []
+
+
+def test_a_run_is_told_as_a_report_tells_it(images: Path, tmp_path: Path) -> None:
+    run(small(images, rounds=3, partition__alpha=0.3), tmp_path / "mine")
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe(look(watcher)["mine"]["id"]))
+    report = build_document(find_result_folders([tmp_path / "mine"]))
+    theirs = {name: each for name, each in report["runs"][0].items() if name != "map"}
+    assert found["run"] == json.loads(json.dumps(theirs))
+    assert found["group"]["curves"] == json.loads(json.dumps(report["groups"][0]["curves"]))
+    assert found["troubles"] == []
+    assert [line["name"] for line in found["clients"]["loss"]] == [
+        "client-0", "client-1", "client-2"
+    ]  # fmt: skip
+    assert found["attendance"] == {
+        "rounds": [1, 2, 3], "answered": [3, 3, 3], "missing": [0, 0, 0], "rejected": [0, 0, 0]
+    }  # fmt: skip
+    drawn = strict(watcher.describe_map(look(watcher)["mine"]["id"]))
+    assert [frame["round"] for frame in drawn["frames"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": "fedavg"}, "fedavg shares no prototypes, so there is no map."),
+        ({"trail": False}, "The run keeps no prototype history (--no-trail); its map is"),
+        ({"method": "their.module:Method"}, "There is no prototype history in this run's folder"),
+    ],
+)
+def test_why_there_is_no_map(tmp_path: Path, changes: Json, why: str) -> None:
+    write_run(tmp_path / "run", finished=False, **changes)
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe_map(look(watcher)["run"]["id"]))
+    assert found["missing"].startswith(why)
+
+
+def test_who_was_rejected_and_why(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rejected={"client-9": "it is not finite"})
+    watcher = WatchedRuns(tmp_path)
+    entry = look(watcher)["run"]
+    found = strict(watcher.describe(entry["id"]))
+    assert entry["rejected"] == 1
+    assert found["latest"]["absent"] == [["client-9", "rejected", "it is not finite"]]
+    assert found["run"]["absences"]["rows"][0]["why"] == "it is not finite"
+    assert found["attendance"]["rejected"] == [0, 0, 1]
+
+
+DAMAGE = {
+    "experiment.toml": [b"", b"\xff\xfe", b'format = 99\nmethod = "mp-fedcl"', b"[" * 5000],
+    "rounds.jsonl": [b"", b"{" * 9999, b"\x00" * 100, b"NaN\n1\n"],
+    "summary.json": [b"", b"[]", b'{"reading": 1}', b"[" * 5000],
+    "partition.json": [b"{}", b'{"classes": ["a"], "clients": {"x": {"train": [], "test": 1}}}'],
+    "confusion.json": [b"null", b'{"round": NaN}'],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, each) for name, several in DAMAGE.items() for each in several]
+)
+def test_damage_costs_nobody_else_anything(tmp_path: Path, name: str, content: bytes) -> None:
+    write_run(tmp_path / "sound")
+    write_run(tmp_path / "damaged")
+    (tmp_path / "damaged" / name).write_bytes(content)
+    watcher = WatchedRuns(tmp_path)
+    seen = look(watcher)
+    assert seen["sound"]["state"] == "finished"
+    assert seen["sound"]["accuracy"] == pytest.approx(
+        sum(accuracy_of(3, place) for place in range(3)) / 3, abs=0.01
+    )
+    found = strict(watcher.describe(seen["damaged"]["id"]))
+    strict(watcher.describe_map(seen["damaged"]["id"]))
+    both = strict(watcher.compare([entry["id"] for entry in seen.values()]))
+    assert len(both["groups"]) >= 1
+    if name in ("summary.json", "partition.json", "confusion.json"):
+        assert any(name in trouble for trouble in found["troubles"])
+        assert found["run"]["rounds"] == 3
+
+
+def test_what_nobody_thought_of_costs_nobody_else_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "odd")
+    write_run(tmp_path / "sound")
+    watcher = WatchedRuns(tmp_path)
+    watcher.find_runs()
+    odd = next(each for each in watcher.runs.values() if each.location.path.name == "odd")
+    monkeypatch.setattr(odd, "_read_settings", lambda: refuse("this"))
+    seen = look(watcher)
+    assert seen["sound"]["state"] == "finished"
+    assert seen["odd"]["state"] == "damaged"
+    assert "AssertionError: this is no JSON" in seen["odd"]["trouble"]
+
+
+def test_a_method_that_is_not_here(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", finished=False)
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text(file.read_text().replace('"mp-fedcl"', '"from-tomorrow"'))
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    assert "from-tomorrow" in found["troubles"][0]
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"loss": float("nan"), "accuracy_per_client": {"client-0": float("inf")}}
+        line["accuracy"]["own"] = dict.fromkeys(line["accuracy"]["own"], float("nan"))
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    watcher = WatchedRuns(tmp_path)
+    entry = look(watcher)["run"]
+    assert (entry["accuracy"], entry["loss"], entry["curve"]) == (None, None, [])
+    strict(watcher.describe(entry["id"]))
+    strict(watcher.compare([entry["id"]]))
+
+
+def test_a_file_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    write_json(secret, {"reading": "averaged_classifier", "versions": {"secret": "1"}})
+    path = write_run(tmp_path / "runs" / "run", finished=False)
+    (path / "summary.json").symlink_to(secret)
+    records = tmp_path / "records"
+    (path / "rounds.jsonl").rename(records)
+    (path / "rounds.jsonl").symlink_to(records)
+    os.mkfifo(path / "confusion.json")
+    watcher = WatchedRuns(tmp_path / "runs")
+    entry = look(watcher)["run"]
+    told = watcher.describe(entry["id"])
+    assert b"secret" not in (told or b"")
+    assert (entry["round"], strict(told)["run"]["rounds"]) == (0, 0)
+
+
+def test_names_from_files_are_only_text(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", clients=HOSTILE, classes=HOSTILE, rejected={HOSTILE[0]: HOSTILE[1]})
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    assert {client["name"] for client in found["run"]["clients"]} == set(HOSTILE)
+
+
+def test_runs_side_by_side(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"a-{seed}", seed=seed)
+        write_run(tmp_path / f"b-{seed}", seed=seed, method="fedavg")
+    write_run(tmp_path / "other")
+    (tmp_path / "other" / "rounds.jsonl").write_text("")
+    watcher = WatchedRuns(tmp_path)
+    seen = look(watcher)
+    found = strict(watcher.compare([entry["id"] for entry in seen.values()] + ["0" * 20]))
+    groups = {group["name"]: group for group in found["groups"]}
+    assert {name: group["seeds"] for name, group in groups.items()} == {
+        "mp-fedcl": [0, 1], "fedavg": [0, 1]
+    }  # fmt: skip
+    assert groups["fedavg"]["curves"]["accuracy"]["own"]["averaged_classifier"]["std"]
+    assert found["tables"][0]["columns"][0] == "method"
+    assert found["troubles"] == ["other has no round yet."]
+    assert strict(watcher.compare([])) == {"groups": [], "tables": [], "troubles": []}
+
+
+def test_thousands_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_page, "_MANY_CLIENTS", 20)
+    clients = [f"client-{number:04}" for number in range(50)]
+    write_run(tmp_path / "run", clients=clients, rounds=30)
+    watcher = WatchedRuns(tmp_path)
+    name = look(watcher)["run"]["id"]
+    found = strict(watcher.describe(name))
+    lines = found["clients"]["accuracy"]
+    assert (len(lines), found["clients"]["left_out"]) == (12, 38)
+    assert all(len(line["x"]) == 30 for line in lines)
+    assert found["attendance"]["answered"] == [50] * 30
+    opened = watcher.open_pages[name]
+    assert [len(line.accuracy_per_client or {}) for line in opened._lines] == [12] * 29 + [50]
+    assert len(found["run"]["clients"]) == 50
+
+
+def test_more_clients_than_lines_are_quartiles(tmp_path: Path) -> None:
+    clients = [f"client-{number:04}" for number in range(1001)]
+    write_run(tmp_path / "run", clients=clients, rounds=2)
+    watcher = WatchedRuns(tmp_path)
+    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    lines = {line["name"]: line for line in found["clients"]["accuracy"]}
+    accuracies = [accuracy_of(2, place) for place in range(1001)]
+    assert lines["median"]["x"] == [1, 2]
+    assert lines["median"]["mean"][1] == pytest.approx(numpy.percentile(accuracies, 50), rel=1e-4)
+    assert (found["clients"]["names"], found["clients"]["left_out"]) == ([], 1001)
+    assert (found["run"]["population"], len(found["run"]["clients"])) == (1001, 1000)
+
+
+def test_a_run_that_goes_on_is_read_on(images: Path, tmp_path: Path) -> None:
+    """The records of a run that is gone on with are replaced; nothing is counted twice."""
+    from mpfedcl import resume
+
+    run(small(images, rounds=2), tmp_path / "mine")
+    watcher = WatchedRuns(tmp_path)
+    name = look(watcher)["mine"]["id"]
+    assert strict(watcher.describe(name))["run"]["rounds"] == 2
+    resume(tmp_path / "mine", rounds=4)
+    assert look(watcher)["mine"]["round"] == 4
+    found = strict(watcher.describe(name))
+    assert found["attendance"]["rounds"] == [1, 2, 3, 4]
+    assert found["run"]["finished"] is True
