@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all lint format unit reproduce results fidelity convergence arrivals join-study k-study one-exchange benchmark bench bench-quick bench-peers \
+.PHONY: demo test test-all lint format unit reproduce results fidelity convergence arrivals join-study k-study one-shot benchmark bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
 
 help:
@@ -18,7 +18,7 @@ help:
 	@echo "make arrivals   the picture of docs/asynchronous.md (five minutes)"
 	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
 	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
-	@echo "make one-exchange  the tables of docs/one-exchange.md, on a data folder (MPFEDCL_DATA; an hour or two)"
+	@echo "make one-shot  the tables of docs/one-shot.md, on a data folder (MPFEDCL_DATA; an hour or two)"
 	@echo "make benchmark  all methods side by side, docs/benchmark.md (MPFEDCL_DATA; two to three hours)"
 	@echo "make bench      where the time goes, growth, memory (an idle machine, an hour or two)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
@@ -44,12 +44,12 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/mpfedcl compare --methods fedgauss mp-fedcl fedavg fedproto local --seeds 0 1 2 \
-		--partition.alpha 0.05 --evaluate-every 5 --readings all --out demo
+		--partition.alpha 0.05 --evaluate-every 5 --predictors all --out demo
 	@echo
 	@echo "What this shows: five clients hold two or three digits each, and all are tested on all ten."
 	@echo "- The first table and demo/accuracy.png have each method by the reading that suits this test."
 	@echo "- fedgauss needs one exchange and no learning rate; the others train for 60 rounds."
-	@echo "- mp-fedcl: look at its averaged model. Its personal models are below fedavg's averaged one: they"
+	@echo "- mp-fedcl: look at its global model. Its personal models are below fedavg's averaged one: they"
 	@echo "  were trained last on a client's own digits, and this test asks for all ten."
 	@echo "- fedproto and local share no model, so clients do not learn the digits that they do not hold."
 	@echo "Which method for which purpose: docs/tutorial.md. A page of all this: $(BIN)/mpfedcl report demo"
@@ -81,7 +81,7 @@ METHODS := mp-fedcl sp-fedcl dp-fedcl fedavg fedprox fedproto local
 results: $(READY)
 	for lr in 0.01 0.1; do for set in digit5 office10 sixdomain; do for kind in feature label; do \
 		$(BIN)/mpfedcl compare --dataset.name $$set --partition.kind $$kind --train.lr $$lr \
-			--methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 --readings all --engine loop \
+			--methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 --predictors all --engine loop \
 			--out runs/$$set-$$kind-lr-$$lr || exit 1; done; done; done
 
 fidelity: $(READY)
@@ -104,13 +104,13 @@ k-study: $(READY)
 	@test -n "$$MPFEDCL_DATA" || { echo "make k-study needs MPFEDCL_DATA, a data folder"; exit 2; }
 	$(BIN)/python scripts/measure_k.py runs/k
 
-# One exchange against tuned rounds, ten seeds, into runs/one-exchange* (needs MPFEDCL_DATA; the same command resumes it).
+# One exchange against tuned rounds, ten seeds, into runs/one-shot* (needs MPFEDCL_DATA; the same command resumes it).
 ONNX ?= $(MPFEDCL_DATA)/../weights/mobilenet_v2_imagenet.onnx
-one-exchange: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make one-exchange needs MPFEDCL_DATA, a data folder"; exit 2; }
-	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange
-	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mnist random-filters --sets mnist
-	$(BIN)/python scripts/measure_one_exchange.py runs/one-exchange-mobilenet onnx:$(ONNX)
+one-shot: $(READY)
+	@test -n "$$MPFEDCL_DATA" || { echo "make one-shot needs MPFEDCL_DATA, a data folder"; exit 2; }
+	$(BIN)/python scripts/measure_one_shot.py runs/one-shot
+	$(BIN)/python scripts/measure_one_shot.py runs/one-shot-mnist random-filters --sets mnist
+	$(BIN)/python scripts/measure_one_shot.py runs/one-shot-mobilenet onnx:$(ONNX)
 
 # All methods side by side into docs/benchmark.md (needs MPFEDCL_DATA; the same command resumes it); seconds: idle machine.
 benchmark: $(READY)
@@ -148,7 +148,7 @@ test-federation-scale: $(READY)
 # A hundred random kills, each resumed to the same bits; drop-outs and stragglers in every round.
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/runs/test_random_kills.py tests/network/test_dropouts.py
-	OMP_NUM_THREADS=1 MPFEDCL_EXAMPLES=soak $(BIN)/pytest -n 2 --dist loadfile tests/prototypes tests/gaussian tests/privacy tests/secure_sums tests/rounds
+	OMP_NUM_THREADS=1 MPFEDCL_EXAMPLES=soak $(BIN)/pytest -n 2 --dist loadfile tests/prototypes tests/gaussian tests/privacy tests/secure_aggregation tests/rounds
 
 # What fails is kept in tests/fuzz/corpus, which make test tries again. Longer: make fuzz SECONDS_PER_TARGET=600.
 SECONDS_PER_TARGET ?= 20

@@ -26,7 +26,7 @@ def attacked_federation(
             "clients": 3,
             "partition__kind": "iid",
             # As a server has it that was told nothing; the tests have it off.
-            "guard__bounds": "auto",
+            "validation__bounds": "auto",
             "network__patience": 1.0,
         }
         experiment = float64_experiment(folder / "images", method, **settings)

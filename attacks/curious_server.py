@@ -19,7 +19,7 @@ from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.secure_sums import SecureSumsEngine
+from mpfedcl.engines.secure_aggregation import SecureAggregationEngine
 from mpfedcl.methods import Method, find_method
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.models import Model
@@ -62,11 +62,11 @@ class SeenRound:
 
     broadcast: Broadcast
     updates: dict[str, Update]
-    """By client; empty where secure sums hide them."""
+    """By client; empty where secure aggregation hide them."""
     totals: list[Total]
-    """What secure sums open."""
+    """What secure aggregation open."""
     released: Tensors
-    """The statistics that a method of one exchange keeps; under a budget they have noise."""
+    """The statistics that a one-shot method keeps; under a budget they have noise."""
     following: Tensors
     """The model after the round, which everybody gets."""
 
@@ -106,8 +106,8 @@ def observe(digits: Digits, holdings: Sequence[Tensor], **settings: Any) -> Iter
         experiment, digits.model, num_classes=data.num_classes, input_size=data.input_size
     )
     local: Engine = InProcessEngine(assembly, data)
-    if experiment.secure_sums:
-        local = SecureSumsEngine(assembly, local)
+    if experiment.secure_aggregation:
+        local = SecureAggregationEngine(assembly, local)
     watch = _WatchingEngine(local)
     loop = RoundLoop(assembly, watch)
     for _ in range(experiment.rounds):

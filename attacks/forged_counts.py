@@ -1,7 +1,7 @@
 """Forged counts: a client claims more images than it has, so that its model is everybody's.
 
 Of three clients with 20 images each the third announces ten million, and sends an honest update
-otherwise. The weight of each client in the averaged model is read off the outcome. Expected: no
+otherwise. The weight of each client in the global model is read off the outcome. Expected: no
 more than three times the weight that the median count gives.
 """
 

@@ -48,7 +48,7 @@ CASES = [
     Case("32 images, one step", 32, 32, 0, 0.5),
     Case("100 images, 4 steps of 32", 100, 32, 0, 0.1),
     Case("400 images, 13 steps of 32", 400, 32, 0, 0.05),
-    Case("8 images, secure sum of 5", 8, 8, 0, 0.5, {"secure_sums": True}),
+    Case("8 images, secure sum of 5", 8, 8, 0, 0.5, {"secure_aggregation": True}),
     Case("8 images, let out by budget 3", 8, 8, 0, 0, {"privacy__epsilon": 3.0}),
 ]
 

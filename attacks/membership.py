@@ -3,9 +3,9 @@
 The attacker has the image with its label. It knows encoder and settings, and has other digits to
 learn what is usual. It sees one of these:
 
-- a client's update, as the server does without secure sums;
-- the sum of all clients (`--secure-sums`), as the server does then;
-- what comes of a round, as everybody does: the averaged model, or the noisy sums of a budget.
+- a client's update, as the server does without secure aggregation;
+- the sum of all clients (`--secure-aggregation`), as the server does then;
+- what comes of a round, as everybody does: the global model, or the noisy sums of a budget.
 
 What it asks:
 
@@ -92,9 +92,9 @@ class Case:
 TRAINED = {"rounds": 5}
 TWICE = {"rounds": 2}
 FLOOR = {"prototypes__min_cluster_size": 5}
-SECURE = {"secure_sums": True}
+SECURE = {"secure_aggregation": True}
 BUDGET = {"privacy__epsilon": 3.0}
-LOCAL = BUDGET | {"privacy__trust": "nobody"}
+LOCAL = BUDGET | {"privacy__model": "local"}
 MOMENTS = BUDGET | {"privacy__moments": True}
 GOAL = 0.002
 """With a budget, what may be found where 0.1 % of the others are accused."""
@@ -104,9 +104,9 @@ CHANCE = 0.01
 CASES = [
     Case("weights, 20 images", weigh_weights, "fedavg", 20, 0.01, settings=TRAINED),
     Case("weights, 100 images", weigh_weights, "fedavg", 100, most=0.03, settings=TRAINED),
-    Case("averaged model, 5 x 20", weigh_averaged, "fedavg", 20, most=0.03, settings=TRAINED),
+    Case("global model, 5 x 20", weigh_averaged, "fedavg", 20, most=0.03, settings=TRAINED),
     Case(
-        "averaged model, budget 3",
+        "global model, budget 3",
         weigh_averaged,
         "fedavg",
         20,
@@ -134,8 +134,15 @@ CASES = [
     Case("class sums, 20 images", weigh_sums, "fedncm", 20, 0.5),
     Case("... of 5 images or more", weigh_sums, "fedncm", 20, 0.02, settings=FLOOR),
     Case("class sums, 200 images", weigh_sums, "fedncm", 200, 0.02),
-    Case("secure sums, 5 x 20 images", weigh_totals, "fedncm", 20, 0.02, settings=SECURE),
-    Case("secure sums, 5 x 200 images", weigh_totals, "fedncm", 200, most=0.05, settings=SECURE),
+    Case("secure aggregation, 5 x 20 images", weigh_totals, "fedncm", 20, 0.02, settings=SECURE),
+    Case(
+        "secure aggregation, 5 x 200 images",
+        weigh_totals,
+        "fedncm",
+        200,
+        most=0.05,
+        settings=SECURE,
+    ),
     Case("noise at each client, budget 3", weigh_sums, "fedncm", 100, most=CHANCE, settings=LOCAL),
     Case("noisy total, budget 3", weigh_released, "fedncm", 100, most=CHANCE, settings=BUDGET),
     Case("noisy moments, budget 3", weigh_released, "fedgauss", 100, most=CHANCE, settings=MOMENTS),

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 from curious_server import Digits, SeenRound, draw_holdings, observe
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import own_statistics, within_from_moment
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.methods.messages import Update
 
 Score = Callable[[Digits, list[SeenRound], Tensor], Tensor]
@@ -35,7 +35,7 @@ def weigh_weights(digits: Digits, seen: list[SeenRound], images: Tensor) -> Tens
 
 
 def weigh_averaged(digits: Digits, seen: list[SeenRound], images: Tensor) -> Tensor:
-    """Compare the last averaged model with one that was trained on the attacker's own digits."""
+    """Compare the last global model with one that was trained on the attacker's own digits."""
     held, _ = draw_holdings(5, 20, len(digits.labels) - outside_digits(digits), seed=0)
     own = [rows + outside_digits(digits) for rows in held]
     *_, last = observe(digits, own, privacy__epsilon=None)
@@ -94,8 +94,8 @@ def weigh_spans(digits: Digits, seen: list[SeenRound], images: Tensor) -> Tensor
         counts, sums = own["counts"], own["sums"]
         values, vectors = torch.linalg.eigh(within_from_moment(own["moment"], counts, sums))
         span = vectors[:, values > values.max() * 1e-5]
-        centred = features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
-        outside = centred.norm(dim=1).square() - (centred @ span).norm(dim=1).square()
+        centered = features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
+        outside = centered.norm(dim=1).square() - (centered @ span).norm(dim=1).square()
         held = counts[labels] > 0.5
         found.append(torch.where(held, -outside.clamp(min=1e-12).log(), -torch.inf))
     return torch.stack(found)
@@ -120,13 +120,13 @@ def _weigh(digits: Digits, views: Iterable[Mapping[str, Tensor]], images: Tensor
         fewer = (counts - 1).clamp(min=0.5).unsqueeze(1)[labels]
         left = rest[labels] - features + usual[labels]
         within = (left.square() / (fewer * values + noise)).sum(1)
-        # Without the determinants: features are not quite Gaussian, and these favour small classes.
+        # Without the determinants: features are not quite Gaussian, and these favor small classes.
         held = sums["counts"][labels] > 0.5
         found.append(torch.where(held, (without - within) / 2, -torch.inf))
     return torch.stack(found)
 
 
-def _usual(digits: Digits, method: OneExchange) -> tuple[Tensor, Tensor, Tensor]:
+def _usual(digits: Digits, method: OneShot) -> tuple[Tensor, Tensor, Tensor]:
     """Return class means along the eigenvectors of the scatter around them, and these."""
     rows = slice(outside_digits(digits), None)
     features, labels = method.features(digits.inputs[rows]).double(), digits.labels[rows]
@@ -136,9 +136,9 @@ def _usual(digits: Digits, method: OneExchange) -> tuple[Tensor, Tensor, Tensor]
     return means @ vectors, values.clamp(min=0) + values.mean() * 0.1, vectors
 
 
-def _method(digits: Digits) -> OneExchange:
+def _method(digits: Digits) -> OneShot:
     method = digits.method
-    assert isinstance(method, OneExchange)
+    assert isinstance(method, OneShot)
     return method
 
 

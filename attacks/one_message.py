@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy
-from bad_answers import BadReply, reading, table, values, weight
+from bad_answers import BadReply, predictor, table, values, weight
 from federations import is_training, rewrite
 from flwr.app import Array
 from flwr.app import Message as FlowerMessage
@@ -39,7 +39,7 @@ IN_ROUND: dict[str, BadReply] = {
     "an array that is an npz archive": weight(
         lambda _: Array("float64", (3,), "numpy.ndarray", _archive())
     ),
-    "a reading of 10^400": values(**reading(table(10**400))),
+    "a predictor of 10^400": values(**predictor(table(10**400))),
 }
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/deployment.py RUN [RUN ...]
 
-Each run is exported as float and as int8, and asked about up to 1,000 of its own test images beside
+Each run is exported as float and as int8, and asked about up to 1,000 of its local test set images beside
 PyTorch; then single images one after the other. Prints Markdown.
 """
 

@@ -40,7 +40,7 @@ def measure(
     for name in names:
         try:
             contenders = {
-                "own": run_rounds(workload.federation(name)),
+                "local_test": run_rounds(workload.federation(name)),
                 BASE: run_rounds(workload.federation(BASE)),
             }
             found[name] = interleave(
@@ -65,7 +65,7 @@ def tabulate(
             if times is None:
                 cells += ["-", "-"]
                 continue
-            own, base = (Spread.of(times[each]) for each in ("own", BASE))
+            own, base = (Spread.of(times[each]) for each in ("local_test", BASE))
             cells += [own.milliseconds(), f"{own.median / base.median:.2f}"]
         rows.append(cells)
     rows.sort(key=lambda cells: (cells[0] != BASE, cells[0]))
@@ -95,7 +95,7 @@ def main() -> None:
         f"32; median (lowest-highest) of up to {repeats} rounds. x FedAvg: against the median of "
         "FedAvg's rounds measured in turn with them. FedAvg's own row is what chance does.",
         "Of asynchronous methods a round is a record: as many answers as there are clients.",
-        "Methods that train nothing are measured by `python benchmarks/one_exchange.py`.",
+        "Methods that train nothing are measured by `python benchmarks/one_shot.py`.",
         *(f"Left out: {name}. {reason}" for name, reason in refused.items()),
     ]
     progress.close()

@@ -55,7 +55,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         federation = workload.federation(
             contrast__sample=case.get("sample"),
             evaluate_clients=case.get("read"),
-            evaluate_readings="all",
+            evaluate_predictors="all",
         )
         loaded, began = _resident(), time.perf_counter()
         for number in range(1, case["rounds"] + 1):

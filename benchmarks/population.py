@@ -107,7 +107,7 @@ def run_case(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "evaluate_seconds": records[-1]["seconds"].get("evaluate", 0.0),
         "all_seconds": time.monotonic() - began,
         "resident": resident,
-        "accuracy": records[-1]["accuracy"]["union"],
+        "accuracy": records[-1]["accuracy"]["global_test"],
         "files_bytes": sum(f.stat().st_size for f in out.rglob("*") if f.is_file()),
     }
 
@@ -188,7 +188,7 @@ def main() -> None:
     result.notes += [
         f"`mpfedcl run` with its default workers; {VECTORS} vectors of {NUMBERS} numbers per "
         "client, two classes each. A round counts everything but evaluation, checkpoints included; "
-        "evaluation reads the last round: the averaged model for all clients, and 10 to 100 "
+        "evaluation reads the last round: the global model for all clients, and 10 to 100 "
         "personal models.",
         "Memory is of all processes of the run, pages that they share counted once; its growth "
         "compares the highest after that round with the highest up to it.",

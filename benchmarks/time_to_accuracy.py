@@ -19,7 +19,7 @@ from typing import Any
 from measuring import RESULTS, Progress, Result, Table
 from mpfedcl import Experiment, run
 from mpfedcl.core.files import write_atomically
-from mpfedcl.methods import Reading, find_method
+from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.observer import Observer
 from mpfedcl.runs.worker_count import choose_workers
 from mpfedcl.studies.method_choice import choose_methods
@@ -53,7 +53,7 @@ class Study:
             partition__alpha=0.05,
             train__lr=rate,
             # Methods that do not wait need clients that differ in speed; the others do not mind.
-            pace__kind="lognormal",
+            systems__kind="lognormal",
             personal_models=False,
             trail=False,
         )
@@ -66,13 +66,13 @@ class Study:
             return known
         # Accuracy is that of any number of workers; several runs may be made at the same time.
         experiment = self.experiment(method, rate, seed).replace(workers=1)
-        reading = judged_reading(experiment)
+        predictor = judged_reading(experiment)
         values: list[float] = []
         sent: list[float] = []
 
         def look(record: Any) -> None:
             # A model that has blown up says nothing.
-            values.append(record["accuracy"]["union"][reading] or 0.0)
+            values.append(record["accuracy"]["global_test"][predictor] or 0.0)
             sent.append(sum(record["bytes"].values()) / 1e6)
 
         watch = Observer(
@@ -80,7 +80,7 @@ class Study:
         )
         with tempfile.TemporaryDirectory() as name:
             run(experiment, Path(name) / "run", watch)
-        curve = {"accuracy": values, "megabytes": sent, "reading": reading}
+        curve = {"accuracy": values, "megabytes": sent, "predictor": predictor}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(curve).encode())
         return curve
@@ -152,10 +152,10 @@ class Study:
 QUICK = Study(HERE / ".runs" / "quick", ("fedavg", "mp-fedcl", "fedgauss"), (0.1,), (0,), 3, 2)
 
 
-def judged_reading(experiment: Experiment) -> Reading:
-    """Return the reading of everybody's test that a method is judged by."""
+def judged_reading(experiment: Experiment) -> PredictorName:
+    """Return the predictor of global test set that a method is judged by."""
     found = find_method(experiment.method)
-    return found(experiment.resolved(found.defaults), num_classes=10).reading_on("union")
+    return found(experiment.resolved(found.defaults), num_classes=10).predictor_on("global_test")
 
 
 def rounds_to(curve: Curve, goal: float) -> float:
@@ -215,8 +215,8 @@ def main() -> None:
     result.tables.append(Table("MNIST digits, Dir(0.05), 5 clients", headers, rows))
     result.data["methods"] = found
     result.notes += [
-        "The digits inside the package (2,000 for training, 1,000 for tests), everybody's test, by "
-        f"the reading that a method is judged by, in each of up to {study.rounds} rounds; medians "
+        "The digits inside the package (2,000 for training, 1,000 for tests), global test set, by "
+        f"the predictor that a method is judged by, in each of up to {study.rounds} rounds; medians "
         f"of seeds {', '.join(map(str, study.seeds))}. Learning rates of "
         f"{', '.join(map(str, study.rates))}, chosen on seed {TUNING_SEED}.",
         "Seconds are rounds times the median round of the default settings, without evaluation and "

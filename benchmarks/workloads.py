@@ -19,8 +19,8 @@ from mpfedcl.methods import find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.systems import SystemModel
 
 NUM_CLASSES = 10
 MNIST_SIZES = (784, 512, 512, 256)
@@ -51,7 +51,7 @@ class Workload:
         )
         kind = InProcessEngine if assembly.method.timing == "rounds" else DispatchingEngine
         counts = dict(zip(self.data.names, self.data.label_counts().tolist(), strict=True))
-        return make_loop(assembly, kind(assembly, self.data), Pace.of(assembly, counts))
+        return make_loop(assembly, kind(assembly, self.data), SystemModel.of(assembly, counts))
 
     @property
     def num_samples(self) -> int:

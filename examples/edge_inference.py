@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 
 
 def read_image(path: str, expected: dict[str, Any]) -> NDArray[numpy.uint8]:
-    """Return an image as the bytes that the model expects: upright, in its colour mode and size."""
-    mode = "RGB" if expected["colour"] == "RGB" else "L"
+    """Return an image as the bytes that the model expects: upright, in its color mode and size."""
+    mode = "RGB" if expected["color"] == "RGB" else "L"
     picture: Image.Image = ImageOps.exif_transpose(Image.open(path))
     if picture.mode.endswith(("A", "a")) or "transparency" in picture.info:
         # Transparent parts become white.

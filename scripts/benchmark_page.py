@@ -32,14 +32,14 @@ be given more sets, methods and seeds); not by hand. [methods.md](methods.md) sa
 - **Same work for all**: {rounds} rounds, the data set's other defaults. Only the learning rate is
   chosen for each method, among {rates}, on validation images of another draw of
   the data. Its other settings are its defaults: with more tuning it may do better (`mpfedcl tune`).
-- **Last round, not best.** own: each client on its own test; union: every client on the test images
-  of all. Both by the reading that a method is judged by. mean(std) over seeds, std with ddof = 1.
+- **Last round, not best.** own: each client on its local test set; union: every client on the test images
+  of all. Both by the predictor that a method is judged by. mean(std) over seeds, std with ddof = 1.
 - **rank**: by mean on that test. In brackets the ranks that the seeds allow: a method is surely
   ahead of another only where 0 lies outside the 95 % interval of their paired difference.
 - **MB**: what a client sends and receives in the whole run. **s**: seconds per round of all clients
   on two cores, without evaluation; a dash where it was not measured on an idle machine.
 - **target**: virtual seconds until {target:.0%} of FedAvg's last accuracy is reached on the own
-  test, the median over seeds, where clients differ in speed (`--pace.kind lognormal`); in brackets
+  test, the median over seeds, where clients differ in speed (`--systems.kind lognormal`); in brackets
   how many seeds reached it, where not all. Runs are looked at five times: it is coarse.
 
 """
@@ -63,7 +63,7 @@ def write_page(content: Mapping[str, Any], *, rounds: int, rates: Sequence[float
     ranks = {
         title: {
             test: rank({name: each[test] for name, each in part["methods"].items()})
-            for test in ("own", "union")
+            for test in ("local_test", "global_test")
         }
         for title, part in content.items()
         if part["methods"]
@@ -72,12 +72,15 @@ def write_page(content: Mapping[str, Any], *, rounds: int, rates: Sequence[float
 
 
 def tabulate(part: Mapping[str, Any]) -> str:
-    """Return a situation's table, best on the own test first."""
+    """Return a situation's table, best on the local test set first."""
     methods = part["methods"]
-    own, union = ({name: each[test] for name, each in methods.items()} for test in ("own", "union"))
-    ranks = {"own": rank(own), "union": rank(union)}
-    order = sorted(methods, key=lambda name: ranks["own"][name][0])
-    columns = ["method", "lr", "own", "rank", "union", "rank", "MB", "s", "target"]
+    own, union = (
+        {name: each[test] for name, each in methods.items()}
+        for test in ("local_test", "global_test")
+    )
+    ranks = {"local_test": rank(own), "global_test": rank(union)}
+    order = sorted(methods, key=lambda name: ranks["local_test"][name][0])
+    columns = ["method", "lr", "local_test", "rank", "global_test", "rank", "MB", "s", "target"]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
     for name in order:
         each = methods[name]
@@ -86,10 +89,10 @@ def tabulate(part: Mapping[str, Any]) -> str:
             [
                 f"`{name}`",
                 f"{each['lr']:g}" if find_method(name).trains else "-",
-                show(each["own"]),
-                show_rank(ranks["own"][name]),
-                show(each["union"]),
-                show_rank(ranks["union"][name]),
+                show(each["local_test"]),
+                show_rank(ranks["local_test"][name]),
+                show(each["global_test"]),
+                show_rank(ranks["global_test"][name]),
                 f"{each['megabytes']:.1f}",
                 "-" if seconds is None else f"{seconds:.2f}",
                 time_to_target(each, methods.get("fedavg")),
@@ -139,7 +142,7 @@ def time_to_target(each: Mapping[str, Any], average: Mapping[str, Any] | None) -
     if average is None or not each["curves"]:
         return "-"
     reached = []
-    for curve, goal in zip(each["curves"], average["own"], strict=True):
+    for curve, goal in zip(each["curves"], average["local_test"], strict=True):
         times = [at for at, value in curve if value is not None and value >= TARGET * goal]
         reached += times[:1]
     if not reached:
@@ -152,19 +155,19 @@ def summarize(content: Mapping[str, Any]) -> str:
     """Return the mean rank of each method over the situations that have it."""
     places: dict[str, dict[str, list[int]]] = {}
     for part in content.values():
-        for test in ("own", "union"):
+        for test in ("local_test", "global_test"):
             values = {name: each[test] for name, each in part["methods"].items()}
             for name, (place, _, _) in rank(values).items():
-                places.setdefault(name, {"own": [], "union": []})[test].append(place)
+                places.setdefault(name, {"local_test": [], "global_test": []})[test].append(place)
     if not places:
         return ""
-    order = sorted(places, key=lambda name: fmean(places[name]["own"]))
+    order = sorted(places, key=lambda name: fmean(places[name]["local_test"]))
     lines = [
         ["method", "mean rank, own", "best to worst", "mean rank, union", "best to worst", "in"],
         ["---", *["---:"] * 5],
     ]
     for name in order:
-        own, union = places[name]["own"], places[name]["union"]
+        own, union = places[name]["local_test"], places[name]["global_test"]
         lines.append(
             [
                 f"`{name}`",

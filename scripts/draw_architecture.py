@@ -34,10 +34,10 @@ LAYERS = (
     ("base", "gaussian", "closed-form classifiers from sums"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
     ("base", "experiment", "every setting, checked; TOML"),
-    ("base", "secure_sums", "the protocol, both parties of it"),
+    ("base", "secure_aggregation", "the protocol, both parties of it"),
 )
 # Fill and border of each kind of box. The picture has its own white ground, for dark pages.
-COLOURS = {
+COLORS = {
     "use": ("#e8f1fb", "#3b78b8"),
     "run": ("#fdeedd", "#c9741b"),
     "base": ("#e6f4ea", "#2f8550"),
@@ -52,7 +52,7 @@ def text(x: float, y: float, words: str, *, size: int = 14, weight: str = "norma
 
 def box(x: float, y: float, width: float, height: float, kind: str, *lines: str) -> str:
     """Return a box with a bold first line and plain further lines."""
-    fill, border = COLOURS[kind]
+    fill, border = COLORS[kind]
     parts = [
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
         f'stroke="{border}" stroke-width="1.5"/>'
@@ -76,7 +76,7 @@ def draw_layers() -> list[str]:
     """Return the left half: the packages, one row each."""
     parts = [text(20, 38, "Packages: each imports only those below", size=18, weight="bold")]
     for number, (kind, name, about) in enumerate(LAYERS):
-        fill, border = COLOURS[kind]
+        fill, border = COLORS[kind]
         y = 56 + 39 * number
         parts += [
             f'<rect x="20" y="{y}" width="475" height="33" rx="5" fill="{fill}" '
@@ -123,12 +123,12 @@ def draw_round() -> list[str]:
         "runs/run_loop.py: rounds.jsonl,",
         "checkpoint/, observers",
     )
-    guard = ("4  Guard", "rounds/guard.py rejects bad updates, with a reason")
+    guard = ("4  UpdateValidator", "rounds/validation.py rejects bad updates, with a reason")
     aggregation = ("5  Aggregation", "rounds/aggregation/: a rule; then the method's reduce")
     processors = ("3  Processors", "rounds/processors/: out of a client, and in at the server")
     hidden = (
-        "Secure sums, and a privacy budget",
-        "--secure-sums: secure_sums/ opens one Total in place of updates (total_collector.py)",
+        "Secure aggregation, and a privacy budget",
+        "--secure-aggregation: secure_aggregation/ opens one Total in place of updates (total_collector.py)",
         "--privacy.epsilon: rounds/ adds noise, privacy/ accounts for it and for what is left",
     )
     return [

@@ -17,20 +17,20 @@ from matplotlib.axes import Axes
 from measure_arrivals import Records, accuracy, read
 from mpfedcl.api import RUNNER
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.figures import COLOURS, figure_file
+from mpfedcl.report.figures import COLORS, figure_file
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "asynchronous.png"
 METHODS: dict[str, tuple[str, str, float]] = {
     "fedavg": ("#222222", "--", 2.4),
-    "fedasync": (COLOURS[0], "-", 1.6),
-    "fedat": (COLOURS[1], "-", 1.6),
-    "aso-fed": (COLOURS[2], "-", 1.6),
-    "sageflow": (COLOURS[3], ":", 2.2),
-    "async-share": (COLOURS[4], ":", 2.2),
+    "fedasync": (COLORS[0], "-", 1.6),
+    "fedat": (COLORS[1], "-", 1.6),
+    "aso-fed": (COLORS[2], "-", 1.6),
+    "sageflow": (COLORS[3], ":", 2.2),
+    "async-share": (COLORS[4], ":", 2.2),
 }
-"""Colour, style and width of their lines; dotted are those that look at what has come at ticks."""
+"""Color, style and width of their lines; dotted are those that look at what has come at ticks."""
 SEEDS = (0, 1, 2)
 BASE = Experiment().replace(
     clients=10,
@@ -39,15 +39,15 @@ BASE = Experiment().replace(
     partition__alpha=1.0,
     train__lr=0.05,
     public__size=100,
-    pace__kind="lognormal",
-    pace__spread=1.2,
+    systems__kind="lognormal",
+    systems__spread=1.2,
     personal_models=False,
     evaluate_every=1,
 )
 PANELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "equal": ("all clients equally fast", {"pace__spread": 0.0, "pace__jitter": 0.0}),
+    "equal": ("all clients equally fast", {"systems__spread": 0.0, "systems__jitter": 0.0}),
     "anybody": ("some slower, whoever it is", {}),
-    "label": ("slower: who holds the last classes", {"pace__follows": "label"}),
+    "label": ("slower: who holds the last classes", {"systems__follows": "label"}),
 }
 
 
@@ -74,9 +74,9 @@ def draw_method(axes: Axes, method: str, runs: Sequence[Records]) -> None:
     """Draw each record at its mean time and accuracy over the seeds; a dot ends the line."""
     seconds = [fmean(r["virtual_seconds"] for r in each) for each in zip(*runs, strict=True)]
     values = [fmean(accuracy(r) for r in each) for each in zip(*runs, strict=True)]
-    colour, style, width = METHODS[method]
-    axes.plot(seconds, values, color=colour, ls=style, lw=width, label=method)
-    axes.plot(seconds[-1], values[-1], "o", color=colour, ms=6)
+    color, style, width = METHODS[method]
+    axes.plot(seconds, values, color=color, ls=style, lw=width, label=method)
+    axes.plot(seconds[-1], values[-1], "o", color=color, ms=6)
 
 
 if __name__ == "__main__":

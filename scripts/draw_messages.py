@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from mpfedcl.api import RUNNER
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, Test, find_method
-from mpfedcl.report.figures import COLOURS, figure_file
+from mpfedcl.report.figures import COLORS, figure_file
 from mpfedcl.report.tables import TextTable, mean_and_deviation
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
@@ -29,9 +29,9 @@ TRAINED = ("mp-fedcl", "fedavg", "fedproto")
 ONE_EXCHANGE = {"fedncm": "v", "fedridge": "s", "fedgauss": "*"}
 CODINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("#222222", {}),
-    "half": (COLOURS[0], {"update__compress": "half"}),
-    "int8": (COLOURS[1], {"update__compress": "int8"}),
-    "topk, 5 %": (COLOURS[2], {"update__compress": "topk"}),
+    "half": (COLORS[0], {"update__compress": "half"}),
+    "int8": (COLORS[1], {"update__compress": "int8"}),
+    "topk, 5 %": (COLORS[2], {"update__compress": "topk"}),
 }
 SEEDS = (0, 1, 2)
 BASE = Experiment().replace(
@@ -45,8 +45,8 @@ BASE = Experiment().replace(
     personal_models=False,
 )
 TESTS: tuple[tuple[Test, str], ...] = (
-    ("own", "each client's own test (%)"),
-    ("union", "everybody's test (%)"),
+    ("local_test", "each client's local test set (%)"),
+    ("global_test", "global test set (%)"),
 )
 
 Record = dict[str, Any]
@@ -64,8 +64,8 @@ def main(out: Path) -> None:
     ):
         for row, (test, label) in zip(panels, TESTS, strict=True):
             for axes, name in zip(row, TRAINED, strict=True):
-                for coding, (colour, _) in CODINGS.items():
-                    _draw_rounds(axes, test, name, coding, colour, trained[name, coding])
+                for coding, (color, _) in CODINGS.items():
+                    _draw_rounds(axes, test, name, coding, color, trained[name, coding])
                 for other, mark in ONE_EXCHANGE.items():
                     _draw_exchange(axes, test, other, mark, exchanged[other])
                 axes.set(xscale="log")
@@ -79,7 +79,7 @@ def main(out: Path) -> None:
     rows = [_row(name, coding, runs) for (name, coding), runs in trained.items()]
     for name in ONE_EXCHANGE:
         rows += [_row(name, "full", exchanged[name]), _row(name, "half", halved[name])]
-    titles = ["method", "coding", "MB sent in all", "own", "union"]
+    titles = ["method", "coding", "MB sent in all", "local_test", "global_test"]
     print(TextTable("", titles, rows).markdown(), end="")
 
 
@@ -93,7 +93,7 @@ def _run(out: Path, method: str, coding: str) -> list[list[Record]]:
 
 
 def _accuracy(record: Record, test: Test, method: str) -> float:
-    value: float = record["accuracy"][test][_judged(method).reading_on(test)]
+    value: float = record["accuracy"][test][_judged(method).predictor_on(test)]
     return value
 
 
@@ -114,14 +114,14 @@ def _sent(records: Sequence[Record]) -> list[float]:
 
 
 def _draw_rounds(
-    axes: Axes, test: Test, method: str, coding: str, colour: str, runs: Sequence[list[Record]]
+    axes: Axes, test: Test, method: str, coding: str, color: str, runs: Sequence[list[Record]]
 ) -> None:
     """Draw the mean over seeds, a dot at the last round."""
     read = [n for n, record in enumerate(runs[0]) if record["accuracy"]]
     sent = [fmean(_sent(records)[n] for records in runs) for n in read]
     values = [fmean(_accuracy(records[n], test, method) for records in runs) for n in read]
-    axes.plot(sent, values, color=colour, label=coding)
-    axes.plot(sent[-1], values[-1], "o", color=colour, ms=5)
+    axes.plot(sent, values, color=color, label=coding)
+    axes.plot(sent[-1], values[-1], "o", color=color, ms=5)
 
 
 def _draw_exchange(
@@ -130,7 +130,7 @@ def _draw_exchange(
     """Draw one exchange as one point."""
     value = fmean(_accuracy(records[-1], test, method) for records in runs)
     sent = fmean(_sent(records)[-1] for records in runs)
-    look: dict[str, Any] = {"color": COLOURS[3], "markeredgecolor": "white"}
+    look: dict[str, Any] = {"color": COLORS[3], "markeredgecolor": "white"}
     axes.plot(
         sent, value, mark, ls="none", label=method, zorder=5, ms=14 if mark == "*" else 9, **look
     )

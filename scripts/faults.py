@@ -68,7 +68,7 @@ class _Planter(ast.NodeTransformer):
         self.found.append(Fault(number, getattr(node, "lineno", 0), what))
         return number == self._wanted
 
-    # What is no behaviour: annotations, docstrings, the words of messages.
+    # What is no behavior: annotations, docstrings, the words of messages.
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return node

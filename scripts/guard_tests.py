@@ -4,7 +4,7 @@ python scripts/guard_tests.py coverage
 python scripts/guard_tests.py mutation [--seconds 600] [--modules guard ...] [--show]
 
 Faults are put in one at a time, each in a process forked from one that has loaded torch, where the
-module's own tests run until one fails. What was found is kept in build/mutation.json, and is looked
+module's local test sets run until one fails. What was found is kept in build/mutation.json, and is looked
 for again only once a module or its tests have changed.
 """
 
@@ -68,7 +68,7 @@ class Module:
 MESSAGES = ("tests/network/test_message_bounds.py",)
 MODULES = (
     Module(
-        "rounds/guard.py",
+        "rounds/validation.py",
         ("tests/rounds/test_guard_bounds.py", "tests/rounds/test_guard_prototypes.py"),
     ),
     Module("methods/messages.py", ("tests/test_messages.py",)),
@@ -82,7 +82,7 @@ def find_modules(names: Sequence[str]) -> list[Module]:
     """Return the modules that are named, or all; those of privacy with all tests of that folder."""
     tests = [str(path.relative_to(ROOT)) for path in (ROOT / "tests/privacy").glob("test_*")]
     private = [
-        # Its own tests come first, because most faults fail there; the audit takes longest.
+        # Its local test sets come first, because most faults fail there; the audit takes longest.
         Module(
             f"privacy/{path.name}",
             tuple(sorted(tests, key=lambda each: (path.stem not in each, "audit" in each, each))),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 from matplotlib import pyplot
 
-from mpfedcl.report.figures import COLOURS, MARKERS, STYLE
+from mpfedcl.report.figures import COLORS, MARKERS, STYLE
 from mpfedcl.report.tables import MARKS, TextTable, mean_and_deviation
 from mpfedcl.studies.statistics import paired_difference
 
@@ -65,25 +65,25 @@ class Study:
         return mean_and_deviation(self.values(rate, dataset, domain, pick))
 
 
-def at(kind: str, epochs: int, reading: str) -> Pick:
-    """Take the reading of a client after so many epochs."""
-    return lambda case: case[kind][str(epochs)][reading]
+def at(kind: str, epochs: int, predictor: str) -> Pick:
+    """Take the predictor of a client after so many epochs."""
+    return lambda case: case[kind][str(epochs)][predictor]
 
 
-def member(reading: str) -> Pick:
+def member(predictor: str) -> Pick:
     """Take the personal reading of a client that was there from the start."""
-    return lambda case: case["federation"]["personal"][reading]
+    return lambda case: case["federation"]["personal"][predictor]
 
 
-def last_rate(reading: str) -> Pick:
-    """Take the reading of a client that trained at the rate its run had come down to."""
-    return lambda case: case["last rate"][reading]
+def last_rate(predictor: str) -> Pick:
+    """Take the predictor of a client that trained at the rate its run had come down to."""
+    return lambda case: case["last rate"][predictor]
 
 
-def tabulate_sets(study: Study, rate: float, reading: str) -> str:
+def tabulate_sets(study: Study, rate: float, predictor: str) -> str:
     """Return the means over each set's domains, joined beside alone, by epochs."""
-    (joined, name), (alone, other) = LINES[reading].values()
-    blind = "pool" if reading == "prototype" else name
+    (joined, name), (alone, other) = LINES[predictor].values()
+    blind = "pool" if predictor == "prototype" else name
 
     def single(words: str, pick: Pick) -> list[str]:
         cells = [(study.cell(rate, each, "mean", pick), "-") for each in study.sets]
@@ -95,17 +95,17 @@ def tabulate_sets(study: Study, rate: float, reading: str) -> str:
         pairs = [study.pair(rate, each, *picks) for each in study.sets]
         words = f"{epochs} epoch{'' if epochs == 1 else 's'}"
         rows.append([words, *(cell for pair in pairs for cell in pair)])
-    rows.append(single("in the federation, 60 rounds", member(MEMBER[reading])))
-    titles = [f"{TITLES[each]} {kind}" for each in study.sets for kind in LINES[reading]]
-    return TextTable("", [f"{reading}, lr {rate:g}", *titles], rows).markdown()
+    rows.append(single("in the federation, 60 rounds", member(MEMBER[predictor])))
+    titles = [f"{TITLES[each]} {kind}" for each in study.sets for kind in LINES[predictor]]
+    return TextTable("", [f"{predictor}, lr {rate:g}", *titles], rows).markdown()
 
 
-def tabulate_domains(study: Study, rate: float, reading: str) -> str:
+def tabulate_domains(study: Study, rate: float, predictor: str) -> str:
     """Return every domain, joined and alone by epochs."""
     picks: dict[str, Pick] = {}
-    for kind, (source, name) in LINES[reading].items():
+    for kind, (source, name) in LINES[predictor].items():
         picks |= {f"{kind} {epochs}": at(source, epochs, name) for epochs in study.epochs}
-    picks["federation"] = member(MEMBER[reading])
+    picks["federation"] = member(MEMBER[predictor])
     rows = [
         [TITLES[s], domain, *(study.cell(rate, s, domain, pick) for pick in picks.values())]
         for s in study.sets
@@ -118,8 +118,8 @@ def tabulate_few(study: Study, rate: float) -> str:
     """Return what is right at once with few images, and with some classes missing."""
     names = list(study._cases[0]["few"])
 
-    def pick(name: str, kind: str, reading: str) -> Pick:
-        return lambda case: case["few"][name][kind][reading]
+    def pick(name: str, kind: str, predictor: str) -> Pick:
+        return lambda case: case["few"][name][kind][predictor]
 
     columns: dict[str, tuple[str, str]] = {
         "pool alone": ("joined", "pool"),
@@ -157,10 +157,10 @@ def tabulate_others(study: Study) -> str:
 def tabulate_rates(study: Study) -> str:
     """Return the run's first learning rate beside the one it ended with."""
     columns: dict[str, Pick] = {}
-    for reading in LINES:
-        name = LINES[reading]["joined"][1]
-        columns[f"{reading}, first rate"] = at("joined", study.epochs[-1], name)
-        columns[f"{reading}, last rate"] = last_rate(name)
+    for predictor in LINES:
+        name = LINES[predictor]["joined"][1]
+        columns[f"{predictor}, first rate"] = at("joined", study.epochs[-1], name)
+        columns[f"{predictor}, last rate"] = last_rate(name)
     rows = [
         [f"{rate:g}", TITLES[s], *(study.cell(rate, s, "mean", pick) for pick in columns.values())]
         for rate in study.rates
@@ -175,9 +175,9 @@ def render_page(content: dict[str, Any], page: Path) -> None:
     parts = {"few": tabulate_few(study, study.rates[0]), "others": tabulate_others(study)}
     parts["rates"] = tabulate_rates(study)
     for rate in study.rates:
-        for reading in LINES:
-            parts[f"sets {reading} {rate:g}"] = tabulate_sets(study, rate, reading)
-            parts[f"domains {reading} {rate:g}"] = tabulate_domains(study, rate, reading)
+        for predictor in LINES:
+            parts[f"sets {predictor} {rate:g}"] = tabulate_sets(study, rate, predictor)
+            parts[f"domains {predictor} {rate:g}"] = tabulate_domains(study, rate, predictor)
     text = page.read_text(encoding="utf-8")
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
@@ -195,20 +195,20 @@ def draw(content: dict[str, Any], path: Path) -> None:
         figure, grid = pyplot.subplots(
             len(LINES), len(study.sets), figsize=(9.6, 6.2), sharex=True, sharey="col"
         )
-        for axes_row, (reading, lines) in zip(grid, LINES.items(), strict=True):
+        for axes_row, (predictor, lines) in zip(grid, LINES.items(), strict=True):
             for axes, dataset in zip(axes_row, study.sets, strict=True):
                 for index, (kind, (source, name)) in enumerate(lines.items()):
                     picks = [at(source, epochs, name) for epochs in study.epochs]
                     curves = [study.means(rate, dataset, pick) for pick in picks]
                     _plot(axes, study.epochs, curves, index, kind)
-                blind = "pool" if reading == "prototype" else "classifier"
-                for words, pick, style, colour in (
-                    ("in the federation, 60 rounds", member(MEMBER[reading]), "--", COLOURS[2]),
-                    ("no image of its own", at("joined", 0, blind), ":", COLOURS[6]),
+                blind = "pool" if predictor == "prototype" else "classifier"
+                for words, pick, style, color in (
+                    ("in the federation, 60 rounds", member(MEMBER[predictor]), "--", COLORS[2]),
+                    ("no image of its own", at("joined", 0, blind), ":", COLORS[6]),
                 ):
                     level = numpy.array(study.means(rate, dataset, pick), dtype=float).mean()
-                    axes.axhline(level, color=colour, ls=style, label=words)
-                axes.set(title=f"{TITLES[dataset]}, {reading}", xticks=study.epochs)
+                    axes.axhline(level, color=color, ls=style, label=words)
+                axes.set(title=f"{TITLES[dataset]}, {predictor}", xticks=study.epochs)
         for axes in grid[-1]:
             axes.set_xlabel("local epochs")
         for axes in grid[:, 0]:
@@ -228,6 +228,6 @@ def _plot(
 ) -> None:
     values = numpy.array(curves, dtype=float)
     mean, deviation = values.mean(axis=1), values.std(axis=1, ddof=1)
-    colour = COLOURS[index]
-    axes.plot(epochs, mean, color=colour, marker=MARKERS[index], ms=4, label=kind)
-    axes.fill_between(epochs, mean - deviation, mean + deviation, color=colour, alpha=0.15, lw=0)
+    color = COLORS[index]
+    axes.plot(epochs, mean, color=color, marker=MARKERS[index], ms=4, label=kind)
+    axes.fill_between(epochs, mean - deviation, mean + deviation, color=color, alpha=0.15, lw=0)

@@ -1,6 +1,6 @@
 """Print how long methods take on the virtual clock, from a comparison in which all have one.
 
-    mpfedcl compare --methods fedavg fedasync --pace.kind lognormal --evaluate-every 1 --out paced
+    mpfedcl compare --methods fedavg fedasync --systems.kind lognormal --evaluate-every 1 --out paced
     python scripts/measure_arrivals.py paced
 
 What is to be reached is a share of what FedAvg has in its last round, of the same seed. A run that

@@ -59,7 +59,7 @@ class Situation:
             partition__kind=self.kind,
             partition__alpha=ALPHA,
             # The same clock for all, so that methods that do not wait can be seen to gain by it.
-            pace__kind="lognormal",
+            systems__kind="lognormal",
             personal_models=False,
             trail=False,
         )
@@ -96,11 +96,11 @@ def choose_rate(method: str, searched: dict[float, PlannedRun]) -> float:
     """Return the learning rate that does best on validation images; of equals the smallest."""
     if len(searched) == 1:
         return next(iter(searched))
-    reading = find_method(method).reading
+    predictor = find_method(method).predictor
     scores = {}
     for rate, planned in searched.items():
         last = RunDirectory(planned.path).read_records()[-1]
-        score = (last["accuracy"] or {}).get("own", {}).get(reading)
+        score = (last["accuracy"] or {}).get("local_test", {}).get(predictor)
         scores[rate] = -math.inf if score is None else score
     return max(scores, key=lambda rate: (scores[rate], -rate))
 
@@ -135,19 +135,19 @@ def describe(rate: float, comparison: Comparison) -> dict[str, Any]:
     num_clients = max(len(record["clients"]["answered"]) for record in runs[0]) or 1
     return {
         "lr": rate,
-        "own": entry["accuracy"],
-        "union": entry["accuracy_union"],
-        "reading": entry["reading"],
-        "reading_union": entry.get("reading_union") or entry["reading"],
+        "local_test": entry["accuracy"],
+        "global_test": entry["accuracy_global"],
+        "predictor": entry["predictor"],
+        "predictor_global": entry.get("predictor_global") or entry["predictor"],
         "megabytes": sum(sum(record["bytes"].values()) for record in runs[0]) / num_clients / 1e6,
-        "curves": [curve_of(records, entry["reading"]) for records in runs],
+        "curves": [curve_of(records, entry["predictor"]) for records in runs],
     }
 
 
-def curve_of(records: Sequence[dict[str, Any]], reading: str) -> list[tuple[float, float | None]]:
-    """Return virtual seconds and accuracy on the own tests, where a run was evaluated."""
+def curve_of(records: Sequence[dict[str, Any]], predictor: str) -> list[tuple[float, float | None]]:
+    """Return virtual seconds and accuracy on the local test sets, where a run was evaluated."""
     return [
-        (record["virtual_seconds"], (record["accuracy"] or {}).get("own", {}).get(reading))
+        (record["virtual_seconds"], (record["accuracy"] or {}).get("local_test", {}).get(predictor))
         for record in records
         if record["accuracy"] is not None and record.get("virtual_seconds") is not None
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpfedcl.api import RUNNER
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.tables import READING_GROUPS, READING_TITLES, TextTable, mean_and_deviation
+from mpfedcl.report.tables import PREDICTOR_TITLES, READING_GROUPS, TextTable, mean_and_deviation
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 
@@ -42,13 +42,14 @@ def main(out: Path) -> None:
         folder = out / "".join(letter if letter.isalnum() else "-" for letter in name)
         comparison = Comparison.prepare(base.replace(**changes), ["mp-fedcl"], SEEDS, folder)
         comparison.run(JobOptions(RUNNER, "auto"))
-        readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]["own"]
+        predictors = comparison.collect()["methods"]["mp-fedcl"]["predictors"]["local_test"]
         rows.append(
-            [name, *(mean_and_deviation(readings[reading], ddof=0) for reading in _READINGS)]
+            [name, *(mean_and_deviation(predictors[predictor], ddof=0) for predictor in _READINGS)]
         )
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(
-        TextTable("", ["changed", *(READING_TITLES[r] for r in _READINGS)], rows).markdown(), end=""
+        TextTable("", ["changed", *(PREDICTOR_TITLES[r] for r in _READINGS)], rows).markdown(),
+        end="",
     )
 
 

@@ -1,4 +1,4 @@
-"""The control of docs/one-exchange.md: FedAvg on the features that FedGauss sees, made easy for it.
+"""The control of docs/one-shot.md: FedAvg on the features that FedGauss sees, made easy for it.
 
     python scripts/measure_filters_control.py
 
@@ -50,7 +50,7 @@ def measure(seed: int, rate: float) -> float:
     for number in range(1, ROUNDS + 1):
         record = federation.run_round(evaluate=number == ROUNDS)
     assert record.accuracy is not None
-    found = record.accuracy["union"]["averaged_classifier"]
+    found = record.accuracy["global_test"]["global_classifier"]
     assert found is not None
     return found
 

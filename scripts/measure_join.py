@@ -89,7 +89,7 @@ def cases() -> Iterator[Case]:
 
 
 def measure(case: Case, out: Path) -> dict[str, Any]:
-    """Return the readings on the domain's own test images, from a file if they are there."""
+    """Return the predictors on the domain's local test set images, from a file if they are there."""
     file = case.folder(out) / f"{case.domain}-seed{case.seed}.json"
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text())
@@ -126,7 +126,7 @@ def measure(case: Case, out: Path) -> dict[str, Any]:
 
 
 def by_epochs(new_client: NewClient, params: Tensors, pool: PrototypePool) -> dict[str, Accuracies]:
-    """Return the readings after each number of epochs."""
+    """Return the predictors after each number of epochs."""
     return {str(each): read_after(new_client, params, pool, epochs=each) for each in EPOCHS}
 
 
@@ -138,7 +138,7 @@ def read_after(
     epochs: int,
     lr: float | None = None,
 ) -> Accuracies:
-    """Return the readings after so many epochs, the run's first learning rate unless told."""
+    """Return the predictors after so many epochs, the run's first learning rate unless told."""
     learned = new_client.train(params, pool, epochs=epochs, lr=lr)
     return new_client.evaluate(learned.params, learned.prototypes, pool)
 
@@ -166,7 +166,7 @@ def choose_training_images(new_client: NewClient, chosen: torch.Tensor) -> NewCl
 
 
 def read_member(new_client: NewClient, trained: TrainedRun) -> dict[str, Accuracies]:
-    """Return the readings of a client that was in the federation from the start."""
+    """Return the predictors of a client that was in the federation from the start."""
     assert trained.pool is not None
     own, others = trained.pool.of(new_client.name), trained.pool.without(new_client.name)
     models = {"averaged": trained.parameters(), "personal": trained.parameters(new_client.name)}
@@ -178,7 +178,7 @@ def read_others(
 ) -> dict[str, float | None]:
     """Return what the prototypes of a new client change for those who were there before it.
 
-    The averaged model by nearest prototype, mean over the clients' own tests.
+    The global model by nearest prototype, mean over the clients' local test sets.
     """
     assert trained.pool is not None
     data, model = load_data_and_model(trained.experiment, torch.device("cpu"))
@@ -193,7 +193,7 @@ def read_others(
     engine = InProcessEngine(assembly, data)
     pools = {"before": trained.pool, "after": trained.pool.with_client(name, learned.prototypes)}
     return {
-        moment: engine.evaluate(params, pool, []).table()["own"]["averaged_prototype"]
+        moment: engine.evaluate(params, pool, []).table()["own"]["global_prototype"]
         for moment, pool in pools.items()
     }
 

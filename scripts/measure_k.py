@@ -28,7 +28,7 @@ NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("mp-fedcl", {"prototypes__per_class": "auto"}),
 }
 SEEDS = (0, 1, 2)
-COLUMNS = ["data", "K", "own", "union", "averaged model, own", "prototypes per class"]
+COLUMNS = ["data", "K", "local_test", "global_test", "global model, own", "prototypes per class"]
 
 
 def main(out: Path) -> None:
@@ -41,14 +41,14 @@ def main(out: Path) -> None:
             experiment = base.replace(**data, **changes)
             comparison = Comparison.prepare(experiment, [method], SEEDS, folder)
             comparison.run(JobOptions(RUNNER, "auto"))
-            readings = comparison.collect()["methods"][method]["readings"]
+            predictors = comparison.collect()["methods"][method]["predictors"]
             rows.append(
                 [
                     situation,
                     number,
-                    mean_and_deviation(readings["own"]["personal_prototype"], ddof=0),
-                    mean_and_deviation(readings["union"]["personal_prototype"], ddof=0),
-                    mean_and_deviation(readings["own"]["averaged_prototype"], ddof=0),
+                    mean_and_deviation(predictors["local_test"]["personal_prototype"], ddof=0),
+                    mean_and_deviation(predictors["global_test"]["personal_prototype"], ddof=0),
+                    mean_and_deviation(predictors["local_test"]["global_prototype"], ddof=0),
                     number if number != "auto" else _count_chosen(comparison),
                 ]
             )

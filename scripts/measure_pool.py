@@ -37,7 +37,7 @@ BASE = Experiment().replace(
     evaluate_every=30,
     personal_models=False,
 )
-COLUMNS = ["pool", "own model, nearest prototype", "less", "averaged model", "MB down per round"]
+COLUMNS = ["pool", "own model, nearest prototype", "less", "global model", "MB down per round"]
 
 
 def main(out: Path) -> None:
@@ -65,13 +65,13 @@ def _measure(
     folder = out / name.strip("-").replace(" ", "-")
     comparison = Comparison.prepare(BASE.replace(**changes), ["mp-fedcl"], SEEDS, folder)
     comparison.run(JobOptions(RUNNER, 1))
-    readings = comparison.collect()["methods"]["mp-fedcl"]["readings"]
+    predictors = comparison.collect()["methods"]["mp-fedcl"]["predictors"]
     records = [RunDirectory(run.path).read_records()[-1] for run in comparison.planned_runs]
     megabytes = fmean(each["bytes"]["down"] / 1e6 for each in records)
-    print(name, readings["own"]["personal_prototype"], file=sys.stderr, flush=True)
+    print(name, predictors["local_test"]["personal_prototype"], file=sys.stderr, flush=True)
     return (
-        readings["own"]["personal_prototype"],
-        readings["union"]["averaged_classifier"],
+        predictors["local_test"]["personal_prototype"],
+        predictors["global_test"]["global_classifier"],
         megabytes,
     )
 

@@ -29,7 +29,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.methods import Server, Tally, find_method
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.models import GaussianClassifier
 from mpfedcl.prototypes import Prototypes
 
@@ -139,7 +139,7 @@ class Features:
                 privacy__clip=expected_length(images / min(MOST_CLIENTS, images)),
             )
         made = find_method(method)(experiment, data.num_classes)
-        assert isinstance(made, OneExchange)
+        assert isinstance(made, OneShot)
         key = (unit, method, dimensions, images, seed, epsilon == math.inf)
         if self._collected[0] != key:
             # The same under every budget; only noise differs.
@@ -150,7 +150,7 @@ class Features:
         return 100 * float((scores.argmax(1) == data.test_labels).double().mean())
 
     def _collect(
-        self, method: OneExchange, unit: str, images: int, seed: int
+        self, method: OneShot, unit: str, images: int, seed: int
     ) -> list[dict[str, Tensor]]:
         """Return what clients collect; where clients do not matter there is one."""
         client = self._load().clients[0]
@@ -181,9 +181,7 @@ def expected_length(images: float) -> float:
     return math.sqrt(2) * images / math.sqrt(classes)
 
 
-def fit(
-    method: OneExchange, collected: list[dict[str, Tensor]], input_size: int
-) -> dict[str, Tensor]:
+def fit(method: OneShot, collected: list[dict[str, Tensor]], input_size: int) -> dict[str, Tensor]:
     """Return the classifier of what clients have collected, as a run makes it."""
     mechanism = method.private_sums
     model = method.own_model(input_size)
@@ -225,7 +223,7 @@ def read_rounds(images: int, epsilon: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         result = run(experiment.replace(**changes), Path(folder) / "run")
     assert result.summary is not None
-    return float(result.summary["readings"]["union"]["averaged_classifier"])
+    return float(result.summary["predictors"]["global_test"]["global_classifier"])
 
 
 def write_table(store: Store) -> str:
@@ -254,24 +252,24 @@ def _name(epsilon: float) -> str:
 
 def draw(store: Store, path: Path) -> None:
     """Draw accuracy over epsilon: a panel for each number of images, records above clients."""
-    colours = dict(zip(KINDS, ("tab:blue", "tab:orange", "tab:red", "tab:green"), strict=True))
+    colors = dict(zip(KINDS, ("tab:blue", "tab:orange", "tab:red", "tab:green"), strict=True))
     figure, axes = pyplot.subplots(2, 4, figsize=(12, 6), sharex=True, sharey=True)
     places = range(len(EPSILONS))
     for row, unit in enumerate(("record", "client")):
         for column, images in enumerate(IMAGES):
             axis = axes[row][column]
-            for kind, colour in colours.items():
+            for kind, color in colors.items():
                 cells = [store.of(unit, kind, images, epsilon) for epsilon in EPSILONS]
                 if not all(cells):
                     continue
                 means = [fmean(each) for each in cells]
                 spread = [pstdev(each) for each in cells]
                 axis.errorbar(
-                    places[:-1], means[:-1], spread[:-1], color=colour, marker="o", capsize=2
+                    places[:-1], means[:-1], spread[:-1], color=color, marker="o", capsize=2
                 )
                 # Without a budget features are not projected either: more than noise is gone.
-                axis.plot(places[-2:], means[-2:], color=colour, linestyle=":")
-                axis.plot(places[-1], means[-1], color=colour, marker="o", markerfacecolor="white")
+                axis.plot(places[-2:], means[-2:], color=color, linestyle=":")
+                axis.plot(places[-1], means[-1], color=color, marker="o", markerfacecolor="white")
             clients = "" if unit == "record" else f", {min(MOST_CLIENTS, images):,} clients"
             axis.set_title(f"{images:,} images{clients}", fontsize=10)
             axis.grid(alpha=0.3)
@@ -279,8 +277,8 @@ def draw(store: Store, path: Path) -> None:
         axes[row][0].set_ylabel(f"one {'image' if unit == 'record' else unit}\naccuracy in %")
     for axis in axes[1]:
         axis.set_xlabel("epsilon")
-    handles = [Line2D([], [], color=each, marker="o") for each in colours.values()]
-    figure.legend(handles, list(colours), loc="lower center", ncol=4, frameon=False)
+    handles = [Line2D([], [], color=each, marker="o") for each in colors.values()]
+    figure.legend(handles, list(colors), loc="lower center", ncol=4, frameon=False)
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=120)
 

@@ -39,21 +39,21 @@ from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 
-BOUNDS = {"guard__bounds": "on"}
+BOUNDS = {"validation__bounds": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {},
     "bounds": BOUNDS,
-    "bounds but direction": BOUNDS | {"guard__strictness": 100.0},
+    "bounds but direction": BOUNDS | {"validation__strictness": 100.0},
     "median": {"aggregation__rule": "median"},
     "trimmed-mean": {"aggregation__rule": "trimmed-mean"},
     "krum": {"aggregation__rule": "krum"},
     "multi-krum": {"aggregation__rule": "multi-krum"},
     "geometric-median": {"aggregation__rule": "geometric-median"},
-    "centred-clipping": {"aggregation__rule": "centred-clipping"},
+    "centered-clipping": {"aggregation__rule": "centered-clipping"},
     "trimmed-mean, buckets of 2": {"aggregation__rule": "trimmed-mean", "aggregation__bucket": 2},
     "bounds, multi-krum": BOUNDS | {"aggregation__rule": "multi-krum"},
     "bounds, geometric-median": BOUNDS | {"aggregation__rule": "geometric-median"},
-    "bounds, centred-clipping": BOUNDS | {"aggregation__rule": "centred-clipping"},
+    "bounds, centered-clipping": BOUNDS | {"aggregation__rule": "centered-clipping"},
 }
 METHODS = ("fedavg", "mp-fedcl", "fedgauss")
 ON_MODELS = ("label-flip", "sign-flip", "sign-flip-5", "noise", "inner-product", "little")
@@ -201,10 +201,10 @@ def run(cell: Cell) -> dict[str, Any]:
         for name in record.clients.rejected:
             rejected[name] = rejected.get(name, 0) + 1
     assert record.accuracy is not None
-    reading = assembly.method.reading_on("union")
+    predictor = assembly.method.predictor_on("global_test")
     return {
         **asdict(cell),
-        "accuracy": record.accuracy["union"][reading],
+        "accuracy": record.accuracy["global_test"][predictor],
         "backdoor": measure_backdoor(loop, assembly, cell),
         "attackers": attackers,
         "processed": record.processed,
@@ -216,13 +216,13 @@ def run(cell: Cell) -> dict[str, Any]:
 @torch.no_grad()
 def measure_backdoor(loop: RoundLoop, assembly: Assembly, cell: Cell) -> float | None:
     """Return how many % of triggered images of other classes are taken for the target."""
-    if cell.attack not in ("none", "backdoor") or loop.averaged_model is None:
+    if cell.attack not in ("none", "backdoor") or loop.global_model is None:
         return None
     data, _, pixels = load_data(cell.plain)
     inputs = trigger(pixels.test_inputs[data.test_labels != TARGET], cell, data)
-    embeddings, scores = assembly.model.apply(loop.averaged_model, inputs)
+    embeddings, scores = assembly.model.apply(loop.global_model, inputs)
     said = scores.argmax(1)
-    if assembly.method.reading_on("union").endswith("prototype"):
+    if assembly.method.predictor_on("global_test").endswith("prototype"):
         said, _ = loop.pool.nearest(assembly.method.project(embeddings))
     return 100 * float((said == TARGET).double().mean())
 

@@ -42,7 +42,7 @@ def digits_rows(folder: Path) -> list[list[str]]:
     path = trained(folder / "digits", Experiment())
     data = numpy.load(find_data_folder(DatasetSettings())[0] / "mnist" / "mnist.npz")
     inside = open_data_set(DatasetSettings())
-    small = ImageFormat(28, 28, is_colour=False)
+    small = ImageFormat(28, 28, is_color=False)
     known = inside.store.load(numpy.arange(len(inside.store)), small)
     seen = {image.tobytes() for image in known}
     new = numpy.stack([image for image in data["x_test"] if image.tobytes() not in seen])
@@ -92,7 +92,7 @@ def office_rows(folder: Path) -> list[list[str]]:
     left = numpy.setdiff1d(numpy.arange(len(sample_index.store)), split.all_rows)
     foreign = open_data_set(DatasetSettings(name="sixdomain", domains=("photo",)))
     every = numpy.arange(len(foreign.store))
-    wanted = ImageFormat(64, 64, is_colour=True)
+    wanted = ImageFormat(64, 64, is_color=True)
     known = sample_index.store.load(left, wanted)
     animals = foreign.store.load(every, wanted)
     return [

@@ -107,7 +107,7 @@ def check_same_result(folder: Path, run: str, how: str) -> None:
     alone, together = (
         json.loads((folder / each / "summary.json").read_text()) for each in ("alone", run)
     )
-    assert alone["readings"] == together["readings"]
+    assert alone["predictors"] == together["predictors"]
     print(f"two machines {how} give the same as one process: {alone['accuracy']:.1f} %")
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import Family, Method, Settings, built_in_methods
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.report.tables import PREDICTOR_TITLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 RANKS = PAGE.parent / "results" / "benchmark.json"
@@ -22,7 +22,7 @@ HEADINGS: dict[Family, str] = {
     "personal models": "A model for each client",
     "prototypes": "Prototypes",
     "asynchronous": "Without waiting",
-    "one exchange": "One exchange, no training",
+    "one-shot": "One exchange, no training",
     "alone": "Alone",
 }
 
@@ -32,19 +32,21 @@ def describe(method: type[Method], ranks: dict[str, Any]) -> str:
     lines = [f"### `{method.name}`: {method.summary}", ""]
     lines += [f"{method.paper}. A client sends {method.sends}, and keeps {method.keeps}.", ""]
     lines += [inspect.cleandoc(method.__doc__ or ""), ""]
-    if method.our_reading:
-        lines += [f"*Our interpretation.* {method.our_reading}", ""]
-    lines += [f"Judged by: {_name_readings(method)}.{_name_settings(method)}", ""]
+    if method.interpretation:
+        lines += [f"*Our interpretation.* {method.interpretation}", ""]
+    lines += [f"Judged by: {_name_predictors(method)}.{_name_settings(method)}", ""]
     if found := _tell_ranks(method.name, ranks):
-        lines += [f"Rank here, own/union test ([benchmark](benchmark.md)): {found}.", ""]
+        lines += [f"Rank here, own/global test set ([benchmark](benchmark.md)): {found}.", ""]
     return "\n".join(lines)
 
 
-def _name_readings(method: type[Method]) -> str:
-    own, union = method.reading, method.union_reading or method.reading
+def _name_predictors(method: type[Method]) -> str:
+    own, union = method.predictor, method.global_test_predictor or method.predictor
     if own == union:
-        return READING_TITLES[own]
-    return f"{READING_TITLES[own]} on the own test, {READING_TITLES[union]} on everybody's"
+        return PREDICTOR_TITLES[own]
+    return (
+        f"{PREDICTOR_TITLES[own]} on the local test set, {PREDICTOR_TITLES[union]} on everybody's"
+    )
 
 
 def _name_settings(method: type[Method]) -> str:
@@ -63,10 +65,10 @@ def _tell_ranks(name: str, ranks: dict[str, Any]) -> str:
     """Return a method's ranks on both tests of each situation; nothing where it was not run."""
     told, most = [], 0
     for situation, tests in ranks.items():
-        if name in tests["own"]:
-            own, union = (tests[test][name][0] for test in ("own", "union"))
+        if name in tests["local_test"]:
+            own, union = (tests[test][name][0] for test in ("local_test", "global_test"))
             told.append(f"{situation} {own}/{union}")
-            most = len(tests["own"])
+            most = len(tests["local_test"])
     return f"{', '.join(told)}, of {most}" if told else ""
 
 

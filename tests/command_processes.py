@@ -166,8 +166,8 @@ def into_a_full_disk(words: list[str]) -> None:
 
 def to_nobody(words: list[str]) -> None:
     """Be `mpfedcl` whose reader has gone away."""
-    reading, writing = os.pipe()
-    os.close(reading)
+    predictor, writing = os.pipe()
+    os.close(predictor)
     _say_into(writing, words)
 
 

@@ -8,7 +8,7 @@ from small_experiments import flags
 METHODS = ("mp-fedcl", "fedavg", "local")
 SEEDS = (0, 1)
 MATCHED = {"partition__test": "matched"}
-"""Every client has a test of its own, so that own and union test differ."""
+"""Every client has a test of its own, so that own and global test set differ."""
 RUNS = [f"{method}-seed{seed}" for method in METHODS for seed in SEEDS]
 
 

@@ -185,7 +185,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """The root of a tiny set of pictures: three domains, four classes, mixed sizes and colours."""
+    """The root of a tiny set of pictures: three domains, four classes, mixed sizes and colors."""
     root = tmp_path / "pictures"
     save_pictures(root)
     return root

@@ -10,7 +10,7 @@ from mpfedcl.experiment import Experiment
 
 
 def save_pictures(root: Path) -> None:
-    """Write three domains, four classes, mixed sizes, grey and RGB."""
+    """Write three domains, four classes, mixed sizes, gray and RGB."""
     random = numpy.random.default_rng(3)
     for number, domain in enumerate(("ink", "paint", "photo")):
         for label, name in enumerate(("ant", "bee", "cat", "dog")):

@@ -87,7 +87,7 @@ def assert_same_predictions(
 
 
 def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float) -> None:
-    """Hold records to the same readings, clients and bytes; the loss up to rounding."""
+    """Hold records to the same predictors, clients and bytes; the loss up to rounding."""
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
         assert _told(ours) == _told(theirs)
@@ -109,7 +109,7 @@ def _told(record: Json) -> Json:
 
 
 def assert_equivalent(found: Path, wanted: Path, experiment: Experiment, tolerance: float) -> None:
-    """Hold a run to the weights, pool, predictions, readings and records of another."""
+    """Hold a run to the weights, pool, predictions, predictors and records of another."""
     assert_same_records(read_records(found), read_records(wanted), tolerance)
     ours, theirs = load_results(found), load_results(wanted)
     assert ours.keys() == theirs.keys()
@@ -117,5 +117,5 @@ def assert_equivalent(found: Path, wanted: Path, experiment: Experiment, toleran
         assert_close_tensors(ours[name], tensors, tolerance, name)
     assert_same_predictions(found, wanted, experiment, ours, theirs)
     summaries = read_summary(found), read_summary(wanted)
-    for key in ("accuracy", "accuracy_per_client", "readings", "bytes", "rejected"):
+    for key in ("accuracy", "accuracy_per_client", "predictors", "bytes", "rejected"):
         assert summaries[0][key] == summaries[1][key], key

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.studies.tuning import Trial, TuningResult
 from mpfedcl.studies.tuning.halving import Rung
 
@@ -42,8 +42,8 @@ def write_run(
         by_client = {name: accuracy_of(number, place) for place, name in enumerate(clients)}
         mean = sum(by_client.values()) / len(clients)
         table = {
-            test: {reading: mean - 10 * i - j for j, reading in enumerate(READINGS)}
-            for i, test in enumerate(("own", "union"))
+            test: {predictor: mean - 10 * i - j for j, predictor in enumerate(PREDICTORS)}
+            for i, test in enumerate(("local_test", "global_test"))
         }
         lines.append(
             {
@@ -82,7 +82,7 @@ def write_run(
             {
                 "format": 2,
                 "round": rounds,
-                "reading": "personal_prototype",
+                "predictor": "personal_prototype",
                 "classes": list(classes),
                 "clients": {
                     name: [[8 if i == j else (i + j + place) % 3 for j in range(size)]
@@ -94,7 +94,7 @@ def write_run(
         )  # fmt: skip
         write_json(
             path / "summary.json",
-            {"format": 2, "reading": "personal_prototype", "versions": VERSIONS, "threads": 1},
+            {"format": 2, "predictor": "personal_prototype", "versions": VERSIONS, "threads": 1},
         )
     return path
 
@@ -123,9 +123,9 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
     ]
     search = TuningResult(
         method=method,
-        reading="averaged_classifier",
+        predictor="global_classifier",
         base=Experiment(method=method, rounds=4),
-        knobs_searched={"train__lr": (0.01, 0.03, 0.1, 0.3), "contrast__weight": (1.0, 3.0)},
+        search_space_used={"train__lr": (0.01, 0.03, 0.1, 0.3), "contrast__weight": (1.0, 3.0)},
         budget=5,
         seeds=[7],
         validation=0.2,
@@ -149,7 +149,7 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
 
 def paper_result(**changes: Any) -> Json:
     """A table of the paper, as the paper's runner writes it."""
-    cell = {"track": "paper", "test": "own", "reading": "averaged_classifier", "unit": "%"}
+    cell = {"track": "paper", "test": "local_test", "predictor": "global_classifier", "unit": "%"}
     return {
         "format": 2,
         "id": "label",
@@ -166,7 +166,7 @@ def paper_result(**changes: Any) -> Json:
              "published": {"mean": 79.9, "std": 3.76}, "mark": "best", "rounds": 60},
             {**cell, "row": "mp", "column": "digit5", "values": [50.0, None, 52.0],
              "published": None, "mark": None, "rounds": 60},
-            {**cell, "track": "tuned", "test": "union", "row": "mp", "column": "mnist",
+            {**cell, "track": "tuned", "test": "global_test", "row": "mp", "column": "mnist",
              "values": [90.0], "published": None, "mark": None, "rounds": 60},
         ],
         "figures": [

@@ -27,7 +27,7 @@ class Pull(Method):
 
     name, summary = "pull", "FedAvg with a pull to zero"
     settings: PullSettings
-    knobs = {**Method.knobs, "pull__beta": (0.0, 0.01, 1.0)}  # noqa: RUF012
+    search_space = {**Method.search_space, "pull__beta": (0.0, 0.01, 1.0)}  # noqa: RUF012
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         own = self.settings

@@ -21,8 +21,8 @@ from mpfedcl.models import Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import WrappedEngine
 from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.observer import Observer
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
@@ -135,7 +135,7 @@ def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
         "train__batch_size": 8,
         "workers": 1,
         "evaluate_every": 1,
-        "evaluate_readings": "all",
+        "evaluate_predictors": "all",
     }
     return Experiment(method=method, rounds=2, clients=3).replace(**settings | changes)
 
@@ -153,7 +153,7 @@ def flags(root: Path, **changes: Any) -> list[str]:
         "prototypes.per-class": 2,
         "train.batch-size": 8,
         "evaluate-every": 1,
-        "evaluate-readings": "all",
+        "evaluate-predictors": "all",
     }
     given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
     return [
@@ -171,7 +171,7 @@ def tensors_of(update: Update) -> Tensors:
 
 
 class MeddledEngine(WrappedEngine):
-    """An engine whose updates have travelled, as tensors; tests override what they meddle with."""
+    """An engine whose updates have traveled, as tensors; tests override what they meddle with."""
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
@@ -220,7 +220,7 @@ def assemble_federation(
     local = (DispatchingEngine if is_asynchronous else InProcessEngine)(assembly, data)
     engine = wrap(inspect_where_asked(assembly, local, local, None))
     counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))
-    return make_loop(assembly, engine, Pace.of(assembly, counts))
+    return make_loop(assembly, engine, SystemModel.of(assembly, counts))
 
 
 # What a run left behind

@@ -75,7 +75,7 @@ def run_mpfedcl(
         # Time between rounds that no phase accounts for; about 0 unless the records leave some out.
         "outside_phases_seconds": round(outside / (total - 1), 6),
         "peak_memory_mb": peak,
-        "accuracy": summary["readings"]["own"]["averaged_classifier"],
+        "accuracy": summary["predictors"]["local_test"]["global_classifier"],
     }
 
 

@@ -26,7 +26,7 @@ from mpfedcl.report.model_card import write_card
 from mpfedcl.report.results import LoadedComparison, load
 from mpfedcl.report.tracking import Tracker, add_trackers, make_trackers, read_failures
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Attach, Companions, Observer, RunResult
+from mpfedcl.runs.observer import Attach, Callbacks, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
@@ -139,9 +139,9 @@ def _refuse_unread_options(
     experiment: Experiment, method: type[Method], trackers: Iterable[Tracker]
 ) -> None:
     """Refuse an option that neither the method nor a tracker reads: mostly it is misspelt."""
-    knobs = (name for name in method.knobs if name.startswith("options__"))
+    search_space = (name for name in method.search_space if name.startswith("options__"))
     known = sorted(
-        {*method.options, *(name.removeprefix("options__") for name in knobs)}.union(
+        {*method.options, *(name.removeprefix("options__") for name in search_space)}.union(
             *(each.options for each in trackers)
         )
     )
@@ -158,7 +158,7 @@ def _refuse_unread_options(
             )
 
 
-COMPANIONS = Companions(attach, inspect_where_asked, change_exchange)
+COMPANIONS = Callbacks(attach, inspect_where_asked, change_exchange)
 """What accompanies every run, from Python and from the command line."""
 
 
@@ -235,7 +235,7 @@ def tune(
     """Choose a method's settings on validation images; no test image is opened.
 
     Args:
-        base: The experiment; its values of the method's knobs are the defaults, always tried.
+        base: The experiment; its values of the method's search_space are the defaults, always tried.
         method: The method by name.
         out: Folder for the search; one that was stopped is resumed.
         budget: Settings tried.

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from mpfedcl.network.flower.apps import client_app, make_server_app
 
 if TYPE_CHECKING:
-    from mpfedcl.runs.observer import Companions
+    from mpfedcl.runs.observer import Callbacks
 
 __all__ = ["client_app", "server_app"]
 
 
-def _find_companions() -> "Companions":
+def _find_callbacks() -> "Callbacks":
     # Only when a run begins: whoever lists the apps must not wait for torch.
     from mpfedcl.api import COMPANIONS
 
     return COMPANIONS
 
 
-server_app = make_server_app(_find_companions)
+server_app = make_server_app(_find_callbacks)
 
 
 def main() -> None:
@@ -32,8 +32,8 @@ def main() -> None:
     from mpfedcl.network.setup.folders import ServerFolder
 
     # Now, while nobody waits: torch takes seconds to load.
-    _find_companions()
-    code = execute_next_run(ServerFolder.open(Path(sys.argv[1])), _find_companions)
+    _find_callbacks()
+    code = execute_next_run(ServerFolder.open(Path(sys.argv[1])), _find_callbacks)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that wait for what a client has sent in half are not waited for.

@@ -142,9 +142,9 @@ def test_curves_follow_their_controls(opened: Any) -> None:
     assert not rounds.get_by_label("Test", exact=True).is_visible()
     lines = rounds.locator(".canvas .line")
     before = lines.nth(0).locator("polyline").get_attribute("points")
-    rounds.get_by_label("Reading", exact=True).select_option("averaged_prototype")
-    assert lines.count() == 2  # Local has no averaged model.
-    rounds.get_by_label("Reading", exact=True).select_option("personal_classifier")
+    rounds.get_by_label("PredictorName", exact=True).select_option("global_prototype")
+    assert lines.count() == 2  # Local has no global model.
+    rounds.get_by_label("PredictorName", exact=True).select_option("personal_classifier")
     assert lines.count() == 3
     assert lines.nth(0).locator("polyline").get_attribute("points") != before
     # Rounds and megabytes: these runs have no virtual clock.

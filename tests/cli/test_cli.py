@@ -1,4 +1,4 @@
-"""The command line as a user has it: help, runs, catalogues, and what they print."""
+"""The command line as a user has it: help, runs, catalogs, and what they print."""
 
 import json
 import subprocess
@@ -11,8 +11,8 @@ import pytest
 from command_processes import call, environment
 from command_results import Cli, Said, assert_fits, assert_one_sentence, without_progress
 from mpfedcl import run
-from mpfedcl.methods import READINGS
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.methods import PREDICTORS
+from mpfedcl.report.tables import PREDICTOR_TITLES
 from small_experiments import (
     METHODS,
     Say,
@@ -109,26 +109,26 @@ def test_a_run_and_its_end_table(images: Path, tmp_path: Path, cli: Cli) -> None
         assert (tmp_path / "run" / figure).read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_readings_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_all_predictors_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None:
     settings = flags(images, partition__test="matched")
-    said = cli("run", *settings, "--out", tmp_path / "run", "--readings", "all")
+    said = cli("run", *settings, "--out", tmp_path / "run", "--predictors", "all")
     summary = read_summary(tmp_path / "run")
     assert_fits(said.out)
-    judged = {"own": "personal_prototype", "union": "averaged_prototype"}
-    for reading in READINGS:
-        words = READING_TITLES[reading].split()
+    judged = {"local_test": "personal_prototype", "global_test": "global_prototype"}
+    for predictor in PREDICTORS:
+        words = PREDICTOR_TITLES[predictor].split()
         for test, by_this in judged.items():
-            value = summary["readings"][test][reading]
-            star = "*" if reading == by_this else ""
+            value = summary["predictors"][test][predictor]
+            star = "*" if predictor == by_this else ""
             words.append(("-" if value is None else f"{value:.1f}") + star)
         assert any(line.split() == words for line in said.out.splitlines()), said.out
-    union = summary["readings"]["union"]["averaged_prototype"]
-    assert f"everybody's test: {union:.1f} % (averaged, prototype)" in said.out
+    union = summary["predictors"]["global_test"]["global_prototype"]
+    assert f"global test set: {union:.1f} % (averaged, prototype)" in said.out
     assert "sent per client and round: " in said.out
 
 
 @pytest.mark.usefixtures("rendered_figures")
-def test_a_run_of_one_exchange(tmp_path: Path, cli: Cli) -> None:
+def test_a_run_of_one_shot(tmp_path: Path, cli: Cli) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--method", "fedgauss", "--dataset.name", "folder", "--dataset.root", root]
     said = cli("run", *settings, "--partition.kind", "feature", "--out", tmp_path / "run")
@@ -136,8 +136,8 @@ def test_a_run_of_one_exchange(tmp_path: Path, cli: Cli) -> None:
     assert_fits(said.out)
     # Counts of 3 classes, their sums of 5 numbers, half of a symmetric 5 by 5, and one number.
     assert f"sent once per client: {3 + 15 + 15 + 1} numbers of sums" in said.out
-    union = read_summary(tmp_path / "run")["readings"]["union"]["averaged_classifier"]
-    assert f"everybody's test: {union:.1f} % (averaged, classifier)" in said.out
+    union = read_summary(tmp_path / "run")["predictors"]["global_test"]["global_classifier"]
+    assert f"global test set: {union:.1f} % (averaged, classifier)" in said.out
     card = (tmp_path / "run" / "CARD.md").read_text()
     assert "Each client sent sums over its vectors once, at most 34 numbers." in card
     assert "One exchange, 2 clients" in card
@@ -210,8 +210,8 @@ def test_a_damaged_checkpoint_is_told(images: Path, tmp_path: Path, cli: Cli) ->
 def test_a_run_in_which_nobody_is_ever_accepted(
     images: Path, tmp_path: Path, cli: Cli, method: str
 ) -> None:
-    words = flags(images, method=method, guard__max_norm=1e-9)
-    said = cli("run", *words, "--out", tmp_path / "run", "--readings", "all")
+    words = flags(images, method=method, validation__max_norm=1e-9)
+    said = cli("run", *words, "--out", tmp_path / "run", "--predictors", "all")
     assert said.code == 0
     for number in (1, 2):
         assert f"Round {number}: no client was accepted" in said.err
@@ -231,7 +231,7 @@ def test_methods(cli: Cli) -> None:
     found = json.loads(cli("methods", "--json").out)
     assert list(found) == sorted(found)
     assert {*METHODS, "fedgauss", "fedlda", "fedncm", "fedridge", "fedcof"} <= {*found}
-    assert found["mp-fedcl"]["reading_union"] == "averaged_prototype"
+    assert found["mp-fedcl"]["predictor_global"] == "global_prototype"
     for name, told in found.items():
         assert name in said.out
         assert told["family"] in said.out

@@ -71,7 +71,7 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--dtype float16", "dtype is 'float16'"),
     ("--device nope", "device is 'nope'"),
     ("--device meta", "device is 'meta'"),
-    ("--guard.max-norm 0", "guard.max_norm is 0.0"),
+    ("--validation.max-norm 0", "validation.max_norm is 0.0"),
     ("--fedprox.mu -0.1", "fedprox.mu is -0.1"),
     ("--dbscan.eps 0", "dbscan.eps is 0.0"),
     ("--nope 3", "--nope"),

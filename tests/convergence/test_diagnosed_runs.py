@@ -230,7 +230,7 @@ def test_a_rejected_client_is_left_out(images: Path) -> None:
 
 
 def test_nobody_accepted(images: Path) -> None:
-    federation = build_federation(small(images, guard__max_norm=1e-9, **ON))
+    federation = build_federation(small(images, validation__max_norm=1e-9, **ON))
     record = federation.run_round(evaluate=False)
     assert record.unchanged
     assert record.diagnostics is not None

@@ -127,7 +127,7 @@ def write_domainnet(folder: Path, domain: str) -> None:
 
 def cifar_bytes(labels: list[tuple[int, ...]], images: Bytes) -> bytes:
     """Return records: the labels, then the red, the green and the blue plane."""
-    planes = [b"".join(image[..., colour].tobytes() for colour in range(3)) for image in images]
+    planes = [b"".join(image[..., color].tobytes() for color in range(3)) for image in images]
     return b"".join(bytes(own) + each for own, each in zip(labels, planes, strict=True))
 
 

@@ -296,7 +296,7 @@ def test_refusals_of_partitions_arrive() -> None:
     )
 
 
-def test_colour_and_size_decide_the_input_size() -> None:
+def test_color_and_size_decide_the_input_size() -> None:
     assert load(dataset__image_size=7, clients=2).input_size == 49
 
 

@@ -50,7 +50,7 @@ def test_a_run_on_the_files_is_the_run_on_the_pictures(
         after = run(features, tmp_path / f"features-{name}")
         assert before.summary is not None
         assert after.summary is not None
-        for key in ("accuracy", "accuracy_per_client", "readings", "loss"):
+        for key in ("accuracy", "accuracy_per_client", "predictors", "loss"):
             assert before.summary[key] == after.summary[key]
         held = [json.loads((each.path / "partition.json").read_text()) for each in (before, after)]
         assert all(held[0][key] == held[1][key] for key in ("classes", "clients", "input_means"))

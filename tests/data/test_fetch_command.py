@@ -189,7 +189,7 @@ def test_prepare_tells_what_it_found_and_what_not(
     assert prepare_command("digit5", source, tmp_path / "data [red]") == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0] == f"digit5: {tmp_path / 'data [red]' / 'digit5'}"
-    assert "prepared usps: 10 training and 3 test images, 16 x 16 grey" in said
+    assert "prepared usps: 10 training and 3 test images, 16 x 16 gray" in said
     assert "prepared svhn: 10 training and 4 test images, 32 x 32 RGB" in said
     assert "missing mnist_m: mnist_m_train_labels.txt" in said
     assert "missing synth: synth_train_32x32.mat, synth_test_32x32.mat, or SynthDigits.zip" in said

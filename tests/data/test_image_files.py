@@ -84,13 +84,13 @@ def test_image_size_wins(tmp_path: Path) -> None:
     assert read_one(tmp_path, image_size=12).shape == (12, 12)
 
 
-def test_one_colour_image_makes_all_rgb(tmp_path: Path) -> None:
+def test_one_color_image_makes_all_rgb(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain(color=90))
     save(tmp_path / "b" / "c" / "1.png", plain("RGB", color=(10, 20, 30)))
-    grey, colour = (domain.train_images[0] for domain in read_folder(tmp_path).domains)
-    assert grey.shape == colour.shape == (8, 6, 3)
-    assert grey[0, 0].tolist() == [90, 90, 90]
-    assert colour[0, 0].tolist() == [10, 20, 30]
+    gray, color = (domain.train_images[0] for domain in read_folder(tmp_path).domains)
+    assert gray.shape == color.shape == (8, 6, 3)
+    assert gray[0, 0].tolist() == [90, 90, 90]
+    assert color[0, 0].tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.PNG", "x.jpg", "x.JPG", "x.jpeg", "x.JpEg"])
@@ -128,7 +128,7 @@ def test_transparent_parts_turn_white(tmp_path: Path) -> None:
     assert image[1, 1].tolist() == [10, 20, 30]
 
 
-def test_grey_with_alpha_stays_grey(tmp_path: Path) -> None:
+def test_gray_with_alpha_stays_gray(tmp_path: Path) -> None:
     picture = plain("LA", color=(40, 255))
     picture.putpixel((0, 0), (40, 0))
     save(tmp_path / "a" / "c" / "1.png", picture)
@@ -138,7 +138,7 @@ def test_grey_with_alpha_stays_grey(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "P"])
-def test_a_transparent_colour_turns_white(tmp_path: Path, mode: str) -> None:
+def test_a_transparent_color_turns_white(tmp_path: Path, mode: str) -> None:
     picture = plain("RGB", color=(50, 50, 50)).convert(mode)
     picture.putpixel((0, 0), {"L": 7, "RGB": (7, 7, 7), "P": 3}[mode])  # type: ignore[arg-type]
     transparent: Any = {"L": 7, "RGB": (7, 7, 7), "P": 3}[mode]
@@ -155,7 +155,7 @@ def test_palette_becomes_rgb(tmp_path: Path) -> None:
     assert read_one(tmp_path)[0, 0].tolist() == [200, 100, 50]
 
 
-def test_black_and_white_becomes_grey(tmp_path: Path) -> None:
+def test_black_and_white_becomes_gray(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain("1", color=1))
     assert numpy.all(read_one(tmp_path) == 255)
 
@@ -169,7 +169,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, deep: int, shallow:
     assert numpy.all(image == shallow)
 
 
-def test_sixteen_bits_beside_colour(tmp_path: Path) -> None:
+def test_sixteen_bits_beside_color(tmp_path: Path) -> None:
     picture = Image.fromarray(numpy.full((8, 6), 65535, dtype=numpy.uint16))
     save(tmp_path / "a" / "c" / "1.png", picture)
     save(tmp_path / "a" / "c" / "2.png", plain("RGB", color=(1, 2, 3)))

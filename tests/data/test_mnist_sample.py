@@ -43,7 +43,7 @@ def test_is_small_and_balanced(sample: DomainImages) -> None:
 
 
 def test_order_says_nothing(sample: DomainImages) -> None:
-    # Labels in order would make long runs; shuffled, one in ten neighbours is alike.
+    # Labels in order would make long runs; shuffled, one in ten neighbors is alike.
     alike = numpy.mean(sample.train_labels[1:] == sample.train_labels[:-1])
     assert 0.05 < alike < 0.15
 
@@ -109,7 +109,7 @@ def test_the_script_makes_the_packaged_sample(tmp_path: Path, mnist: Path) -> No
             assert numpy.array_equal(made[name], packaged[name])
 
 
-def test_licence_and_source_are_told() -> None:
+def test_license_and_source_are_told() -> None:
     text = SAMPLE.with_name("MNIST-LICENSE.md").read_text(encoding="utf-8")
     for told in ("CC BY-SA 3.0", "LeCun", "Cortes", "Burges", "subset"):
         assert told in text

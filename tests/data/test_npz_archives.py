@@ -66,7 +66,7 @@ def test_reads_arrays_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "read"), [((5, 4), (5, 4)), ((5, 4, 1), (5, 4)), ((5, 4, 3), (5, 4, 3))]
 )
-def test_reads_grey_and_colour(
+def test_reads_gray_and_color(
     tmp_path: Path, shape: tuple[int, ...], read: tuple[int, ...]
 ) -> None:
     save(tmp_path / "ink.npz", make_arrays(shape=shape))
@@ -82,8 +82,8 @@ def test_domains_come_in_order_of_name_in_one_size_and_mode(tmp_path: Path) -> N
         assert domain.train_images.shape == (6, 28, 28, 3)
         assert domain.test_images is not None
         assert domain.test_images.shape == (4, 28, 28, 3)
-    grey = image_set.domains[1].train_images
-    assert numpy.array_equal(grey[..., 0], grey[..., 2])
+    gray = image_set.domains[1].train_images
+    assert numpy.array_equal(gray[..., 0], gray[..., 2])
 
 
 def test_image_size_resizes_and_keeps_the_mean(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_class_folders(tmp_path: Path) -> None:
     sample_index = open_own_samples(tmp_path / "mine", CLASSES)
     assert sample_index.class_names == CLASSES
     assert labels_of(sample_index) == {"mine": ([0, 2, 2], None)}
-    first = sample_index.store.load(numpy.array([2]), ImageFormat(4, 4, is_colour=False))
+    first = sample_index.store.load(numpy.array([2]), ImageFormat(4, 4, is_color=False))
     assert first[0, 0, 0] == 1
 
 

@@ -19,7 +19,7 @@ from mpfedcl.experiment.settings import DatasetSettings
 def test_mnist_from_idx(source: Path, data: Path, compressed: bool, names: str) -> None:
     arrays = write_mnist(source, compressed, names)
     outcome = prepare(source, data, "mnist")
-    assert outcome.prepared == {"mnist": "12 training and 11 test images, 28 x 28 grey"}
+    assert outcome.prepared == {"mnist": "12 training and 11 test images, 28 x 28 gray"}
     assert (outcome.kept, outcome.missing) == ([], {})
     written = load(data, "mnist", "mnist")
     assert all(numpy.array_equal(written[key], arrays[key]) for key in arrays)

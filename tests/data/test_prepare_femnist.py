@@ -27,7 +27,7 @@ def natural(data: Path, **changes: Any) -> Experiment:
 def test_each_writer_is_a_client_with_its_own_images(source: Path, data: Path) -> None:
     images = write_femnist(source / "data")
     outcome = prepare(source, data, "femnist")
-    told = "9 training and 3 test images by 3 writers, 28 x 28 grey"
+    told = "9 training and 3 test images by 3 writers, 28 x 28 gray"
     assert outcome.prepared == {"femnist": told}
     experiment = natural(data, dataset__standardize=False, dtype="float64")
     assert (experiment.model.name, experiment.encoder.name) == ("cnn", "none")
@@ -47,7 +47,7 @@ def test_writers_without_a_split_are_split_here(source: Path, data: Path) -> Non
     writers = {n: (random_pixels(6, 28, 28), [0, 0, 1, 1, 2, 2]) for n in ("b", "a")}
     write_file(source / "all_data" / "all_data_0.json", leaf_bytes(writers))
     outcome = prepare(source, data, "femnist")
-    assert outcome.prepared == {"femnist": "12 images by 2 writers, 28 x 28 grey"}
+    assert outcome.prepared == {"femnist": "12 images by 2 writers, 28 x 28 gray"}
     found = load_federated_data(natural(data))
     assert found.names == ("a", "b")
     for client in found.clients:
@@ -113,7 +113,7 @@ def test_faults(source: Path, data: Path, content: bytes, told: str) -> None:
 
 
 def test_writers_that_only_test_are_refused(source: Path, data: Path) -> None:
-    """As LEAF splits by writers (-t user), where nobody would have an own test."""
+    """As LEAF splits by writers (-t user), where nobody would have an local test set."""
     write_file(source / "train" / "a.json", leaf_bytes({"f1": (ONE, [3])}))
     write_file(source / "test" / "a.json", leaf_bytes({"f2": (ONE, [3])}))
     assert "has the writer 'f2', who has nothing to train on" in refusal(source, data, "femnist")

@@ -134,7 +134,7 @@ def check_domainnet(data: Path, domain: str) -> None:
     assert arrays["x_test"].shape == (10, 64, 64, 3)
     assert arrays["y_train"].tolist() == [label for label in range(10) for _ in range(2)]
     assert arrays["y_test"].tolist() == list(range(10))
-    # The colours tell which picture it is: class, number, and 200.
+    # The colors tell which picture it is: class, number, and 200.
     assert arrays["x_train"][:, 0, 0].tolist() == [
         [label, number * 100, 200] for label in range(10) for number in (0, 2)
     ]
@@ -175,7 +175,7 @@ def test_domainnet_folder_in_capitals(source: Path, data: Path) -> None:
     check_domainnet(data, "real")
 
 
-def test_domainnet_in_grey_is_written_in_colour(source: Path, data: Path) -> None:
+def test_domainnet_in_gray_is_written_in_color(source: Path, data: Path) -> None:
     write_domainnet(source, "quickdraw")
     for path in source.rglob("*.png"):
         save_picture(path, random_pixels(70, 70))

@@ -33,7 +33,7 @@ def test_mnist_m_from_its_archive(source: Path, data: Path, tmp_path: Path, name
     assert load(data, "mnist_m")["y_test"].tolist() == [3, 2, 1, 0]
 
 
-def test_mnist_m_in_grey_is_written_in_colour(source: Path, data: Path) -> None:
+def test_mnist_m_in_gray_is_written_in_color(source: Path, data: Path) -> None:
     write_mnist_m(source)
     for path in source.rglob("*.png"):
         save_picture(path, random_pixels(32, 32))

@@ -21,7 +21,7 @@ def test_usps_from_libsvm(source: Path, data: Path) -> None:
 
 
 def test_usps_leaves_out_zeros(source: Path, data: Path) -> None:
-    """LIBSVM lists what is not zero, and zero is the middle grey."""
+    """LIBSVM lists what is not zero, and zero is the middle gray."""
     write_usps(source)
     write_file(source / "usps.bz2", bz2.compress(b"3 1:-1 256:1\n"))
     prepare(source, data)

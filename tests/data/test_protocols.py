@@ -53,7 +53,7 @@ def count(part: Subset) -> Counts:
 
 
 def examined(split: ClientSplit, name: str) -> Subset:
-    return split.test.select(split.own_test[name])
+    return split.test.select(split.local_test[name])
 
 
 def assert_each_once(split: ClientSplit) -> None:
@@ -226,6 +226,6 @@ def test_splits_are_those_of_earlier_versions(kind: str, wanted: str, tmp_path: 
         for name in sorted(split.training):
             digest.update(name.encode())
             digest.update(split.training[name].rows.astype("<i8").tobytes())
-            digest.update(split.own_test[name].astype("<i8").tobytes())
+            digest.update(split.local_test[name].astype("<i8").tobytes())
         digest.update(split.test.rows.astype("<i8").tobytes())
     assert digest.hexdigest()[:16] == wanted

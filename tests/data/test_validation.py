@@ -69,9 +69,9 @@ def test_each_client_is_tested_on_a_share_of_its_own_training_images(
         rest = set(before.rows) - set(kept.rows)
         validation.append(rest)
         if test == "matched":
-            assert set(held.test.rows[held.own_test[name]]) == rest
+            assert set(held.test.rows[held.local_test[name]]) == rest
         else:
-            assert numpy.array_equal(held.own_test[name], numpy.arange(len(held.test.rows)))
+            assert numpy.array_equal(held.local_test[name], numpy.arange(len(held.test.rows)))
     # Each validation image once, and no test image among all that are ever opened.
     assert sorted(held.test.rows) == sorted(row for rest in validation for row in rest)
     assert not set(held.all_rows) & set(whole.test.rows)
@@ -97,7 +97,7 @@ def test_single_images_stay_in_training() -> None:
     sample_index = make_sample_index([[1, 1, 1], [10, 1, 2]], official=True)
     split = split_images(sample_index, partition__kind="feature", partition__validation=0.5)
     assert [len(part.labels) for part in split.training.values()] == [3, 7]
-    assert [len(own) for own in split.own_test.values()] == [0, 6]
+    assert [len(own) for own in split.local_test.values()] == [0, 6]
     assert split.test.labels.tolist() == [0, 0, 0, 0, 0, 2]
 
 

@@ -11,7 +11,7 @@ from mpfedcl.methods.messages import Broadcast
 class FirstLayerAtHome(Method):
     """The first layer stays at home; prototypes travel."""
 
-    reading = "personal_prototype"
+    predictor = "personal_prototype"
     shares_prototypes = True
 
     def shared(self, parameter: str) -> bool:

@@ -139,7 +139,7 @@ def test_with_every_rule_and_clipped_the_result_is_the_loops(
 def test_within_bounds_the_result_is_the_loops(
     images: Path, tmp_path: Path, reference: Reference, method: str, rule: str
 ) -> None:
-    bounds = {"guard__bounds": "on", "guard__clip_factor": 0.8, "aggregation__rule": rule}
+    bounds = {"validation__bounds": "on", "validation__clip_factor": 0.8, "aggregation__rule": rule}
     experiment = double(images, method, RAGGED | bounds)
     found = ENGINES["auto"](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
@@ -166,7 +166,7 @@ def test_in_single_precision_a_round_is_the_loops(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ONE_EXCHANGE)
-def test_one_exchange_is_the_same_by_every_engine(
+def test_one_shot_is_the_same_by_every_engine(
     images: Path, tmp_path: Path, reference: Reference, method: str, engine: str
 ) -> None:
     experiment = double(images, method, RAGGED | {"partition__test": "matched"})

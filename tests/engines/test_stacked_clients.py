@@ -53,7 +53,7 @@ ASTRAY: dict[str, tuple[float, str, dict[str, Any]]] = {
     "NaN": (float("nan"), "loss is nan", {}),
     "explodes": (1e155, "loss is nan", {}),
     "leaves float64 in its only step": (1e200, "not finite", {"train__batch_size": 1000}),
-    "goes too far": (1e5, "changed by", {"train__batch_size": 1000, "guard__max_norm": 100.0}),
+    "goes too far": (1e5, "changed by", {"train__batch_size": 1000, "validation__max_norm": 100.0}),
 }
 
 
@@ -70,7 +70,7 @@ def test_a_client_that_goes_astray_costs_its_stack_nothing(
     factor, reason, changes = ASTRAY[case]
     monkeypatch.setattr(f"{CHOICE}.MOST_ROWS", limit)
     # So that what is looked at is the change, and not the loss that goes with it.
-    monkeypatch.setattr("mpfedcl.rounds.guard.LARGEST_LOSS", float("inf"))
+    monkeypatch.setattr("mpfedcl.rounds.validation.LARGEST_LOSS", float("inf"))
     experiment = double(images, method, RAGGED | changes)
     victim = "client-5"
     wanted, theirs = run_spoiled(experiment.replace(engine="loop"), victim, factor)

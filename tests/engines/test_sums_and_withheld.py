@@ -80,8 +80,8 @@ def test_a_model_made_of_sums_is_shared_and_read(images: Path, tmp_path: Path) -
     run(small(images, "statistics_method:Closed", rounds=1), tmp_path / "run")
     (record,) = read_records(tmp_path / "run")
     assert record["clients"]["rejected"] == {}
-    assert record["accuracy"]["own"]["averaged_classifier"] is not None
-    assert record["accuracy"]["own"]["personal_classifier"] is None
+    assert record["accuracy"]["local_test"]["global_classifier"] is not None
+    assert record["accuracy"]["local_test"]["personal_classifier"] is None
     assert server_of(tmp_path / "run")[0]["classifier.bias"].tolist() == [20.0, 20.0, 20.0]
 
 

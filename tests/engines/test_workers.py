@@ -24,13 +24,13 @@ from worker_processes import free_port, run_together
 pytestmark = pytest.mark.whole
 
 
-BOUNDED = {"guard__bounds": "on", "guard__clip_factor": 0.8}
+BOUNDED = {"validation__bounds": "on", "validation__clip_factor": 0.8}
 ROBUST = BOUNDED | {
     "aggregation__rule": "geometric-median",
     "aggregation__bucket": 2,
     "update__clip": 0.05,
 }
-MATCHED = BOUNDED | {"partition__test": "matched", "pace__kind": "tiers", "pace__up": 1e3}
+MATCHED = BOUNDED | {"partition__test": "matched", "systems__kind": "tiers", "systems__up": 1e3}
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -67,7 +67,7 @@ def small_run(images: Path, method: str) -> Experiment:
 
 def assert_same_run(alone: Path, together: Path) -> None:
     assert_close_results(alone, together, 1e-5)
-    for name in ("readings", "accuracy_per_client"):
+    for name in ("predictors", "accuracy_per_client"):
         assert read_summary(together)[name] == read_summary(alone)[name]
     assert (alone / "confusion.json").read_bytes() == (together / "confusion.json").read_bytes()
     for name in ("bytes", "clients", "sent", "processed"):

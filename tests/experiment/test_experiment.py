@@ -37,7 +37,7 @@ experiments = st.fixed_dictionaries(
         "dtype": st.sampled_from(["float32", "float64"]),
         "workers": st.integers(1, 4096) | st.just("auto"),
         "evaluate_every": st.integers(1, 1000) | st.just("auto"),
-        "evaluate_readings": st.sampled_from(["judged", "all"]),
+        "evaluate_predictors": st.sampled_from(["judged", "all"]),
         "dataset__name": names,
         "dataset__root": st.none() | st.sampled_from([Path("/a b/ü"), Path("x\\y"), Path('"q"')]),
         "dataset__train_size": st.none() | st.integers(1, 10**6),
@@ -60,7 +60,7 @@ experiments = st.fixed_dictionaries(
         "contrast__weight": st.floats(0, 1e9),
         "fedprox__mu": st.floats(0, 1e9),
         "dbscan__eps": st.none() | positive(),
-        "guard__max_norm": positive(1e300),
+        "validation__max_norm": positive(1e300),
         "model__hidden": st.lists(st.integers(1, 65_536), max_size=4).map(tuple),
         "options": st.dictionaries(names, st.text(st.characters(codec="utf-8"), max_size=12)),
     },
@@ -134,7 +134,7 @@ def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None
     defaults = {"prototypes__padding": "fill", "prototypes__per_class": 7, "rounds": 9}
     experiment = Experiment().resolved(defaults)
     assert (experiment.prototypes.padding, experiment.prototypes.per_class) == ("fill", 7)
-    # A method of one exchange has its one round, whoever asks for more.
+    # A one-shot method has its one round, whoever asks for more.
     assert (experiment.rounds, Experiment(rounds=5).resolved(defaults).rounds) == (9, 9)
     chosen = Experiment().replace(prototypes__per_class="auto").resolved()
     assert (chosen.prototypes.padding, chosen.prototypes.per_class) == ("fill", "auto")
@@ -338,7 +338,7 @@ def test_every_flag_of_the_contract_is_there(capsys: pytest.CaptureFixture[str])
         "--fedproto.weight",
         "--dbscan.eps",
         "--dbscan.min-samples",
-        "--guard.max-norm",
+        "--validation.max-norm",
         "--share-model",
         "--no-share-model",
         "--partition.balanced",
@@ -346,6 +346,6 @@ def test_every_flag_of_the_contract_is_there(capsys: pytest.CaptureFixture[str])
         "--resume",
         "--out",
         "--json",
-        "--readings",
+        "--predictors",
     ]:
         assert flag in shown, flag

@@ -42,9 +42,11 @@ def test_in_float64_weights_and_readings_are_the_same(
     assert ours["accuracy"] == theirs["accuracy"]
     assert ours["accuracy_per_client"] == theirs["accuracy_per_client"]
     # A client reads what its method has; prototypes for the reading alone it does not make.
-    read = {name: value for name, value in ours["readings"]["own"].items() if value is not None}
+    read = {
+        name: value for name, value in ours["predictors"]["local_test"].items() if value is not None
+    }
     assert read
-    assert read == {name: theirs["readings"]["own"][name] for name in read}
+    assert read == {name: theirs["predictors"]["local_test"][name] for name in read}
     files = sorted(each.name for each in over_network.path.glob("*.safetensors"))
     assert "pool.safetensors" in files or method == "fedavg"
     assert "model.safetensors" in files or method == "fedproto"

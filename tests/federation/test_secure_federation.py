@@ -1,4 +1,4 @@
-"""Secure sums with real processes, keys and TLS: one client is killed in the middle of a sum."""
+"""Secure aggregation with real processes, keys and TLS: one client is killed in the middle of a sum."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from small_experiments import read_records, read_summary
 
 pytestmark = pytest.mark.federation
 
-SETTINGS = ("--method", "fedgauss", "--secure-sums", "--partition.alpha", 10)
+SETTINGS = ("--method", "fedgauss", "--secure-aggregation", "--partition.alpha", 10)
 
 
 def test_killed_between_its_shares_and_its_numbers(

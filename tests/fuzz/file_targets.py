@@ -14,10 +14,10 @@ from mutations import change_bytes, change_numbers, change_value, choose, to_tex
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import FileContent, parse_json
-from mpfedcl.data.npz_archive import open_archive, open_unlabelled_samples
+from mpfedcl.data.npz_archive import open_archive, open_unlabeled_samples
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.npz_headers import holds_vectors
-from mpfedcl.methods import READINGS, TESTS, Server, find_method
+from mpfedcl.methods import PREDICTORS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
@@ -29,7 +29,7 @@ from mpfedcl.runs.summary import summarize_run, versions
 
 def make_record(number: int) -> dict[str, Any]:
     """Return the record of a round, with all that may be in one."""
-    table = {test: dict.fromkeys(READINGS, 50.0) for test in TESTS}
+    table = {test: dict.fromkeys(PREDICTORS, 50.0) for test in TESTS}
     return RoundRecord(
         round=number,
         loss=1.5,
@@ -94,7 +94,7 @@ class RecordsTarget(FolderTarget):
 def _is_complete(record: dict[str, Any]) -> bool:
     # What the last round lacks is taken from the checkpoint, which must be whole.
     tables = record["accuracy"]
-    own = all(set(READINGS) <= set(tables.get(test, ())) for test in TESTS)
+    own = all(set(PREDICTORS) <= set(tables.get(test, ())) for test in TESTS)
     return own and {"parameters", "prototype_floats"} <= record.get("sent", {}).keys()
 
 
@@ -107,7 +107,7 @@ PARTITION = {
 SUMMARY = {
     "format": 2,
     "method": "mp-fedcl",
-    "reading": "averaged_classifier",
+    "predictor": "global_classifier",
     "accuracy": 50.0,
     "bytes": {"up": 5},
     "versions": versions(),
@@ -118,7 +118,7 @@ FILES = {
     "federation.json": {"run": "ab", "input_size": 784, "encoder": "", "image_shape": [28, 28]},
     "confusion.json": {
         "round": 3,
-        "reading": "averaged_classifier",
+        "predictor": "global_classifier",
         "classes": ["a", "b"],
         "clients": {"client-0": [[1, 2], [3, 4]]},
     },
@@ -224,7 +224,7 @@ class NpzTarget(FolderTarget):
         """Open it in the ways that there are, and load two samples."""
         (self.folder / "a.npz").write_bytes(made)
         holds_vectors(self.folder / "a.npz")
-        store = open_unlabelled_samples(lambda: io.BytesIO(made), "a.npz", "a")
+        store = open_unlabeled_samples(lambda: io.BytesIO(made), "a.npz", "a")
         rows = numpy.arange(min(2, len(store)))
         (form,) = store.inspect()
         if len(rows):

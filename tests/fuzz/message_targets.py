@@ -18,8 +18,9 @@ from mutations import WireArrays, change_arrays, change_value, choose, to_text, 
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS, TESTS, find_method
+from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.methods.messages import Update
+from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations, unpack_evaluation
 from mpfedcl.network.flower.records import PACKED, from_records
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import (
@@ -29,14 +30,13 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
     unpack_update,
 )
-from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
 from mpfedcl.network.server.class_agreement import agree_on_classes
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.evaluation import AccuracyTable
-from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.runs.run_files import Partition
 
 NUM_CLASSES = 3
@@ -185,7 +185,7 @@ class Situation:
         self.broadcast, self.server = loop.broadcast(), loop.state.server
         clients = data.partition["clients"].items()
         counts = {name: each["train"] for name, each in clients}
-        self.guard = Guard(self.assembly, engine.sizes, counts)
+        self.guard = UpdateValidator(self.assembly, engine.sizes, counts)
         self.sizes = dict(engine.sizes)
         self.chosen = sorted(self.sizes)
         answers = list(engine.train(self.broadcast, self.chosen, keep=[]))
@@ -213,7 +213,7 @@ class UpdateTarget(MessageTarget):
         """Return an honest answer, with what the client has read of the round before."""
         packed = pack_update(self._situation.updates[0])
         table = _half_right()
-        late = ClientReadings(table, True, None).to_values()
+        late = ClientEvaluation(table, True, None).to_values()
         return [packed, Message({**packed.values, "late": late}, packed.arrays)]
 
     def open(self, message: Message) -> None:
@@ -221,7 +221,7 @@ class UpdateTarget(MessageTarget):
         situation = self._situation
         update = unpack_update(self._client, message)
         if "late" in message.values:
-            unpack_readings(message.value("late", dict), NUM_CLASSES)
+            unpack_evaluation(message.value("late", dict), NUM_CLASSES)
         collector = situation.collector()
         collector.add(update)
         collector.add(situation.updates[1])
@@ -242,35 +242,35 @@ class UpdateTarget(MessageTarget):
 
 
 class SumsTarget(UpdateTarget):
-    """The same of a method of one exchange, whose clients send sums."""
+    """The same of a one-shot method, whose clients send sums."""
 
     name = "sums"
     method = "fedgauss"
 
 
 def _half_right() -> AccuracyTable:
-    return {test: {str(reading): 50.0 for reading in READINGS} for test in TESTS}
+    return {test: {str(predictor): 50.0 for predictor in PREDICTORS} for test in TESTS}
 
 
 class ReadingsTarget(MessageTarget):
     """What a client has read: percentages and counts, which go into the records."""
 
-    name = "readings"
+    name = "predictors"
 
     def honest(self) -> list[Message]:
-        """Return readings with and without counts of confusions."""
+        """Return predictors with and without counts of confusions."""
         table = _half_right()
         rows = [[3] * 4 for _ in range(3)]
-        made = [ClientReadings(table, True, confusion) for confusion in (None, rows)]
+        made = [ClientEvaluation(table, True, confusion) for confusion in (None, rows)]
         return [Message({"late": each.to_values()}) for each in made]
 
     def open(self, message: Message) -> None:
         """Read it, and join it with others'."""
-        readings = unpack_readings(message.value("late", dict), NUM_CLASSES)
-        joined = gather_readings({"a": readings})
+        predictors = unpack_evaluation(message.value("late", dict), NUM_CLASSES)
+        joined = gather_evaluations({"a": predictors})
         assert joined is not None
-        record = {"table": joined.table(), "own": joined.per_client("averaged_classifier")}
-        json.dumps([record, readings.confusion], allow_nan=False)
+        record = {"table": joined.table(), "local_test": joined.per_client("global_classifier")}
+        json.dumps([record, predictors.confusion], allow_nan=False)
 
 
 class BroadcastTarget(MessageTarget):

@@ -162,9 +162,9 @@ def test_a_clients_own_metric_by_a_dense_inverse(counts: list[int], strength: fl
     (client,) = draw_clients(8, [counts])
     tallied = torch.tensor(counts)
     sums = torch.zeros(3, 6, dtype=torch.float64).index_add_(0, client.labels, client.features)
-    centred = centre_by_class(client.features, client.labels, tallied, sums)
+    centered = centre_by_class(client.features, client.labels, tallied, sums)
     degrees = sum(n - 1 for n in counts if n)
-    own = OwnCovariance(Covariance.decompose(torch.from_numpy(matrix)), centred, degrees, strength)
+    own = OwnCovariance(Covariance.decompose(torch.from_numpy(matrix)), centered, degrees, strength)
     vectors = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     mixed = matrix
     if math.isfinite(strength):

@@ -71,13 +71,13 @@ def held_out_of(path: Path) -> tuple[FederatedData, numpy.ndarray[Any, Any]]:
 
 
 def test_accuracies_are_those_of_the_run(skewed: Path) -> None:
-    """On its own test a client has its label shares, on the union nobody has."""
+    """On its local test set a client has its label shares, on the union nobody has."""
     data, inputs = held_out_of(skewed)
     summary = read_summary(skewed)
     truth = [data.class_names[n] for n in data.test_labels.tolist()]
     said = [each.label for each in Predictor.load(skewed).predict(inputs)]
     right = numpy.mean([ours == theirs for ours, theirs in zip(said, truth, strict=True)])
-    assert 100 * right == pytest.approx(summary["accuracy_union"])
+    assert 100 * right == pytest.approx(summary["accuracy_global"])
     without = 0
     for client in data.clients:
         predictor = Predictor.load(skewed, client.name)
@@ -91,7 +91,7 @@ def test_accuracies_are_those_of_the_run(skewed: Path) -> None:
     # The shares have changed some answers.
     assert without > 0
     error = summary["calibration_error"]
-    line = f"{error['own']:.1f} % on the own test, {error['union']:.1f} % on the union test."
+    line = f"{error['local_test']:.1f} % on the local test set, {error['global_test']:.1f} % on the global test set."
     assert line in (skewed / "CARD.md").read_text()
 
 
@@ -170,7 +170,7 @@ def test_distances_are_in_the_metric_of_the_pool(fedgauss: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedlda", "fedcof", "fedncm", "fedridge"])
-def test_every_one_exchange_method_answers_by_its_classifier(
+def test_every_one_shot_method_answers_by_its_classifier(
     overlapping: Path, tmp_path: Path, method: str
 ) -> None:
     path = run(small(overlapping, method), tmp_path / "run").path
@@ -178,7 +178,7 @@ def test_every_one_exchange_method_answers_by_its_classifier(
     predictor = Predictor.load(path, coverage=0.9)
     found = predictor.predict(inputs)
     right = [p.label == data.class_names[n] for p, n in zip(found, data.test_labels, strict=True)]
-    assert 100 * numpy.mean(right) == pytest.approx(read_summary(path)["accuracy_union"])
+    assert 100 * numpy.mean(right) == pytest.approx(read_summary(path)["accuracy_global"])
     assert sum(bool(said.unknown) for said in found) == 11
     assert (path / "metric.safetensors").exists() == (method in ("fedlda", "fedcof"))
     # ⌈241 * 0.9⌉ = 217 of the 240 have their truth in the set, and a little more by ties.

@@ -137,7 +137,7 @@ def test_without_add_nothing_is_written(path: Path, clients: Path) -> None:
     assert seen == []
     assert not joined.was_added
     assert joined.before.keys() == {"classifier", "classifier_prior"}
-    assert joined.after.keys() == {"classifier", "classifier_prior", "own", "own_prior"}
+    assert joined.after.keys() == {"classifier", "classifier_prior", "local_test", "own_prior"}
     assert None not in joined.after.values()
 
 

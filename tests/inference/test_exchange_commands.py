@@ -13,9 +13,9 @@ from exchange_runs import choose, federation, save_client
 from mpfedcl import run
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.inference.advice import advise, samples_needed
+from mpfedcl.inference.contribution import find_contributions
 from mpfedcl.inference.exchange import open_exchange
 from mpfedcl.inference.paired_answers import compare_answers
-from mpfedcl.inference.worth import find_worth
 from mpfedcl.rounds.evaluation import percent_correct
 from small_experiments import small
 
@@ -76,39 +76,39 @@ def test_sentences(path: Path, clients: Path, refused: Refused) -> None:
     words = ["join", path, "--data", data, "--name", "d"]
     assert "trains nothing" in refused(*words, "--epochs", 5)
     assert "lr is given" in refused(*words, "--lr", 0.1)
-    assert "must be a folder that holds a run" in refused("worth", clients)
+    assert "must be a folder that holds a run" in refused("contribution", clients)
     assert "must be greater than 0" in refused("advise", path, "--data", data, "--test-fraction", 2)
 
 
 @pytest.mark.usefixtures("rendered_figures")
 def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
-    shown = cli("worth", path)
+    shown = cli("contribution", path)
     assert shown.code == 0, shown.err
     assert "below 0 they do better without it" in shown.out
     assert_fits(shown.out)
-    assert (path / "worth.png").stat().st_size > 10_000
-    told = json.loads((path / "worth.json").read_text())
+    assert (path / "contribution.png").stat().st_size > 10_000
+    told = json.loads((path / "contribution.json").read_text())
     assert sorted(each["client"] for each in told["clients"]) == ["a", "b", "c"]
-    points = [each["union"]["difference"] for each in told["clients"]]
+    points = [each["global_test"]["difference"] for each in told["clients"]]
     assert points == sorted(points, reverse=True)
     # Data that are no longer there.
     experiment = (path / "experiment.toml").read_text()
     gone = experiment.replace(str(path.parent), str(path.parent / "gone"))
     data = str(open_exchange(path).experiment.dataset.root)
     (path / "experiment.toml").write_text(gone.replace(data, data + "-gone"))
-    assert "worth is measured on them" in refused("worth", path)
+    assert "worth is measured on them" in refused("contribution", path)
 
 
 def test_worth_is_the_accuracy_of_runs_without_the_client(
     path: Path, clients: Path, tmp_path: Path
 ) -> None:
-    found = {each.client: each for each in find_worth(path).clients}
+    found = {each.client: each for each in find_contributions(path).clients}
     data = load_federated_data(federation(clients).resolved())
     for gone, others in (("a", "bc"), ("c", "ab")):
         chosen = choose(clients, tmp_path / others, others)
         without = run(federation(chosen), tmp_path / f"run-{others}")
         assert without.summary is not None
-        assert found[gone].union.without == pytest.approx(without.summary["accuracy_union"])
+        assert found[gone].union.without == pytest.approx(without.summary["accuracy_global"])
         assert found[gone].own.without == pytest.approx(without.accuracy)
         # With it: the whole federation's classifier on the tests of the others.
         exchange = open_exchange(path)
@@ -120,11 +120,11 @@ def test_worth_is_the_accuracy_of_runs_without_the_client(
 
 def test_worth_needs_three_clients_and_their_sums(clients: Path, tmp_path: Path, cli: Cli) -> None:
     two = run(federation(choose(clients, tmp_path / "two", "ab")), tmp_path / "run").path
-    assert "there must be at least 3" in cli("worth", two).err
+    assert "there must be at least 3" in cli("contribution", two).err
     data = choose(clients, tmp_path / "three", "abc")
     pooled = federation(data, "fedncm", statistics__keep="pooled")
     path = run(pooled, tmp_path / "pooled").path
-    assert "only pooled sums were kept" in cli("worth", path).err
+    assert "only pooled sums were kept" in cli("contribution", path).err
 
 
 def test_advice(path: Path, clients: Path, cli: Cli) -> None:
@@ -135,7 +135,7 @@ def test_advice(path: Path, clients: Path, cli: Cli) -> None:
     assert "Nothing was sent or written." in shown.out
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     told = json.loads(cli("advise", path, "--data", clients / "d.npz", "--json").out)
-    assert told["accuracy"].keys() == {"own", "pooled", "personal"}
+    assert told["accuracy"].keys() == {"local_test", "pooled", "personal"}
     assert told["tested"] == 36
     assert told["verdict"].split(":")[0] in (
         "Join",
@@ -162,7 +162,7 @@ def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) 
     assert found.compared == "pooled"
     assert (found.folds, found.train, found.tested) == (1, 3, 900)
     assert found.verdict.startswith("Join: ")
-    assert sum(each.own for each in found.classes) == round(9 * found.accuracy["own"])
+    assert sum(each.own for each in found.classes) == round(9 * found.accuracy["local_test"])
 
 
 def test_a_learning_curve_is_extended_where_it_is_one() -> None:

@@ -150,7 +150,7 @@ def test_other_methods_and_precisions(
     pixels = numpy.load(images / "stripes.npz")["x_test"]
     answers, note = ask(export_run(predictor, ExportSettings()).path, pixels)
     if method == "fedavg":
-        assert note["reading"] == "classifier"
+        assert note["predictor"] == "classifier"
         said = [each.classifier.label for each in predictor.predict(pixels)]
         assert [note["classes"][n] for n in answers["label"]] == said
     else:
@@ -193,7 +193,7 @@ def test_a_trained_encoder_is_always_inside(pictures: Path, tmp_path: Path) -> N
         export_run(predictor, OUTSIDE)
 
 
-def test_random_filters_are_inside_for_rectangles_in_colour(tmp_path: Path) -> None:
+def test_random_filters_are_inside_for_rectangles_in_color(tmp_path: Path) -> None:
     pixels = numpy.random.default_rng(1).integers(0, 256, (24, 30, 23, 3), dtype=numpy.uint8)
     labels = numpy.arange(24) % 3
     (tmp_path / "set").mkdir()
@@ -268,7 +268,7 @@ def test_a_file_that_disagrees_is_not_written(
     path = run(small(images, "two_faced:TwoFaced"), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"labels differ from PyTorch's, .*nothing was written"):
         export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
-    path = run(small(images, "two_faced:Fickle", guard__max_norm=1e9), tmp_path / "other").path
+    path = run(small(images, "two_faced:Fickle", validation__max_norm=1e9), tmp_path / "other").path
     with pytest.raises(InvalidInput, match="it cannot be traced"):
         export_run(Predictor.load(path), ExportSettings(), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
@@ -317,10 +317,10 @@ def test_the_example_runs_without_torch_and_mpfedcl(
 ) -> None:
     predictor, model = Predictor.load(digits_run), digits_onnx.path
     images, _ = digits()
-    Image.fromarray(images[0]).save(tmp_path / "grey.png")
+    Image.fromarray(images[0]).save(tmp_path / "gray.png")
     Image.fromarray(images[1]).convert("RGBA").resize((90, 70)).save(tmp_path / "clear.png")
-    Image.fromarray(images[2]).convert("RGB").save(tmp_path / "colour.jpg")
-    files = [tmp_path / name for name in ("grey.png", "clear.png", "colour.jpg")]
+    Image.fromarray(images[2]).convert("RGB").save(tmp_path / "color.jpg")
+    files = [tmp_path / name for name in ("gray.png", "clear.png", "color.jpg")]
     forbid = (
         "import runpy, sys\n"
         "class Forbid:\n"

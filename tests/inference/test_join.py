@@ -41,7 +41,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_pictures(folder: Path, classes: dict[str, int], size: int = 6) -> Path:
-    """Write class folders with so many grey pictures each, a bright stripe a class."""
+    """Write class folders with so many gray pictures each, a bright stripe a class."""
     random = numpy.random.default_rng(5)
     for label, (name, count) in enumerate(sorted(classes.items())):
         (folder / name).mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_without_training_everything_is_as_by_hand(finished: Path, late: Path) -
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epochs: int) -> None:
-    """Held to plain autograd and torch's own optimiser."""
+    """Held to plain autograd and torch's own optimizer."""
     trained = load_trained_run(finished)
     new_client = NewClient(trained, late, "late")
     assert trained.pool is not None
@@ -208,7 +208,7 @@ def test_one_image(tmp_path: Path, finished: Path) -> None:
     assert set(joined.after.values()) == {None}
 
 
-def test_images_of_another_size_and_in_colour_are_brought_to_the_runs_form(
+def test_images_of_another_size_and_in_color_are_brought_to_the_runs_form(
     tmp_path: Path, finished: Path
 ) -> None:
     random = numpy.random.default_rng(1)
@@ -264,7 +264,7 @@ def test_raw_embeddings_in_double_precision(images: Path, late: Path, tmp_path: 
 def test_a_client_that_leaves_bounds_is_rejected(
     finished: Path, late: Path, tmp_path: Path
 ) -> None:
-    path = change(finished, tmp_path / "strict", guard__max_norm=1e-6)
+    path = change(finished, tmp_path / "strict", validation__max_norm=1e-6)
     before = (path / "pool.safetensors").read_bytes()
     for epochs, reason in ((0, "a prototype has length"), (1, "the model changed by")):
         joined = join(path, late, "late", epochs=epochs, add=True)

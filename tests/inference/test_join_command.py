@@ -68,7 +68,7 @@ def test_json(path: Path, late: Path, said: Say) -> None:
 
 
 def test_the_guard_has_the_last_word(path: Path, late: Path, said: Say) -> None:
-    experiment = Experiment.from_toml(path / "experiment.toml").replace(guard__max_norm=1e-6)
+    experiment = Experiment.from_toml(path / "experiment.toml").replace(validation__max_norm=1e-6)
     (path / "experiment.toml").write_text(experiment.to_toml())
     before = (path / "pool.safetensors").read_bytes()
     code, out, errors = said("join", path, "--data", late, "--name", "late", "--add")

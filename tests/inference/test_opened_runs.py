@@ -47,12 +47,12 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     numpy.savez(tmp_path / "images" / "wide.npz", x_train=pixels, y_train=labels)
     path = run(small(tmp_path / "images", clients=2), tmp_path / "run").path
-    assert load_trained_run(path).input_format == ImageFormat(4, 9, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(4, 9, is_color=False)
     # 4 x 9 numbers might as well be 6 x 6: what is on record is what counts.
     content = json.loads((path / "partition.json").read_text())
     content["input_shape"] = [0, 0, 0, 0]
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_color=False)
 
 
 def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Pa
     content = json.loads((path / "partition.json").read_text())
     assert content.pop("input_shape") == [6, 6]
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_colour=False)
+    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_color=False)
 
 
 @given(st.integers(1, 60), st.booleans())
-def test_square_forms_are_guessed(side: int, is_colour: bool) -> None:
-    form = ImageFormat(side, side, is_colour)
+def test_square_forms_are_guessed(side: int, is_color: bool) -> None:
+    form = ImageFormat(side, side, is_color)
     assert ImageFormat.guess(int(numpy.prod(form.shape))) == form
     assert ImageFormat.from_shape(list(form.shape)) == form
 
@@ -75,10 +75,10 @@ def test_square_forms_are_guessed(side: int, is_colour: bool) -> None:
     st.booleans(),
 )  # fmt: skip
 def test_any_image_is_brought_to_the_form(
-    count: int, height: int, width: int, channels: tuple[int, ...], is_colour: bool
+    count: int, height: int, width: int, channels: tuple[int, ...], is_color: bool
 ) -> None:
     images = numpy.full((count, height, width, *channels), 77, dtype=numpy.uint8)
-    form = ImageFormat(5, 4, is_colour)
+    form = ImageFormat(5, 4, is_color)
     brought = form.convert(images)
     assert brought.shape == (count, *form.shape)
     assert (brought == 77).all()
@@ -90,7 +90,7 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
         save_file(ResNet18().init(generator(number, "test"), torch.float32), file)
     experiment = pictured(pictures, encoder__name="resnet18", encoder__weights=first)
     path = run(experiment, tmp_path / "run").path
-    assert load_trained_run(path).input_format == ImageFormat(64, 64, is_colour=True)
+    assert load_trained_run(path).input_format == ImageFormat(64, 64, is_color=True)
     first.rename(moved)
     with pytest.raises(InvalidInput, match=r"resnet18\.safetensors', which does not exist"):
         load_trained_run(path)
@@ -145,7 +145,7 @@ def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> 
 
 def test_clients_are_named_where_there_is_no_average(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "local"), tmp_path / "run").path
-    with pytest.raises(InvalidInput, match=r"no averaged model; it must be one of client-0, "):
+    with pytest.raises(InvalidInput, match=r"no global model; it must be one of client-0, "):
         load_trained_run(path).parameters()
     path = run(small(images, "local", personal_models=False), tmp_path / "none").path
     with pytest.raises(InvalidInput, match="no personal model was kept"):

@@ -72,25 +72,25 @@ def test_predictions_are_those_of_plain_arithmetic(
 
 def test_every_kind_of_image(trained_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(trained_run)
-    grey = numpy.random.default_rng(1).integers(0, 256, (6, 6), dtype=numpy.uint8)
-    picture = Image.fromarray(grey)
+    gray = numpy.random.default_rng(1).integers(0, 256, (6, 6), dtype=numpy.uint8)
+    picture = Image.fromarray(gray)
     picture.save(tmp_path / "a.png")
-    picture.convert("RGB").save(tmp_path / "colour.png")
+    picture.convert("RGB").save(tmp_path / "color.png")
     kinds = [
-        grey,
-        grey[..., None],
-        numpy.repeat(grey[..., None], 3, axis=2),
+        gray,
+        gray[..., None],
+        numpy.repeat(gray[..., None], 3, axis=2),
         picture,
         picture.convert("RGBA"),
         tmp_path / "a.png",
-        str(tmp_path / "colour.png"),
+        str(tmp_path / "color.png"),
     ]
     first, *others = predictor.predict(kinds)
     assert all(each == first for each in others)
     assert predictor.predict([]) == []
-    mixed = predictor.predict([numpy.zeros((40, 3), numpy.uint8), grey])
+    mixed = predictor.predict([numpy.zeros((40, 3), numpy.uint8), gray])
     assert mixed[1].label == first.label
-    for wrong in (grey.astype(float), grey[0], numpy.zeros((0, 4), numpy.uint8), "nothing.png"):
+    for wrong in (gray.astype(float), gray[0], numpy.zeros((0, 4), numpy.uint8), "nothing.png"):
         with pytest.raises(InvalidInput, match=r"it must be bytes|cannot be read as an image"):
             predictor.predict([wrong])
 
@@ -109,7 +109,7 @@ def test_without_prototypes_the_classifier_speaks(
 
 def test_fedproto_compares_with_the_averages(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "fedproto"), tmp_path / "run").path
-    with pytest.raises(InvalidInput, match=r"no averaged model; it must be one of client-0"):
+    with pytest.raises(InvalidInput, match=r"no global model; it must be one of client-0"):
         Predictor.load(path)
     (said,) = Predictor.load(path, "client-2").predict(read_test_images(images)[:1])
     assert said.nearest is not None
@@ -151,9 +151,9 @@ def test_the_accuracy_is_that_of_the_run(pictures: Path, tmp_path: Path) -> None
     by_classifier = numpy.mean(
         [p.classifier.label == truth for p, truth in zip(said, right, strict=True)]
     )
-    readings = result.summary["readings"]["union"]
-    assert 100 * by_prototype == pytest.approx(readings["averaged_prototype"])
-    assert 100 * by_classifier == pytest.approx(readings["averaged_classifier"])
+    predictors = result.summary["predictors"]["global_test"]
+    assert 100 * by_prototype == pytest.approx(predictors["global_prototype"])
+    assert 100 * by_classifier == pytest.approx(predictors["global_classifier"])
 
 
 @settings(max_examples=60)

@@ -57,7 +57,7 @@ def test_it_predicts_in_the_projected_space(exchange: Path, said: Say) -> None:
         assert found["x_test"].shape == (30, 12)
 
 
-@pytest.mark.parametrize("words", [["leave", "--name", "client-0"], ["worth"]])
+@pytest.mark.parametrize("words", [["leave", "--name", "client-0"], ["contribution"]])
 def test_nobody_leaves_or_is_weighed(exchange: Path, refused: Refused, words: list[str]) -> None:
     assert "has a privacy budget, and that is spent" in refused(words[0], exchange, *words[1:])
 

@@ -40,14 +40,14 @@ def test_predictions_are_the_runs_own(digits_run: Path) -> None:
     (domain,) = read_image_set(DatasetSettings()).domains
     assert domain.test_images is not None
     predictor = Predictor.load(digits_run)
-    assert predictor.trained.input_format == ImageFormat(28, 28, is_colour=False)
+    assert predictor.trained.input_format == ImageFormat(28, 28, is_color=False)
     said = [int(each.classifier.label) for each in predictor.predict(domain.test_images)]
     accuracy = 100 * float((numpy.array(said) == domain.test_labels).mean())
-    wanted = read_summary(digits_run)["readings"]["union"]["averaged_classifier"]
+    wanted = read_summary(digits_run)["predictors"]["global_test"]["global_classifier"]
     assert accuracy == pytest.approx(wanted)
 
 
-def test_colour_is_taken_out_for_a_run_on_grey_images(digits_run: Path, tmp_path: Path) -> None:
+def test_color_is_taken_out_for_a_run_on_gray_images(digits_run: Path, tmp_path: Path) -> None:
     random = numpy.random.default_rng(0)
     pixels = random.integers(0, 256, (12, 28, 28, 3), dtype=numpy.uint8)
     labels = numpy.arange(12) % 3
@@ -55,10 +55,10 @@ def test_colour_is_taken_out_for_a_run_on_grey_images(digits_run: Path, tmp_path
         tmp_path / "own.npz", x_train=pixels, y_train=labels, x_test=pixels[:3], y_test=labels[:3]
     )
     trained = load_trained_run(digits_run)
-    client = NewClient(trained, tmp_path / "own.npz", "own", test_fraction=0.5)
+    client = NewClient(trained, tmp_path / "own.npz", "local_test", test_fraction=0.5)
     assert client.data.input_size == 1024
-    grey = numpy.stack([numpy.asarray(Image.fromarray(each).convert("L")) for each in pixels])
-    assert torch.equal(client.data.test_inputs, trained.inputs(grey[:3]))
+    gray = numpy.stack([numpy.asarray(Image.fromarray(each).convert("L")) for each in pixels])
+    assert torch.equal(client.data.test_inputs, trained.inputs(gray[:3]))
 
 
 def test_a_run_is_not_gone_on_with_behind_other_filters(digits_run: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_real_tables_are_learnt_under_label_skew(tmp_path: Path, name: str) -> N
     experiment = on_table(tmp_path / "t.csv", "kind", partition__alpha=2.0, train__epochs=3)
     summary = run(experiment, tmp_path / "run").summary
     assert summary is not None
-    assert summary["readings"]["union"]["averaged_classifier"] > 80
+    assert summary["predictors"]["global_test"]["global_classifier"] > 80
     with pytest.raises(InvalidInput, match="has one domain"):
         run(experiment.replace(partition__kind="feature"), tmp_path / "other")
 

@@ -70,15 +70,15 @@ def test_a_real_set_is_learnt_predicted_exported_and_joined(
     predictor = Predictor.load(digits_run)
     assert predictor.trained.input_format == VectorFormat(64)
     assert predictor.trained.experiment.encoder.name == "none"
-    labelled = [each.label for each in predictor.predict(vectors)]
-    assert right(labelled, labels) > 0.9
+    labeled = [each.label for each in predictor.predict(vectors)]
+    assert right(labeled, labels) > 0.9
 
     exported = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
     (source,) = session.get_inputs()
     assert (source.name, source.type, source.shape) == ("features", "tensor(float)", ["batch", 64])
     label, distance, _ = session.run(None, {"features": vectors.astype(numpy.float32)})
-    assert [predictor.class_names[n] for n in label] == labelled
+    assert [predictor.class_names[n] for n in label] == labeled
     assert numpy.isfinite(distance).all()
     assert exported.note["checked"]["from"] == "test vectors of folder"
     assert exported.note["checked"]["labels_differ"] == 0

@@ -12,8 +12,12 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import build_federation, small
 
-EQUAL_SPEEDS: dict[str, Any] = {"pace__spread": 0.0, "pace__jitter": 0.0, "partition__kind": "iid"}
-CLOCK: dict[str, Any] = {"pace__kind": "lognormal"}
+EQUAL_SPEEDS: dict[str, Any] = {
+    "systems__spread": 0.0,
+    "systems__jitter": 0.0,
+    "partition__kind": "iid",
+}
+CLOCK: dict[str, Any] = {"systems__kind": "lognormal"}
 
 
 def one(value: float) -> Tensors:

@@ -126,7 +126,7 @@ def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
     assert record["sent"]["parameters"] == sum(
         value.numel() for name, value in personal[0].items() if not name.startswith("classifier")
     )
-    assert record["accuracy"]["own"]["averaged_classifier"] is None
+    assert record["accuracy"]["local_test"]["global_classifier"] is None
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedproc", "proto-attention", REMEMBERS])

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from identities import after_rounds, assert_close_tensors, differ, models_of, server_of
 
-from mpfedcl.methods import READINGS, Method, built_in_methods
+from mpfedcl.methods import PREDICTORS, Method, built_in_methods
 from small_experiments import ONE_EXCHANGE
 
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[2]
 ON_CNN = ("fedbn",)
-"""Methods that need normalisation layers; test_fedbn.py holds them to the same."""
+"""Methods that need normalization layers; test_fedbn.py holds them to the same."""
 TRAINING = [n for n, cls in built_in_methods().items() if cls.trains and n not in ON_CNN]
 """Methods whose clients train any model."""
 LIKE_FEDAVG = ("fedavg", "mpfed", "proto-inference")
@@ -52,9 +52,9 @@ def test_a_method_says_what_it_is(method: type[Method]) -> None:
     assert all((method.name, method.summary, method.paper, method.sends, method.keeps))
     assert len(method.summary) <= 80
     assert not method.summary.endswith(".")
-    assert not method.our_reading or method.our_reading.endswith(".")
-    assert {method.reading, method.union_reading or method.reading} <= set(READINGS)
-    assert (method.family == "one exchange") == (method.name in ONE_EXCHANGE)
+    assert not method.interpretation or method.interpretation.endswith(".")
+    assert {method.predictor, method.global_test_predictor or method.predictor} <= set(PREDICTORS)
+    assert (method.family == "one-shot") == (method.name in ONE_EXCHANGE)
 
 
 def test_the_page_of_methods_is_up_to_date() -> None:

@@ -159,7 +159,7 @@ def test_bytes_are_those_of_the_parts(images: Path, tmp_path: Path) -> None:
     assert record["bytes"] == {"up": 3 * 4 * numbers, "down": 3 * (4 * numbers + 2)}
     assert 0 <= record["remarks"]["parts"]["units_that_nobody_has"] < 0.5
     # The whole model predicts.
-    assert record["accuracy"]["own"]["averaged_classifier"] is not None
+    assert record["accuracy"]["local_test"]["global_classifier"] is not None
 
 
 def test_a_part_may_be_scaled_to_the_whole() -> None:
@@ -183,7 +183,7 @@ def test_a_part_may_be_scaled_to_the_whole() -> None:
         ({"aggregation__rule": "median"}, "aggregation.rule is 'median'; with method fed-dropout"),
         ({"fed_dropout__share": 0}, "fed_dropout.share is 0; it must be greater than 0"),
         ({"fed_dropout__share": 1.5}, "fed_dropout.share is 1.5; it must be less than or equal"),
-        ({"secure_sums": True}, "secure_sums"),
+        ({"secure_aggregation": True}, "secure_aggregation"),
     ],
 )
 def test_refused(images: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -138,7 +138,7 @@ def test_a_trained_resnet_keeps_its_norms_at_home() -> None:
     assert method.shared("hidden.0.weight")
 
 
-def test_a_model_without_normalisation_is_refused() -> None:
+def test_a_model_without_normalization_is_refused() -> None:
     for changes in ({"model__norm": "none"}, {"model__norm": "none", "model__name": "mlp"}):
         with pytest.raises(InvalidInput, match=r"model\.norm is 'none', and fedbn keeps .* group"):
             FedBN(settings("fedavg", **changes), 3)

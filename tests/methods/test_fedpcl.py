@@ -19,7 +19,7 @@ from tiny_method_inputs import (
 )
 
 from mpfedcl import Predictor, run
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.prototypes import PrototypePool
 from small_experiments import assert_same_tensors, small
 
@@ -123,8 +123,8 @@ def test_a_client_predicts_by_its_own_prototypes(images: Path, engine: str) -> N
     federation = begin(images, "fedpcl", engine=engine, **SKEWED)
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
-    own, union = record.accuracy["own"], record.accuracy["union"]
-    # Each holds one class, so it names no other: right on its own test, on a third of the union.
+    own, union = record.accuracy["local_test"], record.accuracy["global_test"]
+    # Each holds one class, so it names no other: right on its local test set, on a third of the union.
     assert own["personal_prototype"] == pytest.approx(100)
     assert union["personal_prototype"] == pytest.approx(100 / 3)
 
@@ -145,7 +145,7 @@ def test_readings_that_say_nothing_are_null(images: Path) -> None:
     record = begin(images, "fedpcl").run_round(evaluate=True, with_confusion=True)
     assert record.accuracy is not None
     for table in record.accuracy.values():
-        known = {reading for reading in READINGS if table[reading] is not None}
+        known = {predictor for predictor in PREDICTORS if table[predictor] is not None}
         assert known == {"personal_prototype"}
     assert record.accuracy_per_client is not None
     assert None not in record.accuracy_per_client.values()

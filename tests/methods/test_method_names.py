@@ -75,7 +75,7 @@ def test_a_run_its_card_and_its_report(images: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("elsewhere", "small_models")
 def test_tables_of_a_comparison(images: Path, said: Say) -> None:
     words = ["--methods", f"{HERE}:Named", "fedavg", "--seeds", "0", "--jobs", "1"]
-    code, out, _ = said("compare", *words, *flags(images), "--readings", "all", "--out", "both")
+    code, out, _ = said("compare", *words, *flags(images), "--predictors", "all", "--out", "both")
     assert code == 0
     assert "my-method" in out
     assert HERE not in out

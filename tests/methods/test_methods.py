@@ -22,7 +22,7 @@ from tiny_method_inputs import (
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS, Batch, built_in_methods
+from mpfedcl.methods import PREDICTORS, Batch, built_in_methods
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import METHODS, assert_same_tensors, build_federation, small
@@ -212,7 +212,7 @@ def test_local_models_never_leave(images: Path) -> None:
     for _ in range(2):
         federation.run_round(evaluate=False)
     assert_same_tensors(federation.state.server.params, before)
-    assert federation.averaged_model is None
+    assert federation.global_model is None
     models = dict(federation.engine.personal_models({}))
     assert list(models) == ["client-0", "client-1", "client-2"]
     assert not torch.equal(*(models[name]["classifier.bias"] for name in list(models)[:2]))
@@ -223,10 +223,10 @@ def test_prototypes_alone_can_be_shared(images: Path) -> None:
     record = federation.run_round(evaluate=True)
     assert record.sent["parameters"] == 0
     assert record.sent["prototype_floats"] > 0
-    assert federation.averaged_model is None
+    assert federation.global_model is None
     assert record.accuracy is not None
-    assert record.accuracy["own"]["averaged_classifier"] is None
-    assert record.accuracy["own"]["personal_prototype"] is not None
+    assert record.accuracy["local_test"]["global_classifier"] is None
+    assert record.accuracy["local_test"]["personal_prototype"] is not None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
@@ -242,17 +242,19 @@ def test_the_built_in_methods() -> None:
     for name, method in methods.items():
         assert method.name == name
         assert method.summary
-        assert {method.reading, method.union_reading or method.reading} <= {*READINGS}
-    prototype = ("personal_prototype", "averaged_prototype")
-    headlines = {name: (each.reading, each.union_reading) for name, each in methods.items()}
+        assert {method.predictor, method.global_test_predictor or method.predictor} <= {*PREDICTORS}
+    prototype = ("personal_prototype", "global_prototype")
+    headlines = {
+        name: (each.predictor, each.global_test_predictor) for name, each in methods.items()
+    }
     assert {name: headlines[name] for name in (*METHODS, "fedgauss", "local-gauss")} == {
         "local": ("personal_classifier", None),
-        "fedavg": ("averaged_classifier", None),
-        "fedprox": ("averaged_classifier", None),
+        "fedavg": ("global_classifier", None),
+        "fedprox": ("global_classifier", None),
         "fedproto": ("personal_prototype", None),
         "sp-fedcl": prototype,
         "dp-fedcl": prototype,
         "mp-fedcl": prototype,
-        "fedgauss": ("personal_classifier_prior", "averaged_classifier"),
+        "fedgauss": ("personal_classifier_prior", "global_classifier"),
         "local-gauss": ("personal_classifier_prior", "personal_classifier"),
     }

@@ -23,7 +23,7 @@ class OwnFedProx(FedProx):
 def test_everything_for_a_method_is_in_one_place() -> None:
     import mpfedcl.methods as methods
 
-    needed = "Batch Broadcast Context Field Method Reading Server Settings Tensors Update"
+    needed = "Batch Broadcast Context Field Method PredictorName Server Settings Tensors Update"
     assert set(needed.split()) <= set(methods.__all__)
     assert all(hasattr(methods, name) for name in methods.__all__)
 
@@ -113,11 +113,11 @@ def test_a_run_is_trained_by_them(images: Path, tmp_path: Path) -> None:
 def test_tuning_searches_them(images: Path, tmp_path: Path) -> None:
     found = tune(small(images, rounds=2), PULL, tmp_path / "search", budget=5)
     assert found is not None
-    assert found.knobs_searched["pull__beta"] == (0.0, 0.01, 1.0)
+    assert found.search_space_used["pull__beta"] == (0.0, 0.01, 1.0)
     assert len({trial.values["pull__beta"] for trial in found.trials}) > 1
     assert found.trials[0].values["pull__beta"] == 0.01
     best = Experiment.from_toml(tmp_path / "search" / f"best-{PULL.replace(':', '.')}.toml")
-    assert best.setting("pull__beta") == found.knobs["pull__beta"]
+    assert best.setting("pull__beta") == found.search_space["pull__beta"]
 
 
 def test_a_comparison_gives_each_method_its_own_sections(images: Path, tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def test_prototypes_travel_in_the_last_round_alone(images: Path, engine: str, me
         assert (len(federation.pool) > 0) == is_last
         assert record.accuracy is not None
         assert plain.accuracy is not None
-        for test in ("own", "union"):
+        for test in ("local_test", "global_test"):
             ours, theirs = record.accuracy[test], plain.accuracy[test]
-            assert ours["averaged_classifier"] == theirs["averaged_classifier"]
+            assert ours["global_classifier"] == theirs["global_classifier"]
             assert ours["personal_prototype"] is not None
 
 

@@ -32,7 +32,7 @@ OPEN: dict[str, Any] = {
     "sageflow__entropy": 1e6,
     "sageflow__loss_power": 0.0,
     "sageflow__age_power": 0.0,
-    "pace__tick": 1000.0,
+    "systems__tick": 1000.0,
 }
 
 
@@ -92,7 +92,7 @@ def test_who_is_left_out_is_written_down_and_the_model_stays(images: Path) -> No
     strict: dict[str, Any] = {
         "sageflow__entropy": 1e-9,
         "sageflow__warm_up": 0,
-        "pace__tick": 1000.0,
+        "systems__tick": 1000.0,
     }
     loop, records = run(images, "sageflow", **strict)
     start = run(images, "sageflow", rounds=0, **strict)[0].state.server.params

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.models import Cnn, is_normalisation
+from mpfedcl.models import Cnn, is_normalization
 from mpfedcl.models import cnn as cnn_module
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
@@ -74,8 +74,8 @@ def test_embeddings_and_logits_are_those_of_torchs_layers(
 
 
 @given(st.integers(4, 21), st.integers(4, 21), st.booleans())
-def test_images_of_any_size(height: int, width: int, is_colour: bool) -> None:
-    shape = (height, width, 3) if is_colour else (height, width)
+def test_images_of_any_size(height: int, width: int, is_color: bool) -> None:
+    shape = (height, width, 3) if is_color else (height, width)
     model = Cnn(shape, 3, (2,))
     embeddings, logits = model.apply(draw_params(model), draw_images(1, *shape).flatten(1))
     assert (embeddings.shape, logits.shape) == ((1, 2), (1, 3))
@@ -108,12 +108,12 @@ def test_several_models_are_each_by_itself() -> None:
         assert torch.equal(logits[number], model.apply(params, images)[1])
 
 
-def test_which_parameters_are_of_normalisation_layers() -> None:
+def test_which_parameters_are_of_normalization_layers() -> None:
     params = Cnn((12, 12), 3, has_norm=True).init(generator(0, "weights"), DOUBLE)
-    found = [name for name in params if is_normalisation(name)]
+    found = [name for name in params if is_normalization(name)]
     assert found == [f"norm.{number}.{part}" for number in (0, 1) for part in ("weight", "bias")]
     # In a ResNet, what is no convolution is a norm.
     shapes = {n: shape for n, shape in ResNet18().shapes().items() if not is_statistic(n)}
-    assert {n for n in shapes if is_normalisation(f"encoder.{n}")} == {
+    assert {n for n in shapes if is_normalization(f"encoder.{n}")} == {
         name for name, shape in shapes.items() if len(shape) == 1
     }

@@ -30,19 +30,19 @@ RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "train__epochs
 """So that a stack has padding rows."""
 
 
-def save_colour(root: Path) -> Path:
+def save_color(root: Path) -> Path:
     random = numpy.random.default_rng(7)
     x_train, x_test = (random.integers(0, 256, (n, 16, 13, 3), numpy.uint8) for n in (24, 6))
     root.mkdir()
     labels: dict[str, Any] = {"y_train": numpy.arange(24) % 3, "y_test": numpy.arange(6) % 3}
-    numpy.savez(root / "colours.npz", x_train=x_train, x_test=x_test, **labels)
+    numpy.savez(root / "colors.npz", x_train=x_train, x_test=x_test, **labels)
     return root
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedprox"])
 def test_loop_and_stack_agree(tmp_path: Path, method: str, norm: str) -> None:
-    root = save_colour(tmp_path / "colours")
+    root = save_color(tmp_path / "colors")
     found = {}
     for engine in ("loop", "stacked"):
         changes = {"engine": engine, "dtype": "float64", "model__norm": norm} | RAGGED

@@ -71,7 +71,7 @@ def test_filters_and_the_pixels_that_they_leave() -> None:
     # Two filters of 2 x 2 pixels each, laid out flat.
     assert masks["hidden.0.weight"].tolist() == [[False] * 4 + [True] * 4] * 3
     assert all(masks[name].all() for name in ("hidden.0.bias", "encoder.conv1.weight"))
-    # Filters that are normalised together stay together.
+    # Filters that are normalized together stay together.
     normed = {**params, "norm.0.weight": torch.ones(2), "norm.0.bias": torch.zeros(2)}
     assert hidden_units(normed) == {"hidden.0": 3}
 

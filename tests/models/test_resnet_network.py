@@ -98,7 +98,7 @@ def test_initial_weights_follow_the_generator_alone_and_agree_across_precisions(
     assert torch.equal(single["bn1.bias"], torch.zeros(64))
 
 
-def test_an_image_does_not_depend_on_its_neighbours_and_nothing_changes() -> None:
+def test_an_image_does_not_depend_on_its_neighbors_and_nothing_changes() -> None:
     params = params_of(make_modules())
     before = {name: value.clone() for name, value in params.items()}
     images = torch.randn(4, 3, 32, 32)

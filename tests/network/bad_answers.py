@@ -79,12 +79,12 @@ def _archived() -> bytes:
     return file.getvalue()
 
 
-def reading(table: object, confusion: object = None, is_personal: object = True) -> Json:
+def predictor(table: object, confusion: object = None, is_personal: object = True) -> Json:
     return {"late": {"table": table, "is_personal": is_personal, "confusion": confusion}}
 
 
 def table(value: object) -> Json:
-    return {test: {"averaged_classifier": value} for test in ("own", "union")}
+    return {test: {"global_classifier": value} for test in ("local_test", "global_test")}
 
 
 NOT_FINITE = "values that are not finite"
@@ -182,22 +182,28 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
 """What is sent in a round, and how the record's `rejected` gives the reason."""
 
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
-    "above 100 %": (values(**reading(table(100.5))), "a reading is not in 0 to 100 %"),
-    "a number without end": (values(**reading(table(10**400))), "by test and reading"),
-    "below 0 %": (values(**reading(table(-1))), "a reading is not in 0 to 100 %"),
-    "NaN %": (values(**reading(table(float("nan")))), "a reading is not in 0 to 100 %"),
-    "text %": (values(**reading(table("99"))), "a reading is not in 0 to 100 %"),
-    "true %": (values(**reading(table(True))), "a reading is not in 0 to 100 %"),
-    "no table": (values(**reading(None)), "must be a table by test and reading"),
-    "half a table": (values(**reading({"own": {}})), "must be a table by test and reading"),
-    "lists": (values(**reading({"own": [], "union": []})), "must be a table by test and reading"),
-    "no truth": (values(**reading(table(5), is_personal=1)), "must say whether it is personal"),
+    "above 100 %": (values(**predictor(table(100.5))), "a predictor is not in 0 to 100 %"),
+    "a number without end": (values(**predictor(table(10**400))), "by test and reading"),
+    "below 0 %": (values(**predictor(table(-1))), "a predictor is not in 0 to 100 %"),
+    "NaN %": (values(**predictor(table(float("nan")))), "a predictor is not in 0 to 100 %"),
+    "text %": (values(**predictor(table("99"))), "a predictor is not in 0 to 100 %"),
+    "true %": (values(**predictor(table(True))), "a predictor is not in 0 to 100 %"),
+    "no table": (values(**predictor(None)), "must be a table by test and reading"),
+    "half a table": (
+        values(**predictor({"local_test": {}})),
+        "must be a table by test and reading",
+    ),
+    "lists": (
+        values(**predictor({"local_test": [], "global_test": []})),
+        "must be a table by test and reading",
+    ),
+    "no truth": (values(**predictor(table(5), is_personal=1)), "must say whether it is personal"),
     "no reading": (values(late=[1]), r"late is \[1\]; it must be of type dict"),
-    "wrong confusions": (values(**reading(table(5), [[1, 2], [3, 4]])), r"must be \[3\]\[4\]"),
-    "ragged confusions": (values(**reading(table(5), [[1] * 4, [1], [1] * 4])), r"be \[3\]\[4\]"),
-    "flat confusions": (values(**reading(table(5), [1, 2, 3])), "count in rows"),
-    "negative confusions": (values(**reading(table(5), [[-1] * 4] * 3)), "must be counts"),
-    "broken confusions": (values(**reading(table(5), [[0.5] * 4] * 3)), "must be counts"),
-    "endless confusions": (values(**reading(table(5), [[10**30] * 4] * 3)), "must be counts"),
+    "wrong confusions": (values(**predictor(table(5), [[1, 2], [3, 4]])), r"must be \[3\]\[4\]"),
+    "ragged confusions": (values(**predictor(table(5), [[1] * 4, [1], [1] * 4])), r"be \[3\]\[4\]"),
+    "flat confusions": (values(**predictor(table(5), [1, 2, 3])), "count in rows"),
+    "negative confusions": (values(**predictor(table(5), [[-1] * 4] * 3)), "must be counts"),
+    "broken confusions": (values(**predictor(table(5), [[0.5] * 4] * 3)), "must be counts"),
+    "endless confusions": (values(**predictor(table(5), [[10**30] * 4] * 3)), "must be counts"),
 }
 """What is said of the round before, with the second round's answer or at the end."""

@@ -16,7 +16,7 @@ from equivalent_runs import assert_close_tensors, assert_same_predictions, load_
 from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
-from mpfedcl.methods import Reading, find_method
+from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.network.flower.records import PACKED, from_records, to_records
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Arrays, Message
@@ -49,7 +49,7 @@ def float64_experiment(root: Path, method: str = "mp-fedcl", **changes: Any) -> 
         "partition__alpha": 0.5,
         "model__hidden": HIDDEN,
         # On by default over a network, and not in the simulations that it is held to.
-        "guard__bounds": "off",
+        "validation__bounds": "off",
     }
     return small(root, method, **settings | QUICK | changes)
 
@@ -98,7 +98,7 @@ class LoopbackFederation:
 
     def resume(self, rounds: int | None = None) -> RunResult:
         transport = FlowerTransport(self.grid)
-        return resume_serving(transport, self.path, rounds, companions=COMPANIONS)
+        return resume_serving(transport, self.path, rounds, callbacks=COMPANIONS)
 
 
 def stop_after(count: int) -> Observer:
@@ -115,23 +115,23 @@ def stop_after(count: int) -> Observer:
 # What two runs have in common
 
 
-def readings_of(record: Json) -> dict[Reading, float | None]:
-    readings: dict[Reading, float | None] = record["accuracy"]["own"]
-    return readings
+def readings_of(record: Json) -> dict[PredictorName, float | None]:
+    predictors: dict[PredictorName, float | None] = record["accuracy"]["local_test"]
+    return predictors
 
 
-def assert_same_readings(found: Json, wanted: Json, method: str) -> None:
-    """Hold a round's readings to a simulation's, as far as clients can read them by themselves."""
-    assert set(found["accuracy"]["union"].values()) == {None}
+def assert_same_predictors(found: Json, wanted: Json, method: str) -> None:
+    """Hold a round's predictors to a simulation's, as far as clients can read them by themselves."""
+    assert set(found["accuracy"]["global_test"].values()) == {None}
     kind = find_method(method)
     is_sent = not kind.trains or found["sent"]["prototype_floats"] > 0
     travels = kind.shares_prototypes and kind.sends_pool and is_sent
-    for reading, value in readings_of(wanted).items():
+    for predictor, value in readings_of(wanted).items():
         # Prototypes that do not travel are made in simulations for the reading alone.
-        expected = None if "prototype" in reading and not travels else value
-        assert readings_of(found)[reading] == expected, reading
+        expected = None if "prototype" in predictor and not travels else value
+        assert readings_of(found)[predictor] == expected, predictor
     per_client = wanted["accuracy_per_client"]
-    if "prototype" in kind.reading and not travels:
+    if "prototype" in kind.predictor and not travels:
         per_client = dict.fromkeys(per_client)
     assert found["accuracy_per_client"] == per_client
 

@@ -1,4 +1,4 @@
-"""Flower's grid within one process: the real apps, and every message serialised as on the wire."""
+"""Flower's grid within one process: the real apps, and every message serialized as on the wire."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

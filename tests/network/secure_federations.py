@@ -1,4 +1,4 @@
-"""Small federations with secure sums, and clients that go silent at a stage of a round."""
+"""Small federations with secure aggregation, and clients that go silent at a stage of a round."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,12 @@ STAGES = ("advertise", "share", "round", "reveal")
 
 
 def secure_experiment(root: Path, method: str = "fedavg", **changes: Any) -> Experiment:
-    settings = {"clients": 4, "rounds": 2, "secure_sums": True, "network__round_timeout": 6.0}
+    settings = {
+        "clients": 4,
+        "rounds": 2,
+        "secure_aggregation": True,
+        "network__round_timeout": 6.0,
+    }
     return float64_experiment(root, method, **settings | changes)
 
 

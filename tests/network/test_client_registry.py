@@ -244,7 +244,7 @@ def test_pictures_through_filters_for_their_size(
     assert (known["input_size"], known["image_shape"]) == (1024, [10, 10])
     assert len(federation.resume(rounds=2).history) == 2
     predictor = Predictor.load(federation.path)
-    assert predictor.trained.input_format == ImageFormat(10, 10, is_colour=False)
+    assert predictor.trained.input_format == ImageFormat(10, 10, is_color=False)
     (said,) = predictor.predict([tmp_path / "wide" / "cat" / "0.png"])
     assert said.classifier.label in ("cat", "dog")
     alone = LoopbackFederation(experiment.replace(min_clients=3), tmp_path / "alone", count=0)

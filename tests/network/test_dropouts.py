@@ -67,7 +67,7 @@ def serve_faulty(
     """Run a federation to its end; return its records."""
     grid = FaultyGrid(dropouts, stragglers, seed=experiment.seed)
     join_all(grid, folder, CLIENTS)
-    result = serve(FlowerTransport(grid), experiment, folder / "run", companions=COMPANIONS)
+    result = serve(FlowerTransport(grid), experiment, folder / "run", callbacks=COMPANIONS)
     assert result.summary is not None
     records = read_records(folder / "run")
     assert len(records) == experiment.rounds
@@ -104,7 +104,9 @@ def test_accuracy_with_dropouts_and_stragglers_in_every_round(
         # Who drops out of some rounds is asked in all others.
         missing = [{len(each["clients"]["missing"]) for each in found} for found in records]
         assert missing == [{0}, {4}]
-        whole, faulty = (found[-1]["accuracy"]["own"]["averaged_classifier"] for found in records)
+        whole, faulty = (
+            found[-1]["accuracy"]["local_test"]["global_classifier"] for found in records
+        )
         lost.append(whole - faulty)
         print(f"\n{method}, seed {seed}: {whole:.1f} % with all, {faulty:.1f} % with faults")
     print(f"points lost: {sum(lost) / len(lost):.2f} on average")

@@ -66,7 +66,7 @@ def test_an_update_that_cannot_be(said: Say, lab: Path, three: Path, tmp_path: P
     assert_sentence(said(*given, tmp_path), "it must be a folder that holds a run")
     assert_sentence(said(*given, three), "it must be a run over a network")
     trained = run(Experiment(method="fedavg", rounds=1, clients=2), tmp_path / "run").path
-    assert_sentence(said(*given, trained), "it must be of a method of one exchange, such as fed")
+    assert_sentence(said(*given, trained), "it must be of a one-shot method, such as fed")
 
 
 def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_runs_that_cannot_be(
 def test_without_flower_a_sentence_says_what_to_install(
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = save_pictures(tmp_path / "own", "cat", "dog")
+    data = save_pictures(tmp_path / "local_test", "cat", "dog")
     make_federation(tmp_path / "lab", ["a"], None, 9)
     # As Python does where it was not found before.
     monkeypatch.setitem(sys.modules, "flwr", None)

@@ -28,15 +28,15 @@ from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
-EQUAL = {"pace__spread": 0.0, "pace__jitter": 0.0, "pace__seconds_a_sample": 1e-6}
+EQUAL = {"systems__spread": 0.0, "systems__jitter": 0.0, "systems__seconds_a_sample": 1e-6}
 """In a simulation: all are back within a tick."""
-ANY_TIME: dict[str, Any] = {"clients": 3, "pace__most_per_minute": 0.0}
+ANY_TIME: dict[str, Any] = {"clients": 3, "systems__most_per_minute": 0.0}
 METHODS: dict[str, dict[str, Any]] = {
     "fedasync": {},
     "aso-fed": {},
     "fedat": {"fedat__tiers": 1},
-    "sageflow": {"pace__tick": 2.0, "public__size": 4},
-    "async-share": {"pace__tick": 2.0},
+    "sageflow": {"systems__tick": 2.0, "public__size": 4},
+    "async-share": {"systems__tick": 2.0},
 }
 SLOW = {"client-0": 1.0, "client-1": 4.0, "client-2": 9.0}
 
@@ -60,7 +60,7 @@ def count_arrivals(records: list[Json]) -> dict[str, int]:
 def test_one_client_at_a_time_gives_the_simulations_result(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    experiment = arriving(images, method, pace__concurrency=1)
+    experiment = arriving(images, method, systems__concurrency=1)
     found = LoopbackFederation(experiment, tmp_path).serve()
     wanted = run(experiment.replace(**EQUAL), tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
@@ -73,7 +73,7 @@ def test_one_client_at_a_time_gives_the_simulations_result(
 def test_stopped_and_resumed_one_client_at_a_time_it_is_the_same_run(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    experiment = arriving(images, method, pace__concurrency=1)
+    experiment = arriving(images, method, systems__concurrency=1)
     whole = LoopbackFederation(experiment, tmp_path / "whole").serve()
     federation = LoopbackFederation(experiment, tmp_path / "parts")
     federation.serve(stop_after(2))
@@ -104,7 +104,7 @@ def test_versions_and_arrivals_add_up(
     first, last = records[1]["remarks"]["read_versions"]
     assert 1 <= first <= last < 9
     assert "read_versions" not in records[-1]["remarks"]
-    assert records[-1]["accuracy"]["own"]["averaged_classifier"] is not None
+    assert records[-1]["accuracy"]["local_test"]["global_classifier"] is not None
     down = [each["bytes"]["down"] for each in records]
     assert sum(down) / records[0]["bytes"]["down"] * 5 == 12 + 2
 
@@ -113,7 +113,7 @@ def test_no_more_are_under_way_than_may_be(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
-    experiment = arriving(images, pace__concurrency=2)
+    experiment = arriving(images, systems__concurrency=2)
     found = LoopbackFederation(experiment, tmp_path, grid=grid).serve()
     assert [each["arrivals"]["under_way"] for each in read_records(found.path)] == [1, 1, 1]
     assert [moment for moment, _ in grid.sent].count(0.0) == 2
@@ -123,7 +123,7 @@ def test_a_fast_client_does_not_take_the_model_over(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, {"client-1": 20.0, "client-2": 20.0})
-    experiment = arriving(images, rounds=6, pace__most_per_minute=6.0)
+    experiment = arriving(images, rounds=6, systems__most_per_minute=6.0)
     LoopbackFederation(experiment, tmp_path, grid=grid).serve()
     moments = [moment for moment, name in grid.sent if name == "client-0"]
     assert len(moments) > 3
@@ -152,7 +152,7 @@ def test_a_tick_is_what_half_of_the_clients_need(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
-    experiment = arriving(images, "async-share", pace__tick=None)
+    experiment = arriving(images, "async-share", systems__tick=None)
     found = LoopbackFederation(experiment, tmp_path, grid=grid).serve()
     moments = sorted({moment for moment, _ in grid.sent})
     assert moments[:3] == [0.0, 4.0, 8.0]
@@ -200,7 +200,7 @@ def test_a_client_that_is_gone_frees_its_place(images: Path, tmp_path: Path) -> 
             return FlowerMessage(Error(5, "gone"), reply_to=request)
         return reply
 
-    found = LoopbackFederation(arriving(images, pace__concurrency=1), tmp_path, go).serve()
+    found = LoopbackFederation(arriving(images, systems__concurrency=1), tmp_path, go).serve()
     records = read_records(found.path)
     assert count_arrivals(records).keys() == {"client-0", "client-2"}
     assert any("client-1" in each["clients"]["missing"] for each in records)
@@ -240,7 +240,7 @@ def odd(values: Json) -> Json:
 
 
 def blow_up(name: str, array: Any) -> Any:
-    return array * float("nan") if name.startswith("averaged") else array
+    return array * float("nan") if name.startswith("global") else array
 
 
 def forgetful(values: Json) -> Json:

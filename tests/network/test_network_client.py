@@ -28,7 +28,7 @@ def hello(experiment: Experiment, **changes: Any) -> Message:
 
 @pytest.fixture
 def client(tmp_path: Path) -> NetworkClient:
-    data = save_pictures(tmp_path / "own", "cat", "dog")
+    data = save_pictures(tmp_path / "local_test", "cat", "dog")
     return NetworkClient(ClientSettings("north", tmp_path / "memory", data))
 
 
@@ -62,7 +62,9 @@ def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
     asked = folder_experiment().replace(method=method, pull={"beta": -1})
     with pytest.raises(ClientRefusal, match="this client only imports those"):
         client.answer("hello", hello(asked))
-    settings = ClientSettings("north", tmp_path / "memory", tmp_path / "own", methods=(method,))
+    settings = ClientSettings(
+        "north", tmp_path / "memory", tmp_path / "local_test", methods=(method,)
+    )
     allowing = NetworkClient(settings)
     with pytest.raises(ClientRefusal, match=r"pull\.beta is -1; it must be greater than"):
         allowing.answer("hello", hello(asked))
@@ -164,7 +166,7 @@ def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> 
     asked = hello(folder_experiment())
     client.answer("hello", asked)
     first = client.loaded
-    save_pictures(tmp_path / "own", "cat", count=20)
+    save_pictures(tmp_path / "local_test", "cat", count=20)
     told = Introduction.from_message(client.answer("hello", asked))
     assert client.loaded is not first
     # A new run: images that have come since count.

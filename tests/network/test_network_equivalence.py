@@ -8,7 +8,7 @@ from federations import (
     LoopbackFederation,
     assert_like_simulation,
     assert_same_personal_models,
-    assert_same_readings,
+    assert_same_predictors,
     float64_experiment,
 )
 
@@ -52,7 +52,7 @@ def test_every_method_gives_the_simulations_result(
     assert_like_simulation(found.path, wanted.path, experiment)
     assert_same_personal_models(federation, wanted.path)
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
-        assert_same_readings(ours, theirs, method)
+        assert_same_predictors(ours, theirs, method)
     ours_confused = (found.path / "confusion.json").read_text()
     assert ours_confused == (wanted.path / "confusion.json").read_text()
 
@@ -88,17 +88,21 @@ def test_so_it_does_with_other_clients_and_settings(
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert (ours["accuracy"] is None) == (theirs["accuracy"] is None)
         if theirs["accuracy"] is not None:
-            assert_same_readings(ours, theirs, method)
+            assert_same_predictors(ours, theirs, method)
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedgauss"])
 def test_strangers_are_bounded_unless_one_says_otherwise(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    changes = {"guard__bounds": "auto", "guard__clip_factor": 0.8, "aggregation__rule": "median"}
+    changes = {
+        "validation__bounds": "auto",
+        "validation__clip_factor": 0.8,
+        "aggregation__rule": "median",
+    }
     experiment = float64_experiment(images, method, **RAGGED | changes)
     found = LoopbackFederation(experiment, tmp_path).serve()
-    wanted = run(experiment.replace(guard__bounds="on"), tmp_path / "simulation")
+    wanted = run(experiment.replace(validation__bounds="on"), tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
     told = [[each["processed"] for each in read_records(r.path)] for r in (found, wanted)]
     assert told[0] == told[1]
@@ -114,11 +118,11 @@ def test_so_it_does_when_clients_are_sampled(images: Path, tmp_path: Path, metho
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert ours["clients"] == theirs["clients"]
         assert len(ours["clients"]["answered"]) == 2
-    # Everyone reads the averaged model at the end; personal models those that trained then.
+    # Everyone reads the global model at the end; personal models those that trained then.
     if method != "fedproto":
         assert_like_simulation(found.path, wanted.path, experiment)
     last, theirs = read_records(found.path)[-1], read_records(wanted.path)[-1]
-    assert_same_readings(last, theirs, method)
+    assert_same_predictors(last, theirs, method)
     # Before that only whoever is asked to train next reads a round.
     for before, after in zip(read_records(found.path), read_records(found.path)[1:], strict=False):
         assert list(before["accuracy_per_client"]) == after["clients"]["answered"]
@@ -139,7 +143,7 @@ def test_so_it_does_with_convolutions_and_norms_that_stay_at_home(
     assert_same_personal_models(federation, wanted.path)
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert ours["bytes"] == theirs["bytes"]
-        assert_same_readings(ours, theirs, "fedbn")
+        assert_same_predictors(ours, theirs, "fedbn")
     averaged = float64_experiment(images, "fedavg", **changes)
     served = LoopbackFederation(averaged, tmp_path / "averaged").serve()
     assert Predictor.load(served.path).trained.input_format.shape == (6, 6)

@@ -11,7 +11,7 @@ from federations import LoopbackFederation, float64_experiment, folder_experimen
 from flwr.app import Message as FlowerMessage
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.network.flower.records import PACKED, from_records
 from mpfedcl.network.message import Arrays
 from small_experiments import METHODS
@@ -31,7 +31,7 @@ SENT_ONCE = {
     "fedridge": {"counts", "sums", "moment"},
     "local-gauss": set[str](),
 }
-"""What methods of one exchange send."""
+"""What one-shot methods send."""
 UP: dict[str, dict[str, type]] = {
     "query": {
         "name": str,
@@ -151,11 +151,11 @@ def check_file(data: bytes, arrays: Arrays) -> None:
 def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> None:
     assert late.keys() == {"table", "is_personal", "confusion"}
     assert type(late["is_personal"]) is bool
-    assert late["table"].keys() == {"own", "union"}
+    assert late["table"].keys() == {"local_test", "global_test"}
     for row in late["table"].values():
-        assert row.keys() == set(READINGS)
+        assert row.keys() == set(PREDICTORS)
         assert all(value is None or 0 <= value <= 100 for value in row.values())
-    assert set(late["table"]["union"].values()) == {None}
+    assert set(late["table"]["global_test"].values()) == {None}
     if is_last:
         assert numpy.shape(late["confusion"]) == (num_classes, num_classes + 1)
     else:
@@ -195,7 +195,7 @@ def test_nothing_is_in_a_message_that_is_not_on_the_list(
 
 
 def test_messages_of_asynchronous_methods(images: Path, tmp_path: Path) -> None:
-    experiment = float64_experiment(images, "aso-fed", rounds=2, pace__most_per_minute=0.0)
+    experiment = float64_experiment(images, "aso-fed", rounds=2, systems__most_per_minute=0.0)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
     for _, request in federation.grid.requests:
@@ -208,8 +208,8 @@ def test_messages_of_asynchronous_methods(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fedlda"])
-def test_messages_of_secure_sums(images: Path, tmp_path: Path, method: str) -> None:
-    experiment = float64_experiment(images, method, rounds=2, secure_sums=True)
+def test_messages_of_secure_aggregation(images: Path, tmp_path: Path, method: str) -> None:
+    experiment = float64_experiment(images, method, rounds=2, secure_aggregation=True)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
     rounds = 1 if method in SENT_ONCE else 2

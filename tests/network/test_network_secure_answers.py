@@ -1,4 +1,4 @@
-"""Bad answers within secure sums: each costs its client alone, or the round, and never a sum."""
+"""Bad answers within secure aggregation: each costs its client alone, or the round, and never a sum."""
 
 from collections.abc import Callable
 from pathlib import Path

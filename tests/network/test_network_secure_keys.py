@@ -1,4 +1,4 @@
-"""The keys of clients in secure sums: who knows whom again, and what a server cannot put in."""
+"""The keys of clients in secure aggregation: who knows whom again, and what a server cannot put in."""
 
 import json
 from pathlib import Path

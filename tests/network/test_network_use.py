@@ -120,7 +120,7 @@ def test_the_headline_says_whose_it_is_and_what_the_servers_model_reaches(
     result = RunResult(finished, directory.read_experiment(), 0.0, [], None, summary)
     show_result(result, [], "headline", as_json=False)
     shown = capsys.readouterr().out
-    reached = summary["readings"]["own"][summary["reading_union"]]
+    reached = summary["predictors"]["local_test"][summary["predictor_global"]]
     notes = run_readings_table(RunRecords.read(finished))["notes"]
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     for text in (shown, " ".join(notes), card):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.network.evaluation import ClientEvaluation, unpack_evaluation
 from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.message import Message, MessageError, from_json, to_json
 from mpfedcl.network.packing import (
@@ -28,7 +29,6 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
     unpack_update,
 )
-from mpfedcl.network.readings import ClientReadings, unpack_readings
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from small_experiments import assert_same_tensors
 
@@ -56,8 +56,8 @@ keys = st.sampled_from(
         "loss",
         "late",
         "table",
-        "own",
-        "union",
+        "local_test",
+        "global_test",
         "is_personal",
         "confusion",
         "round",
@@ -156,13 +156,13 @@ def test_an_update_comes_out_as_it_was(
 
 def test_readings_come_out_as_they_were() -> None:
     table: dict[str, dict[str, float | None]] = {
-        "own": {"averaged_classifier": 12.5, "personal_prototype": None},
-        "union": {"averaged_classifier": None},
+        "local_test": {"global_classifier": 12.5, "personal_prototype": None},
+        "global_test": {"global_classifier": None},
     }
-    sent = ClientReadings(table, True, [[1, 2, 0], [3, 4, 1]])
-    found = unpack_readings(travel(Message({"late": sent.to_values()})).values["late"], 2)
-    assert found.table["own"]["averaged_classifier"] == 12.5
-    assert found.table["own"]["averaged_prototype"] is None
+    sent = ClientEvaluation(table, True, [[1, 2, 0], [3, 4, 1]])
+    found = unpack_evaluation(travel(Message({"late": sent.to_values()})).values["late"], 2)
+    assert found.table["local_test"]["global_classifier"] == 12.5
+    assert found.table["local_test"]["global_prototype"] is None
     assert (found.is_personal, found.confusion) == (True, [[1, 2, 0], [3, 4, 1]])
 
 
@@ -185,8 +185,8 @@ OPENERS: list[Callable[[Message], Any]] = [
     Introduction.from_message,
     lambda message: unpack_update("a", message),
     lambda message: unpack_broadcast(message, NUM_CLASSES, 2),
-    lambda message: unpack_readings(message.values, NUM_CLASSES),
-    lambda message: unpack_readings(message.value("late", dict), NUM_CLASSES),
+    lambda message: unpack_evaluation(message.values, NUM_CLASSES),
+    lambda message: unpack_evaluation(message.value("late", dict), NUM_CLASSES),
 ]
 
 
@@ -262,9 +262,11 @@ def test_names(name: str) -> None:
 
 
 def test_whole_percentages_come_out_as_floats() -> None:
-    readings = ClientReadings({"own": {"personal_classifier": 3}, "union": {}}, False)
-    found = unpack_readings(json.loads(to_json(readings.to_values())), 2)
-    assert found.table["own"]["personal_classifier"] == 3.0
-    assert type(found.table["own"]["personal_classifier"]) is float
-    assert found.table["union"]["averaged_prototype"] is None
+    predictors = ClientEvaluation(
+        {"local_test": {"personal_classifier": 3}, "global_test": {}}, False
+    )
+    found = unpack_evaluation(json.loads(to_json(predictors.to_values())), 2)
+    assert found.table["local_test"]["personal_classifier"] == 3.0
+    assert type(found.table["local_test"]["personal_classifier"]) is float
+    assert found.table["global_test"]["global_prototype"] is None
     assert found.confusion is None

@@ -11,7 +11,7 @@ from federations import (
     LoopbackFederation,
     assert_like_simulation,
     assert_same_personal_models,
-    assert_same_readings,
+    assert_same_predictors,
     float64_experiment,
 )
 from hypothesis import given
@@ -161,7 +161,7 @@ def test_as_in_a_simulation(
     assert_same_personal_models(federation, wanted.path)
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         if theirs["accuracy"] is not None:
-            assert_same_readings(ours, theirs, method)
+            assert_same_predictors(ours, theirs, method)
         # The rest of the model is sent where the last round is read, and told beside.
         reads = ours["round"] > 1 and experiment.evaluates(ours["round"] - 1)
         assert ("bytes_to_read" in ours["remarks"]) == reads

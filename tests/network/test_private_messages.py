@@ -22,7 +22,7 @@ from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
-TOLD = {"averaged_classifier", "averaged_classifier_estimated", "averaged_prototype"}
+TOLD = {"global_classifier", "global_classifier_estimated", "global_prototype"}
 
 
 def federation(root: Path, folder: Path, method: str, **changes: Any) -> LoopbackFederation:
@@ -60,10 +60,12 @@ def test_no_exact_count_loss_or_reading_leaves_a_client(
         if "late" in each.values
     ]
     assert late
-    for reading in late:
-        told = {name for name, value in reading["table"]["own"].items() if value is not None}
+    for predictor in late:
+        told = {
+            name for name, value in predictor["table"]["local_test"].items() if value is not None
+        }
         assert told <= TOLD
-        assert reading["is_personal"] is False
+        assert predictor["is_personal"] is False
     assert "sums" not in json.loads((found.path / "federation.json").read_text())
     assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
     assert result.summary is not None
@@ -80,7 +82,7 @@ def partition_of(found: LoopbackFederation) -> list[dict[str, Any]]:
 def test_where_nobody_is_trusted_every_number_that_leaves_is_noisy(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    changes = {"privacy__trust": "nobody", "privacy__moments": True}
+    changes = {"privacy__model": "local", "privacy__moments": True}
     found = federation(images, tmp_path, method, **changes)
     found.serve()
     experiment = found.experiment.resolved(find_method(method).defaults)
@@ -105,8 +107,8 @@ def test_where_nobody_is_trusted_every_number_that_leaves_is_noisy(
 def test_a_resumed_federation_sends_and_uses_the_same_noise(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    trust = "nobody" if method == "fedncm" else "server"
-    found = federation(images, tmp_path, method, privacy__trust=trust)
+    noise_model = "local" if method == "fedncm" else "central"
+    found = federation(images, tmp_path, method, privacy__model=noise_model)
     found.serve()
     model, ledger = load_tensors(found.path / "model.safetensors"), read_ledger(found.path)
     sent = answers(found, "train")
@@ -148,7 +150,7 @@ def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederati
 def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
     images: Path, tmp_path: Path
 ) -> None:
-    changes = {"privacy__trust": "nobody", "privacy__epsilon": 3.0, "network__patience": 0.3}
+    changes = {"privacy__model": "local", "privacy__epsilon": 3.0, "network__patience": 0.3}
     experiment = float64_experiment(images, "fedncm", **changes)
     first = limited_federation(experiment, tmp_path)
     first.serve()
@@ -164,7 +166,7 @@ def test_a_client_lets_out_no_more_in_its_life_than_its_operator_allows(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__trust": "nobody"}],
+    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__model": "local"}],
 )
 def test_a_client_with_a_limit_takes_part_in_nothing_else(
     images: Path, tmp_path: Path, changes: dict[str, Any]

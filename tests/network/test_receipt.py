@@ -86,12 +86,12 @@ def least_of(receipt: Receipt) -> dict[str, int | None]:
 
 
 def test_the_fewest_samples_behind_a_number_are_told(tmp_path: Path) -> None:
-    save_pictures(tmp_path / "own", "cat", count=8)
-    save_pictures(tmp_path / "own", "dog", count=6)
+    save_pictures(tmp_path / "local_test", "cat", count=8)
+    save_pictures(tmp_path / "local_test", "dog", count=6)
     experiment = Experiment(method="fedlda").replace(
         encoder__name="none", dataset__test_fraction=0.5
     )
-    settings = ClientSettings(name="me", state=tmp_path, data=tmp_path / "own")
+    settings = ClientSettings(name="me", state=tmp_path, data=tmp_path / "local_test")
     found = least_of(make_receipt(experiment, settings))
     assert found["hello train"] == 3
     assert found["hello test"] == 7
@@ -102,7 +102,7 @@ def test_the_fewest_samples_behind_a_number_are_told(tmp_path: Path) -> None:
     assert found["close late"] == 1
     kept = make_receipt(
         experiment,
-        ClientSettings(name="me", state=tmp_path, data=tmp_path / "own", min_cluster_size=4),
+        ClientSettings(name="me", state=tmp_path, data=tmp_path / "local_test", min_cluster_size=4),
     )
     assert kept.least == 4
     assert kept.below(4) == []
@@ -120,9 +120,9 @@ def write_settings(path: Path, **changes: Any) -> Path:
 
 
 def test_the_command_shows_every_field(tmp_path: Path, said: Say) -> None:
-    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml", method="fedncm", privacy__epsilon=2.0)
-    code, out, _ = said("privacy", "receipt", file, "--data", tmp_path / "own")
+    code, out, _ = said("privacy", "receipt", file, "--data", tmp_path / "local_test")
     assert code == 0
     assert "summed/counts" in out
     assert "Privacy budget: epsilon 2 at delta 1e-05 for one image" in out
@@ -133,16 +133,25 @@ def test_the_command_fails_where_a_number_would_leave_below_the_threshold(
     tmp_path: Path, refused: Refused
 ) -> None:
     # K-means may make a prototype of few; the model stands for all twelve.
-    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml")
-    words = ("privacy", "receipt", file, "--data", tmp_path / "own", "--threshold", 13)
+    words = ("privacy", "receipt", file, "--data", tmp_path / "local_test", "--threshold", 13)
     assert "it has no image to train on" in refused(*words)
 
 
 def test_json_has_the_same(tmp_path: Path, said: Say) -> None:
-    save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml")
-    words = ("privacy", "receipt", file, "--data", tmp_path / "own", "--threshold", 2, "--json")
+    words = (
+        "privacy",
+        "receipt",
+        file,
+        "--data",
+        tmp_path / "local_test",
+        "--threshold",
+        2,
+        "--json",
+    )
     code, out, _ = said(*words)
     assert code == 0
     told = json.loads(out)
@@ -185,10 +194,15 @@ def test_a_plan_is_printed(said: Say) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])
-def test_receipt_of_secure_sums(images: Path, tmp_path: Path, method: str) -> None:
-    """The client goes through the whole sum, with companions who are not there."""
+def test_receipt_of_secure_aggregation(images: Path, tmp_path: Path, method: str) -> None:
+    """The client goes through the whole sum, with callbacks who are not there."""
     experiment = float64_experiment(
-        images, method, rounds=1, secure_sums=True, privacy__epsilon=3.0, encoder__name="none"
+        images,
+        method,
+        rounds=1,
+        secure_aggregation=True,
+        privacy__epsilon=3.0,
+        encoder__name="none",
     )
     receipt = receipt_for(experiment, 0)
     federation = LoopbackFederation(experiment, tmp_path)
@@ -200,4 +214,4 @@ def test_receipt_of_secure_sums(images: Path, tmp_path: Path, method: str) -> No
     assert listed["masked"].least is None
     secure = {each.name for each in receipt.fields if each.message == "secure"}
     assert secure == {"advert", "sealed", "seeds", "keys"}
-    assert receipt.trust == "sum"
+    assert receipt.model == "sum"

@@ -7,16 +7,16 @@ import numpy
 import pytest
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal
+from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.privacy.secure_aggregation.fixed_point import encode
 
 RUN = "0" * 32
 
 
-def part(folder: Path, **values: Any) -> SecureSums:
+def part(folder: Path, **values: Any) -> SecureAggregation:
     message = Message({"run": RUN, "round": 1, **values})
-    return SecureSums("ana", folder, None, Experiment(secure_sums=True), message)
+    return SecureAggregation("ana", folder, None, Experiment(secure_aggregation=True), message)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_damaged_file_is_not_taken_for_none(tmp_path: Path) -> None:
     file = tmp_path / RUN / "secure-sum.json"
     assert (file.parent.stat().st_mode & 0o077) == 0
     file.write_text("{")
-    with pytest.raises(SumRefusal, match="its file of secure sums is damaged"):
+    with pytest.raises(SumRefusal, match="its file of secure aggregation is damaged"):
         part(tmp_path, stage="advertise").answer()
 
 
@@ -60,5 +60,7 @@ def test_number_out_of_range_is_named(tmp_path: Path) -> None:
     adverts["ana"] = part(tmp_path, stage="advertise").answer().values["advert"]
     sealed = part(tmp_path, stage="share", adverts=adverts).answer().values["sealed"]
     assert set(sealed) == {"bo", "cy"}
-    with pytest.raises(SumRefusal, match=r"weight holds 1e\+30; with secure sums of 3 clients"):
+    with pytest.raises(
+        SumRefusal, match=r"weight holds 1e\+30; with secure aggregation of 3 clients"
+    ):
         part(tmp_path, sealed={}).mask(lambda count: encode("weight", numpy.array([1e30]), count))

@@ -80,7 +80,9 @@ def test_a_run_comes_to_the_same(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     monkeypatch.setattr("mpfedcl.network.server.waiting_updates.LEAST_BYTES", 0)
-    experiment = float64_experiment(images, rounds=2, guard__bounds="on", aggregation__rule=rule)
+    experiment = float64_experiment(
+        images, rounds=2, validation__bounds="on", aggregation__rule=rule
+    )
     found = LoopbackFederation(experiment, tmp_path).serve()
     assert_like_simulation(found.path, run(experiment, tmp_path / "simulation").path, experiment)
     assert not list(found.path.glob(".update-*"))

@@ -54,7 +54,7 @@ def test_the_errors_are_what_drawn_noise_gives() -> None:
 
 
 def test_noise_of_every_client_adds_up() -> None:
-    (central,), (local,) = plan().for_sums([3.0]), plan(trust="nobody").for_sums([3.0])
+    (central,), (local,) = plan().for_sums([3.0]), plan(model="local").for_sums([3.0])
     assert local.sigma_means == central.sigma_means
     assert local.moment_sigma == pytest.approx(central.moment_sigma)
     assert local.means_error == pytest.approx(2 * central.means_error)

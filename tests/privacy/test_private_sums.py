@@ -166,7 +166,7 @@ def test_a_class_that_nobody_has_does_not_come_out_of_the_noise() -> None:
 
 
 def test_sums_that_no_noise_explains_are_found() -> None:
-    found = mechanism(trust="nobody")
+    found = mechanism(model="local")
     honest = found.add_noise(sums_of(unit_rows(30, 8, 0), [0, 1, 2] * 10, moments=False))
     assert found.is_local
     assert found.find_impossible(honest) is None

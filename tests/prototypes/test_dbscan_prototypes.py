@@ -38,7 +38,7 @@ def test_the_knee_is_farthest_from_the_chord(curve: list[float], knee: float) ->
 
 
 def test_two_dense_heaps_and_noise_by_hand() -> None:
-    # Third neighbours, self included: 1 .5 .5 1 | .2 .1 .1 .2 | the stray 30 - 20.3 = 9.7 and more.
+    # Third neighbors, self included: 1 .5 .5 1 | .2 .1 .1 .2 | the stray 30 - 20.3 = 9.7 and more.
     points = [0.0, 0.5, 1.0, 1.5, 20.0, 20.1, 20.2, 20.3, 30.0]
     found = one_class(points)
     # The knee is 1, so each heap is a cluster, and 30 joins the heap around 20.
@@ -72,7 +72,7 @@ def test_noise_joins_by_the_mean_of_the_cluster_not_by_its_nearest_point() -> No
         ([4.0] * 9 + [5.0], {}),  # most are equal: the knee is 0
         ([1.0, 2.0, 4.0, 8.0, 16.0], {"eps": 0.01}),  # no cluster
         ([1.0, 2.0, 4.0, 8.0, 16.0], {"min_samples": 5}),
-        ([1.0, 2.0, 4.0, 8.0, 16.0], {"min_samples": 1}),  # each is its own first neighbour
+        ([1.0, 2.0, 4.0, 8.0, 16.0], {"min_samples": 1}),  # each is its own first neighbor
     ],
 )
 def test_without_clusters_it_is_the_class_mean(points: list[float], options: Any) -> None:

@@ -24,7 +24,7 @@ def comparison(values: dict[str, list[float | None]], **more: Any) -> Json:
     methods = {
         name: {
             "accuracy": numbers,
-            "accuracy_union": numbers,
+            "accuracy_global": numbers,
             "accuracy_per_client": {"north": numbers, "south": numbers},
             "bytes": [0 if name == "local" else 10**6] * len(seeds),
             "seconds": [1.0] * len(seeds),
@@ -117,7 +117,7 @@ def test_all_figures_with_and_without_what_is_new(tmp_path: Path) -> None:
     assert drawn == {"seeds", "differences", "clients", "costs"}
     content = comparison(THREE)
     found = {"error": [4.0], "bins": [[10.0, 5.0, 0.4], [30.0, 29.0, 0.95]]}
-    content["methods"]["fedavg"]["calibration"] = {"own": found, "union": found}
+    content["methods"]["fedavg"]["calibration"] = {"local_test": found, "global_test": found}
     assert "reliability" in draw_all(content, tmp_path / "now")
 
 
@@ -164,16 +164,16 @@ def test_the_page_has_differences_clients_and_looks(tmp_path: Path) -> None:
     path = write_comparison(tmp_path / "both", ("fedavg", "mp-fedcl"), (0, 1, 2))
     document = document_of(path)
     (section,) = document["sections"]
-    first = section["differences"]["tests"]["own"]["first"]
+    first = section["differences"]["tests"]["local_test"]["first"]
     assert first["reference"] == 0
     # The difference is 10 for every seed.
     assert first["rows"] == [
         {"group": 1, "mean": 10, "low": 10, "high": 10, "seeds": [10] * 3, "lost": [False] * 3}
     ]
-    assert section["differences"]["tests"]["own"]["best"]["reference"] == 1
+    assert section["differences"]["tests"]["local_test"]["best"]["reference"] == 1
     assert section["heat"]["columns"] == ["worst", "2", "best"]
     assert section["heat"]["values"] == [[29, 36, 43]] * 2
-    assert [group["style"]["colour"] for group in document["groups"]] == [2, 1]
+    assert [group["style"]["color"] for group in document["groups"]] == [2, 1]
     fairness = section["tables"][1]
     assert [cell["text"] for cell in fairness["rows"][0]][1:4] == ["29.0(0.0)"] * 2 + ["43.0(0.0)"]
 
@@ -192,5 +192,5 @@ def test_a_diverged_seed_is_named_on_the_page(tmp_path: Path) -> None:
     ]
     notes = " ".join(document["sections"][0]["tables"][0]["notes"])
     assert "Diverged: local, seed 1." in notes
-    (row,) = document["sections"][0]["differences"]["tests"]["own"]["first"]["rows"]
+    (row,) = document["sections"][0]["differences"]["tests"]["local_test"]["first"]["rows"]
     assert row["lost"] == [False, True, False]

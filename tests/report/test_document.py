@@ -10,7 +10,7 @@ from report_documents import cell_texts, document_of
 
 from handwritten_runs import accuracy_of, write_json, write_run
 from mpfedcl.core.tensors import pack_tensors
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.rounds.listed_clients import list_accuracies
 from mpfedcl.runs.directory import RunDirectory
 
@@ -33,8 +33,8 @@ def raise_accuracies(path: Path, shift: float) -> None:
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     for line in lines:
         for table in line["accuracy"].values():
-            for reading in table:
-                table[reading] += shift
+            for predictor in table:
+                table[predictor] += shift
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -45,7 +45,7 @@ def test_a_run_is_told_by_its_last_round(tmp_path: Path) -> None:
     document = document_of(write_run(tmp_path / "run", rounds=4))
     (section,) = document["sections"]
     last = fmean(accuracy_of(4, client) for client in range(3))
-    expected = [[f"{last - 10 * i - j:.2f}" for i in range(2)] for j, _ in enumerate(READINGS)]
+    expected = [[f"{last - 10 * i - j:.2f}" for i in range(2)] for j, _ in enumerate(PREDICTORS)]
     assert [row[1:] for row in cell_texts(section["tables"][0])] == expected
     # An older run has one reading for both tests.
     strong = [row for row in section["tables"][0]["rows"] if row[1]["strong"] or row[2]["strong"]]
@@ -58,7 +58,7 @@ def test_curves_hold_every_round(tmp_path: Path) -> None:
     document = document_of(write_run(tmp_path / "run", rounds=4))
     curves = document["groups"][0]["curves"]
     means = [fmean(accuracy_of(number, client) for client in range(3)) for number in range(1, 5)]
-    curve = curves["accuracy"]["union"]["averaged_prototype"]
+    curve = curves["accuracy"]["global_test"]["global_prototype"]
     assert curve["x"] == [1, 2, 3, 4]
     assert curve["mean"] == pytest.approx([mean - 13 for mean in means], abs=0.01)
     assert "std" not in curve
@@ -165,7 +165,7 @@ def test_a_comparison_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
         assert row[1]["text"] == f"{fmean(values):.1f}({stdev(values):.1f})"
     # The difference is 10 for every seed: no doubt about it.
     assert [row[1].get("mark") for row in headline["rows"]] == [None, "best"]
-    band = document["groups"][0]["curves"]["accuracy"]["own"]["personal_prototype"]["std"]
+    band = document["groups"][0]["curves"]["accuracy"]["local_test"]["personal_prototype"]["std"]
     assert band == pytest.approx([stdev((0, 1, 2))] * 3, abs=1e-3)
     assert section["command"].startswith("mpfedcl compare --methods fedavg mp-fedcl --seeds 0 1 2")
 

@@ -25,9 +25,9 @@ def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
         ("partition.json", "{", "partition.json is not valid JSON"),
         ("partition.json", '{"classes": ["a"], "clients": {"c": {"train": [1, 2], "test": 1}}}',
          "one number per class"),
-        ("confusion.json", '{"round": 3, "reading": "personal_prototype", "classes": ["a", "b"],'
+        ("confusion.json", '{"round": 3, "predictor": "personal_prototype", "classes": ["a", "b"],'
          ' "clients": {"c": [[1, 2]]}}', "one row and one column per class"),
-        ("confusion.json", '{"format": 2}', "newer"),
+        ("confusion.json", '{"format": 1}', "format 1"),
         ("summary.json", "[]", "summary.json is not as mpfedcl writes it"),
         ("pool.safetensors", "not a pool", "pool.safetensors cannot be read"),
     ],

@@ -55,7 +55,7 @@ def test_a_finished_run(trace: Path, tmp_path: Path) -> None:
     write_pool(path)
     (run,) = report(path)["runs"]
     assert not trace.exists()
-    assert run["reading"] == "personal_prototype"
+    assert run["predictor"] == "personal_prototype"
     assert run["map"]["samples"] is None
     assert "planted:Planted is code from outside mpfedcl" in run["map"]["notes"][0]
     assert run["settings"]["command"] is None
@@ -69,7 +69,7 @@ def test_without_a_pool(trace: Path, tmp_path: Path, finished: bool) -> None:
     assert not trace.exists()
     assert run["map"]["missing"]
     # Written runs say of clients what the first reading says of all.
-    assert run["reading"] == ("personal_prototype" if finished else "personal_classifier")
+    assert run["predictor"] == ("personal_prototype" if finished else "personal_classifier")
 
 
 def test_several_runs_and_a_search(trace: Path, tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_an_unread_run_of_a_foreign_method_has_the_usual_reading(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     unread = [line | {"accuracy": None, "accuracy_per_client": None} for line in lines]
     file.write_text("".join(json.dumps(line) + "\n" for line in unread))
-    assert RunRecords.read(path).readings["own"] == "averaged_classifier"
+    assert RunRecords.read(path).predictors["local_test"] == "global_classifier"
     assert not trace.exists()

@@ -76,7 +76,7 @@ def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     text = page_of(write_run(tmp_path / "run", clients=clients, classes=classes, rounds=1000))
     assert len(text.encode()) < MEGABYTE
     (group,) = document_in(text)["groups"]
-    curve = group["curves"]["accuracy"]["own"]["personal_prototype"]
+    curve = group["curves"]["accuracy"]["local_test"]["personal_prototype"]
     assert len(curve["x"]) == 400
     assert (curve["x"][0], curve["x"][-1]) == (1, 1000)
 

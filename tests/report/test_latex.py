@@ -202,7 +202,7 @@ def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
     assert "cells.csv" in names["paper"]
     assert f"in {folders[0]}: accuracy.csv" in out
     lines = (folders[3] / "cells.csv").read_text().splitlines()
-    assert lines[1] == "paper,,fedavg,mnist,own,averaged_classifier,%,0,77.0,66.4,2.89"
+    assert lines[1] == "paper,,fedavg,mnist,local_test,global_classifier,%,0,77.0,66.4,2.89"
     for path in (folders[0] / "accuracy.pdf", folders[2] / "scores.pdf"):
         pdf = path.read_bytes()
         assert pdf.startswith(b"%PDF")

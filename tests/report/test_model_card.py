@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli.main import parse
-from mpfedcl.methods import READINGS, find_method
+from mpfedcl.methods import PREDICTORS, find_method
 from mpfedcl.report.markdown import printable_name
-from mpfedcl.report.tables import READING_TITLES, percent
+from mpfedcl.report.tables import PREDICTOR_TITLES, percent
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
 
@@ -92,17 +92,17 @@ def test_the_card_of_a_run_on_the_embedded_digits(
     run(Experiment(rounds=2, partition={"test": "matched"}), path)
     card, summary = Card(path), read_summary(path)
     assert card.headings == ["mp-fedcl on mnist-sample", *SECTIONS]
-    # All readings on both tests, and by which of them the method is judged on each.
-    judged = {"own": "personal_prototype", "union": "averaged_prototype"}
+    # All predictors on both tests, and by which of them the method is judged on each.
+    judged = {"local_test": "personal_prototype", "global_test": "global_prototype"}
     titles, *rows = card.table(1)
-    assert titles == ["accuracy %, last round", "own test", "union test"]
-    assert [name for name, *_ in rows] == [READING_TITLES[reading] for reading in READINGS]
-    for reading, (_, *cells) in zip(READINGS, rows, strict=True):
+    assert titles == ["accuracy %, last round", "local test set", "global test set"]
+    assert [name for name, *_ in rows] == [PREDICTOR_TITLES[predictor] for predictor in PREDICTORS]
+    for predictor, (_, *cells) in zip(PREDICTORS, rows, strict=True):
         for test, cell in zip(judged, cells, strict=True):
-            star = "*" if reading == judged[test] else ""
-            assert cell == percent(summary["readings"][test][reading]) + star
-    for accuracy, test in (("accuracy", "own"), ("accuracy_union", "union")):
-        assert summary[accuracy] == summary["readings"][test][judged[test]]
+            star = "*" if predictor == judged[test] else ""
+            assert cell == percent(summary["predictors"][test][predictor]) + star
+    for accuracy, test in (("accuracy", "local_test"), ("accuracy_global", "global_test")):
+        assert summary[accuracy] == summary["predictors"][test][judged[test]]
         assert f"**{percent(summary[accuracy])} %**" in card.text
     # Clients.
     accuracies = summary["accuracy_per_client"]
@@ -136,8 +136,8 @@ def test_its_front_matter_is_what_model_hubs_read(tmp_path: Path) -> None:
     (model,) = front["model-index"]
     (result,) = model["results"]
     assert [metric["value"] for metric in result["metrics"]] == [
-        pytest.approx(summary["readings"][test]["averaged_classifier"], abs=1e-4)
-        for test in ("own", "union")
+        pytest.approx(summary["predictors"][test]["global_classifier"], abs=1e-4)
+        for test in ("local_test", "global_test")
     ]
 
 
@@ -167,7 +167,7 @@ def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "said", "unsaid"),
     [
-        ("mp-fedcl", ["Prototypes are averages", "Weights were sent", "one averaged model"], []),
+        ("mp-fedcl", ["Prototypes are averages", "Weights were sent", "one global model"], []),
         ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights were sent"]),
         ("fedavg", ["Weights were sent", "0 numbers of prototypes"], ["Prototypes are averages"]),
         ("local", ["Nothing: each client trained alone."], ["Weights were sent", "MB up"]),
@@ -180,7 +180,7 @@ def test_it_says_what_a_method_shares(
     card = Card(tmp_path / "run")
     assert [words for words in said if words not in card.text] == []
     assert [words for words in unsaid if words in card.text] == []
-    assert len(card.table(1)) == 1 + len(READINGS)
+    assert len(card.table(1)) == 1 + len(PREDICTORS)
 
 
 def test_sampled_clients_and_clients_that_were_not_read(images: Path, tmp_path: Path) -> None:
@@ -203,9 +203,11 @@ def test_many_clients_are_cut_short_worst_first(images: Path, tmp_path: Path) ->
     shown = [row[0] for row in card.table(0)[1:]]
     assert len(shown) == 20
     assert "5 more are left out" in card.text
-    readings = {n: v for n, v in summary["accuracy_per_client"].items() if v is not None}
-    left_out = [value for name, value in readings.items() if name not in shown]
-    assert max(readings[name] for name in shown if name in readings) <= min(left_out, default=101)
+    predictors = {n: v for n, v in summary["accuracy_per_client"].items() if v is not None}
+    left_out = [value for name, value in predictors.items() if name not in shown]
+    assert max(predictors[name] for name in shown if name in predictors) <= min(
+        left_out, default=101
+    )
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:

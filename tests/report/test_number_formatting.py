@@ -40,7 +40,9 @@ def test_the_deviation_has_ddof_1_and_a_diverged_seed_is_counted() -> None:
 
 def test_the_calibration_error_is_said_where_there_is_one() -> None:
     assert describe_calibration({}) == ""
-    assert describe_calibration({"calibration_error": {"own": None, "union": None}}) == ""
-    assert describe_calibration({"calibration_error": {"own": 3.14, "union": None}}) == (
-        "calibration error of its probabilities: 3.1 % on the own test"
+    assert (
+        describe_calibration({"calibration_error": {"local_test": None, "global_test": None}}) == ""
     )
+    assert describe_calibration(
+        {"calibration_error": {"local_test": 3.14, "global_test": None}}
+    ) == ("calibration error of its probabilities: 3.1 % on the local test set")

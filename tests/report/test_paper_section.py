@@ -23,7 +23,7 @@ def test_a_paper_table_has_ours_and_theirs(tmp_path: Path) -> None:
         "note": "paper 79.9(3.76), -0.9",
     }
     assert cell_texts(tuned) == [["MP-FedCL", "90.0"]]
-    assert "union test" in tuned["caption"]
+    assert "global test set" in tuned["caption"]
     assert section["figures"][0]["lines"][0]["mean"] == [70.0, 80.0, None]
 
 
@@ -43,7 +43,12 @@ def test_what_the_tuned_track_was_given_is_a_table(tmp_path: Path) -> None:
 
 def paper_cells(tmp_path: Path, *cells: Json, **changes: Any) -> Json:
     """Return the section of a table with these cells in a row of its own each."""
-    whole = {"track": "paper", "test": "own", "reading": "averaged_classifier", "column": "mnist"}
+    whole = {
+        "track": "paper",
+        "test": "local_test",
+        "predictor": "global_classifier",
+        "column": "mnist",
+    }
     given = [{**whole, "row": f"r{place}", **cell} for place, cell in enumerate(cells)]
     rows = [{"key": cell["row"], "title": cell["row"]} for cell in given]
     write_json(tmp_path / "result.json", paper_result(cells=given, rows=rows, **changes))
@@ -85,9 +90,9 @@ def test_a_result_that_is_a_picture_says_where_it_is(tmp_path: Path) -> None:
     section = paper_cells(tmp_path, figures=[], notes=["A note."])
     assert section["tables"] == []
     assert section["notes"] == ["It is a picture: partitions.png in this folder.", "A note."]
-    by_classifier = {"values": [1.0], "reading": "averaged_classifier"}
+    by_classifier = {"values": [1.0], "predictor": "global_classifier"}
     assert paper_cells(tmp_path, by_classifier, notes=[])["notes"] == []
-    by_prototype = {"values": [1.0], "reading": "personal_prototype"}
+    by_prototype = {"values": [1.0], "predictor": "personal_prototype"}
     (note,) = paper_cells(tmp_path, by_prototype, notes=[])["notes"]
     assert note.startswith("Predicted as in the paper, on every test")
 

@@ -61,7 +61,7 @@ def test_pool_and_test_images_are_shown(images: Path, tmp_path: Path) -> None:
     assert prototypes["count"] == pool["counts"].tolist()
     assert len(samples["x"]) == len(samples["class"]) == len(samples["client"])
     assert None not in samples["client"]
-    assert found["embedded_by"] == "the averaged model"
+    assert found["embedded_by"] == "the global model"
     assert found["notes"] == []
     assert map_of(tmp_path / "run") == found
 

@@ -19,9 +19,9 @@ def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:
     document = document_in((tmp_path / "run" / "report.html").read_text())
     records = read_records(tmp_path / "run")
     curves = document["groups"][0]["curves"]["accuracy"]
-    for test in ("own", "union"):
-        for reading, curve in curves[test].items():
-            expected = [record["accuracy"][test][reading] for record in records]
+    for test in ("local_test", "global_test"):
+        for predictor, curve in curves[test].items():
+            expected = [record["accuracy"][test][predictor] for record in records]
             assert curve["mean"] == pytest.approx(expected, abs=0.005)
     clients = {each["name"]: each["accuracy"] for each in document["runs"][0]["clients"]}
     assert clients == pytest.approx(records[-1]["accuracy_per_client"], abs=0.005)

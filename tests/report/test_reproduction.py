@@ -79,7 +79,7 @@ def experiments(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Experiment]:
     for name in ("prototypes__per_class", "workers", "evaluate_every"):
         values[name] = st.integers(1, 100) | st.just("auto")
     stated = st.builds("client {}:{}".format, st.integers(0, 9), st.integers(1, 10**11))
-    values["guard__sizes"] = st.lists(stated, max_size=2).map(tuple)
+    values["validation__sizes"] = st.lists(stated, max_size=2).map(tuple)
     first = {
         "method": st.sampled_from(list(built_in_methods())),
         "dataset__name": st.sampled_from(list(SPECIFICATIONS)),

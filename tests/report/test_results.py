@@ -13,7 +13,7 @@ import pytest
 import mpfedcl
 from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run, write_tuning
 from mpfedcl import InvalidInput, LoadedComparison, LoadedRun, LoadedSearch, load
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.report.results.long_table import LongTable
 
 METHODS = ("mp-fedcl", "fedavg")
@@ -64,25 +64,25 @@ def test_the_accuracies_of_a_run(tmp_path: Path) -> None:
     found = load(write_run(tmp_path / "run", rounds=3))
     assert isinstance(found, LoadedRun)
     columns = found.frame(library="columns")
-    assert len(columns["accuracy"]) == 3 * 2 * len(READINGS)
+    assert len(columns["accuracy"]) == 3 * 2 * len(PREDICTORS)
     by_key = dict(
         zip(
-            zip(columns["round"], columns["test"], columns["reading"], strict=True),
+            zip(columns["round"], columns["test"], columns["predictor"], strict=True),
             columns["accuracy"],
             strict=True,
         )
     )
     for number in (1, 2, 3):
         mean = sum(accuracy_of(number, client) for client in range(3)) / 3
-        for i, test in enumerate(("own", "union")):
-            for j, reading in enumerate(READINGS):
-                assert by_key[number, test, reading] == pytest.approx(mean - 10 * i - j)
+        for i, test in enumerate(("local_test", "global_test")):
+            for j, predictor in enumerate(PREDICTORS):
+                assert by_key[number, test, predictor] == pytest.approx(mean - 10 * i - j)
     judged = {
-        r for r, is_judged in zip(columns["reading"], columns["judged"], strict=True) if is_judged
+        r for r, is_judged in zip(columns["predictor"], columns["judged"], strict=True) if is_judged
     }
     assert judged == {"personal_prototype"}
-    assert found.accuracy == by_key[3, "own", "personal_prototype"]
-    assert found.accuracy_union == by_key[3, "union", "personal_prototype"]
+    assert found.accuracy == by_key[3, "local_test", "personal_prototype"]
+    assert found.accuracy_global == by_key[3, "global_test", "personal_prototype"]
     assert [record["round"] for record in found.history] == [1, 2, 3]
 
 

@@ -25,7 +25,7 @@ def write_both(path: Path, **changes: Any) -> Path:
         "fedavg": write_tuning(path / "fedavg", "fedavg"),
         "local": write_tuning(path / "local", "local", **changes),
     }
-    write_json(path / "tuning.json", {"format": 1, "methods": found})
+    write_json(path / "tuning.json", {"format": 2, "methods": found})
     return path
 
 
@@ -122,8 +122,8 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
         ({"trials": []}, "what was chosen is none of the trials"),
         ({"base": {"rounds": 0}}, "rounds is 0"),
         ({"base": {"unheard": 1}}, "unheard is not a setting"),
-        ({"reading": "by hand"}, "reading is wrong"),
-        ({"format": 9}, "newer"),
+        ({"predictor": "by hand"}, "predictor is wrong"),
+        ({"format": 9}, "format 9"),
     ],
 )
 def test_a_damaged_search_is_told_in_one_sentence(tmp_path: Path, changes: Json, says: str) -> None:

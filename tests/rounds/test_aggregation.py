@@ -14,7 +14,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Aggregator, find_aggregator
-from mpfedcl.rounds.aggregation.centred_clipping import CentredClipping
+from mpfedcl.rounds.aggregation.centered_clipping import CenteredClipping
 from mpfedcl.rounds.aggregation.geometric_median import GeometricMedian
 from mpfedcl.rounds.aggregation.krum import Krum
 from mpfedcl.rounds.aggregation.mean import WeightedMean
@@ -31,7 +31,7 @@ RULES = {
     "krum": Krum,
     "multi-krum": MultiKrum,
     "geometric-median": GeometricMedian,
-    "centred-clipping": CentredClipping,
+    "centered-clipping": CenteredClipping,
 }
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 rows = st.integers(1, 4).flatmap(
@@ -86,7 +86,7 @@ def test_rules_are_found_by_their_files() -> None:
     with pytest.raises(InvalidInput) as caught:
         Experiment(aggregation={"rule": "mode"})
     assert str(caught.value) == (
-        "aggregation.rule is 'mode'; it must be 'centred-clipping', 'geometric-median', 'krum', "
+        "aggregation.rule is 'mode'; it must be 'centered-clipping', 'geometric-median', 'krum', "
         "'mean', 'median', 'multi-krum' or 'trimmed-mean'."
     )
 

@@ -98,7 +98,7 @@ def test_a_record_says_who_came_how_stale_and_at_what_cost(images: Path) -> None
 
 def test_a_client_trains_from_the_very_model_that_it_was_sent(images: Path) -> None:
     """With one client under way every answer is fresh; with all of them most are stale."""
-    _, method, _ = listen(images, pace__concurrency=1)
+    _, method, _ = listen(images, systems__concurrency=1)
     assert {each.staleness for (each,) in method.heard} == {0}
     _, method, records = listen(images)
     assert max(each.staleness for (each,) in method.heard) >= 3
@@ -116,7 +116,9 @@ def test_tiers_have_rounds_of_their_own(images: Path) -> None:
 
 
 def test_ticks_bring_what_has_come_by_version(images: Path) -> None:
-    loop, method, records = listen(images, InTicks, pace__tick=0.25, pace__seconds_a_sample=0.05)
+    loop, method, records = listen(
+        images, InTicks, systems__tick=0.25, systems__seconds_a_sample=0.05
+    )
     assert any(len(heard) > 1 for heard in method.heard), "no tick with two versions"
     assert [] in method.heard, "no idle tick"
     for heard in method.heard:
@@ -129,14 +131,14 @@ def test_ticks_bring_what_has_come_by_version(images: Path) -> None:
 
 def test_ticks_that_last_a_round_miss_nobody(images: Path) -> None:
     """Sums of seconds round either way; whoever is due at a tick has come."""
-    pace: dict[str, Any] = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid"}
+    pace: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
     _, method, _ = listen(images, InTicks, rounds=9, **pace)
     assert len(method.heard) == 9
     assert all([len(each.names) for each in heard] == [4] for heard in method.heard)
 
 
 def test_equal_speeds_come_by_name_and_each_is_folded_alone(images: Path) -> None:
-    pace: dict[str, Any] = {"pace__spread": 0, "pace__jitter": 0, "partition__kind": "iid"}
+    pace: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
     _, method, records = listen(images, rounds=2, **pace)
     names = [name for (each,) in method.heard for name in each.names]
     assert names == [f"client-{number}" for number in range(4)] * 2
@@ -147,7 +149,7 @@ def test_equal_speeds_come_by_name_and_each_is_folded_alone(images: Path) -> Non
 
 @pytest.mark.parametrize("kind", [Listening, InTiers, InTicks])
 def test_lost_answers_free_their_place(images: Path, kind: type[Listening]) -> None:
-    loop, method, records = listen(images, kind, rounds=5, pace__drop=0.5)
+    loop, method, records = listen(images, kind, rounds=5, systems__drop=0.5)
     came = sum(len(each.names) for heard in method.heard for each in heard)
     assert came >= 20
     assert any(record.clients.missing for record in records) or kind is not Listening
@@ -157,7 +159,7 @@ def test_lost_answers_free_their_place(images: Path, kind: type[Listening]) -> N
 
 
 def test_a_rejected_answer_changes_neither_server_nor_client(images: Path) -> None:
-    experiment = small(images, "fedasync", guard__max_norm=1e-9)
+    experiment = small(images, "fedasync", validation__max_norm=1e-9)
     loop = build_federation(experiment)
     before = loop.state.server.params
     record = loop.run_round(evaluate=False)
@@ -217,7 +219,7 @@ def test_clients_keep_their_state_and_hear_how_long_they_took(images: Path) -> N
 
 
 def test_a_synchronous_round_takes_as_long_as_its_slowest_client(images: Path) -> None:
-    experiment = small(images, "fedavg", pace__kind="lognormal", dtype="float64")
+    experiment = small(images, "fedavg", systems__kind="lognormal", dtype="float64")
     loop = build_federation(experiment)
     assert type(loop) is RoundLoop
     assert loop._pace is not None
@@ -235,7 +237,7 @@ def test_a_synchronous_round_takes_as_long_as_its_slowest_client(images: Path) -
 
 
 def test_small_messages_take_less_time(images: Path) -> None:
-    pace = {"pace__kind": "lognormal", "pace__up": 100.0, "pace__down": 100.0}
+    pace = {"systems__kind": "lognormal", "systems__up": 100.0, "systems__down": 100.0}
     seconds = {
         method: build_federation(small(images, method, **pace)).run_round(evaluate=False)
         for method in ("fedproto", "fedavg")
@@ -245,7 +247,7 @@ def test_small_messages_take_less_time(images: Path) -> None:
 
 
 def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path) -> None:
-    pace = {"pace__kind": "lognormal", "pace__drop": 0.5, "pace__patience": 50.0}
+    pace = {"systems__kind": "lognormal", "systems__drop": 0.5, "systems__patience": 50.0}
     loop = build_federation(small(images, "fedavg", rounds=6, clients=4, **pace))
     records = [loop.run_round(evaluate=True) for _ in range(6)]
     missing = [len(record.clients.missing) for record in records]
@@ -258,7 +260,7 @@ def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path
 
 
 def test_a_round_in_which_every_answer_is_lost_changes_nothing(images: Path) -> None:
-    loop = build_federation(small(images, "mp-fedcl", pace__kind="tiers", pace__drop=0.999))
+    loop = build_federation(small(images, "mp-fedcl", systems__kind="tiers", systems__drop=0.999))
     before = loop.state.server.params
     record = loop.run_round(evaluate=True)
     assert record.unchanged
@@ -267,20 +269,22 @@ def test_a_round_in_which_every_answer_is_lost_changes_nothing(images: Path) -> 
     assert_same_tensors(loop.state.server.params, before)
 
 
-def test_lost_answers_do_not_go_with_secure_sums(images: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^pace.drop is 0.5; with secure_sums it must be 0"):
-        build_federation(small(images, "fedavg", pace__drop=0.5, secure_sums=True))
+def test_lost_answers_do_not_go_with_secure_aggregation(images: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^systems.drop is 0.5; with secure_aggregation it must be 0"
+    ):
+        build_federation(small(images, "fedavg", systems__drop=0.5, secure_aggregation=True))
 
 
 REFUSED: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
-    "secure_sums": {"secure_sums": True},
+    "secure_aggregation": {"secure_aggregation": True},
     "privacy.epsilon": {"privacy__epsilon": 3.0},
     "aggregation.rule": {"aggregation__rule": "median"},
-    "guard.bounds": {"guard__bounds": "on"},
+    "validation.bounds": {"validation__bounds": "on"},
     "diagnostics": {"diagnostics": ("convergence",)},
-    "pace.kind": {"pace__kind": "none"},
-    "pace.tick": {"pace__tick": 1e-6},
+    "systems.kind": {"systems__kind": "none"},
+    "systems.tick": {"systems__tick": 1e-6},
 }
 
 

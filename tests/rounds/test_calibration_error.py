@@ -70,7 +70,7 @@ def error_of(path: Path) -> dict[str, float]:
         images = sum(count for count, _, _ in bins)
         gaps = sum(abs(right - count * probability) for count, right, probability in bins)
         assert 100 * gaps / images == pytest.approx(found[test], abs=1e-3)
-    assert set(found) == {"own", "union"}
+    assert set(found) == {"local_test", "global_test"}
     return found
 
 
@@ -95,4 +95,7 @@ def test_engines_agree(vectors: Path, tmp_path: Path, method: str, change: dict[
 
 def test_prototypes_have_no_probabilities(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=1), tmp_path / "run")
-    assert read_summary(tmp_path / "run")["calibration_error"] == {"own": None, "union": None}
+    assert read_summary(tmp_path / "run")["calibration_error"] == {
+        "local_test": None,
+        "global_test": None,
+    }

@@ -154,7 +154,7 @@ def test_a_client_with_odd_sums_is_as_if_it_had_not_come(
     tmp_path: Path, method: str, bounds: str
 ) -> None:
     save_vectors(tmp_path / "one.npz", num_train=240, width=12)
-    changes = {"partition__kind": "iid", "clients": 8, "guard__bounds": bounds}
+    changes = {"partition__kind": "iid", "clients": 8, "validation__bounds": bounds}
     experiment = small(tmp_path, method, **changes)
 
     def lie(engine: Engine) -> Engine:
@@ -185,12 +185,12 @@ def test_misplaced_prototypes_are_on_record(images: Path) -> None:
         return [replace(update, prototypes=rows)]
 
     names = [f"client-{number}" for number in range(6)]
-    experiment = small(images, partition__kind="iid", clients=6, guard__bounds="on")
+    experiment = small(images, partition__kind="iid", clients=6, validation__bounds="on")
     federation = build_federation(experiment, lambda each: TamperingEngine(each, tell, names))
     record = federation.run_round(evaluate=False)
     assert record.processed[MISPLACED] == [VICTIM]
     assert record.remarks["prototypes_left_out"] == {VICTIM: [0, 1, 2]}
     assert record.clients.rejected == {}
     assert sorted(federation.pool.names) == [name for name in names if name != VICTIM]
-    few = build_federation(small(images, guard__bounds="on")).run_round(evaluate=False)
+    few = build_federation(small(images, validation__bounds="on")).run_round(evaluate=False)
     assert few.remarks["prototypes_not_judged"]["classes"] == [0, 1, 2]

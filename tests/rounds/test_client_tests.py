@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, TESTS, Reading, Test
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.rounds import client_tests
 from mpfedcl.rounds.calibration_error import BinSums, add_bins, count_bins
-from mpfedcl.rounds.client_tests import AveragedReader, ClientTests, PersonalReader
+from mpfedcl.rounds.client_tests import ClientTests, GlobalReader, PersonalReader
 from mpfedcl.rounds.evaluation import Column, Predictions, percent_correct
 from mpfedcl.rounds.label_prior import estimate_priors, log_prior
 
-AVERAGED = [each for each in READINGS if each.startswith("averaged")]
-PERSONAL = [each for each in READINGS if each.startswith("personal")]
+AVERAGED = [each for each in PREDICTORS if each.startswith("global")]
+PERSONAL = [each for each in PREDICTORS if each.startswith("personal")]
 
 
 class Loop:
@@ -24,41 +24,41 @@ class Loop:
         self.labels, self.counts, self.own = labels, counts, own
 
     def say(
-        self, said: Predictions, client: int, images: Tensor, reading: Reading
+        self, said: Predictions, client: int, images: Tensor, predictor: PredictorName
     ) -> Tensor | None:
         """Return the classes said of some images with one client's prior."""
-        scores = said.similarities if "prototype" in reading else said.scores
-        if reading.endswith("_prior"):
+        scores = said.similarities if "prototype" in predictor else said.scores
+        if predictor.endswith("_prior"):
             prior = log_prior(self.counts[client])
             return None if scores is None else (scores[images] + prior.to(scores)).argmax(dim=1)
-        if reading.endswith("_estimated"):
+        if predictor.endswith("_estimated"):
             # All clients' at once: their steps end together.
             sizes = torch.tensor([len(each) for each in self.own])
             owners = torch.arange(len(sizes)).repeat_interleave(sizes)
             found = estimate_priors(said.scores[torch.cat(self.own)], owners, len(sizes))
             return (said.scores[images] + found[client].to(said.scores)).argmax(dim=1)
-        answer = said.prototype if "prototype" in reading else said.classifier
+        answer = said.prototype if "prototype" in predictor else said.classifier
         return None if answer is None else answer[images]
 
-    def column(self, said: Predictions, test: Test, reading: Reading) -> Column:
-        """Return one reading of all clients."""
+    def column(self, said: Predictions, test: Test, predictor: PredictorName) -> Column:
+        """Return one predictor of all clients."""
         found: Column = []
         for client, own in enumerate(self.own):
-            images = own if test == "own" else torch.arange(len(self.labels))
-            answer = self.say(said, client, images, reading)
-            if answer is None or (test == "union" and reading.endswith("_estimated")):
+            images = own if test == "local_test" else torch.arange(len(self.labels))
+            answer = self.say(said, client, images, predictor)
+            if answer is None or (test == "global_test" and predictor.endswith("_estimated")):
                 found.append(None)
             else:
                 found.append(percent_correct(answer == self.labels[images]))
         return found
 
-    def bins(self, said: Predictions, test: Test, reading: Reading) -> BinSums:
+    def bins(self, said: Predictions, test: Test, predictor: PredictorName) -> BinSums:
         """Return all clients' probabilities."""
         parts = []
         for client, own in enumerate(self.own):
-            images = own if test == "own" else torch.arange(len(self.labels))
+            images = own if test == "local_test" else torch.arange(len(self.labels))
             scores = said.scores[images]
-            if reading.endswith("_prior"):
+            if predictor.endswith("_prior"):
                 scores = scores.double() + log_prior(self.counts[client])
             parts.append(count_bins(scores, self.labels[images]))
         return add_bins(parts)
@@ -98,14 +98,16 @@ def test_all_clients_at_once_are_a_loop_over_clients(
 ) -> None:
     loop, said = situation
     tests = ClientTests.of(loop.labels, loop.counts, loop.own)
-    averaged = AveragedReader(tests, said, torch.arange(len(loop.own)))
+    averaged = GlobalReader(tests, said, torch.arange(len(loop.own)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_tests, "_SCORES_AT_ONCE", at_once)
         for test in TESTS:
-            for reading in AVERAGED:
-                assert averaged.column(test, reading) == loop.column(said, test, reading), reading
-            for reading in ("averaged_classifier", "averaged_classifier_prior"):
-                assert averaged.bins(test, reading) == loop.bins(said, test, reading), reading
+            for predictor in AVERAGED:
+                assert averaged.column(test, predictor) == loop.column(said, test, predictor), (
+                    predictor
+                )
+            for predictor in ("global_classifier", "global_classifier_prior"):
+                assert averaged.bins(test, predictor) == loop.bins(said, test, predictor), predictor
 
 
 @settings(max_examples=30, deadline=None)
@@ -118,10 +120,17 @@ def test_one_clients_own_model_with_and_without_the_images_of_others(
     for client, own in enumerate(loop.own):
         whole = PersonalReader(tests, client, said, is_whole=True)
         alone = PersonalReader(tests, client, said.select(own), is_whole=False)
-        for reading in PERSONAL:
-            wanted = loop.column(said, "own", reading)[client]
-            assert whole.percent("own", reading) == alone.percent("own", reading) == wanted
-            assert whole.percent("union", reading) == loop.column(said, "union", reading)[client]
+        for predictor in PERSONAL:
+            wanted = loop.column(said, "local_test", predictor)[client]
+            assert (
+                whole.percent("local_test", predictor)
+                == alone.percent("local_test", predictor)
+                == wanted
+            )
+            assert (
+                whole.percent("global_test", predictor)
+                == loop.column(said, "global_test", predictor)[client]
+            )
 
 
 def test_beyond_the_limit_priors_are_read_of_those_with_a_personal_model(
@@ -131,13 +140,13 @@ def test_beyond_the_limit_priors_are_read_of_those_with_a_personal_model(
     said = Predictions(scores.argmax(1), None, scores)
     labels, everybody = torch.arange(10) % 3, [torch.arange(10)] * 4
     tests = ClientTests.of(labels, torch.eye(4, 3, dtype=torch.long), everybody)
-    reader = AveragedReader(tests, said, torch.tensor([1, 3]))
-    whole = reader.column("own", "averaged_classifier_prior")
+    reader = GlobalReader(tests, said, torch.tensor([1, 3]))
+    whole = reader.column("local_test", "global_classifier_prior")
     assert None not in whole
     monkeypatch.setattr(client_tests, "_MOST_PRIOR_SCORES", 2 * 10 * 3)
     for test in TESTS:
-        found = reader.column(test, "averaged_classifier_prior")
+        found = reader.column(test, "global_classifier_prior")
         assert found == [None, whole[1], None, whole[3]]
     # What needs no prior of theirs is still read of all.
-    assert None not in reader.column("own", "averaged_classifier")
-    assert None not in reader.column("own", "averaged_classifier_estimated")
+    assert None not in reader.column("local_test", "global_classifier")
+    assert None not in reader.column("local_test", "global_classifier_estimated")

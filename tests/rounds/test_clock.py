@@ -13,7 +13,7 @@ def test_training_is_all_but_reading_and_keeping() -> None:
     assert training_seconds({}) == 0
 
 
-@given(st.dictionaries(st.sampled_from([*PHASES, "diagnose", "own"]), st.floats(0, 1e6)))
+@given(st.dictionaries(st.sampled_from([*PHASES, "diagnose", "local_test"]), st.floats(0, 1e6)))
 def test_nothing_is_lost_or_counted_twice(phases: dict[str, float]) -> None:
     rest = sum(phases.get(name, 0.0) for name in NOT_TRAINING)
     assert training_seconds(phases) + rest == pytest.approx(sum(phases.values()))

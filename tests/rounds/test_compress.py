@@ -231,8 +231,10 @@ def test_places_out_of_range_are_rejected(images: Path) -> None:
 
 
 def test_secure_sums_are_never_compressed(images: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"update\.compress is 'half'; with secure_sums"):
-        build_federation(small(images, "fedavg", update={"compress": "half"}, secure_sums=True))
+    with pytest.raises(InvalidInput, match=r"update\.compress is 'half'; with secure_aggregation"):
+        build_federation(
+            small(images, "fedavg", update={"compress": "half"}, secure_aggregation=True)
+        )
 
 
 @pytest.mark.usefixtures("small_models")

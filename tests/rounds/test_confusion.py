@@ -21,7 +21,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.inference.trained_run import read_pool
 from mpfedcl.methods import Method, find_method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import RoundReadings, count_confusions
+from mpfedcl.rounds.evaluation import RoundEvaluation, count_confusions
 from small_experiments import METHODS, MeddledEngine, build_federation, read_records, small
 
 Json = dict[str, Any]
@@ -57,11 +57,11 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
     rule = find_method(method)(resolved, data.num_classes)
     expected = {}
     for client in data.clients:
-        personal = rule.reading.startswith("personal")
+        personal = rule.predictor.startswith("personal")
         file = f"models/{client.name}.safetensors" if personal else "model.safetensors"
         embeddings, logits = model.apply(load_file(tmp_path / "run" / file), data.test_inputs)
         said = logits.argmax(1)
-        if rule.reading.endswith("prototype"):
+        if rule.predictor.endswith("prototype"):
             said = nearest_slowly(tmp_path / "run", rule, data, embeddings)
         counts = numpy.zeros((data.num_classes, data.num_classes), dtype=int)
         for place in client.test.tolist():
@@ -69,7 +69,7 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
         expected[client.name] = counts.tolist()
     assert found["clients"] == expected
     assert found["classes"] == list(data.class_names)
-    assert found["reading"] == rule.reading
+    assert found["predictor"] == rule.predictor
     assert found["round"] == 2
     assert found["unanswered"] == {}
 
@@ -113,7 +113,7 @@ def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
             names: Sequence[str],
             *,
             with_confusion: bool = False,
-        ) -> RoundReadings | None:
+        ) -> RoundEvaluation | None:
             asked.append(with_confusion)
             return super().evaluate(averaged, pool, names, with_confusion=with_confusion)
 

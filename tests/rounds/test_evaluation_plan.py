@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpfedcl import Experiment
-from mpfedcl.methods import READINGS, TESTS, Reading, find_method
-from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, find_method
+from mpfedcl.rounds.evaluation import WantedPredictors, wanted_predictors
 from mpfedcl.rounds.evaluation_plan import Workload, choose_spacing, settle_evaluation
 from small_experiments import build_federation, small
 
@@ -47,10 +47,10 @@ def test_spacing(rounds: int, training: float, between: float, last: float, ever
 @pytest.mark.parametrize(
     ("method", "changes", "every"),
     [
-        # All are tested on the same images, and by the averaged model.
+        # All are tested on the same images, and by the global model.
         ("mp-fedcl", {}, 10),
         ("fedavg", {"train__epochs": 5}, 1),
-        ("fedavg", {"evaluate_readings": "all"}, 30),
+        ("fedavg", {"evaluate_predictors": "all"}, 30),
         # Five models instead of one.
         ("local", {}, 30),
         ("local", {"evaluate_clients": 1}, 5),
@@ -71,18 +71,18 @@ def test_own_images_are_fewer_than_everybodys() -> None:
     experiment = Experiment(method="local").resolved()
     method = found(experiment, 10)
     matched = Workload(5, 2000, 10_000, 10_000, 798_474, 0)
-    judged: tuple[Reading, ...] = ("personal_classifier",)
-    own: WantedReadings = {"own": judged, "union": ()}
-    assert matched.reading(method, own) * 5 == MNIST.reading(method, own)
+    judged: tuple[PredictorName, ...] = ("personal_classifier",)
+    own: WantedPredictors = {"local_test": judged, "global_test": ()}
+    assert matched.predictor(method, own) * 5 == MNIST.predictor(method, own)
     # On everybody's images each model reads all.
-    both = wanted_readings(method, is_complete=False)
-    assert matched.reading(method, both) == MNIST.reading(method, both) == 50_000 * 798_474
+    both = wanted_predictors(method, is_complete=False)
+    assert matched.predictor(method, both) == MNIST.predictor(method, both) == 50_000 * 798_474
 
 
 @pytest.mark.parametrize(
     ("clients", "taking_part", "read"),
     # A model reads 5e7; of 2,000 clients 500 train 2.25e8 a round, a quarter of 60 rounds 3.375e9,
-    # of which the averaged model takes as much as one.
+    # of which the global model takes as much as one.
     [(1000, 1000, None), (2000, 500, 66), (2000, 2000, 100), (2000, 20, 10), (2000, 5, None)],
 )
 def test_of_many_clients_some_personal_models_are_read(
@@ -109,15 +109,15 @@ def test_the_pool_counts() -> None:
 
 @pytest.mark.parametrize("test", ["shared", "matched"])
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg", "local", "fedproto", "ditto"])
-def test_what_is_judged_by_is_the_same_beside_other_readings(
+def test_what_is_judged_by_is_the_same_beside_other_predictors(
     images: Path, method: str, test: str
 ) -> None:
     """Between rounds and in the last one, on both tests, to the last bit."""
     changes = {"partition__test": test, "dtype": "float64", "clients": 4}
     everything = build_federation(small(images, method, **changes))
-    sparing = build_federation(small(images, method, **changes, evaluate_readings="judged"))
+    sparing = build_federation(small(images, method, **changes, evaluate_predictors="judged"))
     judged = {
-        each: find_method(method)(everything._experiment, 3).reading_on(each) for each in TESTS
+        each: find_method(method)(everything._experiment, 3).predictor_on(each) for each in TESTS
     }
     for is_last in (False, False, True):
         all_read, some_read = (
@@ -127,7 +127,7 @@ def test_what_is_judged_by_is_the_same_beside_other_readings(
         assert some_read.accuracy is not None
         assert some_read.accuracy_per_client == all_read.accuracy_per_client
         for each in TESTS:
-            assert list(all_read.accuracy[each]) == list(READINGS)
+            assert list(all_read.accuracy[each]) == list(PREDICTORS)
             # What was not read is not there; null would say that there is no such thing.
             expected = {judged[each]: all_read.accuracy[each][judged[each]]}
             assert some_read.accuracy[each] == (all_read.accuracy[each] if is_last else expected)

@@ -69,12 +69,12 @@ def test_a_record_mentions_only_who_took_part(tmp_path: Path, method: str) -> No
     absent = [name for name in loop.engine.sizes if name not in answered]
     text = record.model_dump_json()
     assert not any(f'"{name}"' in text for name in absent)
-    # Everybody is tested on the averaged model; of personal ones three are read.
+    # Everybody is tested on the global model; of personal ones three are read.
     assert record.accuracy is not None
     assert record.accuracy_spread is not None
     assert record.accuracy_spread.clients == (1300 if method == "fedavg" else 3)
-    main = loop._method.reading_on("own")
-    assert record.accuracy["own"][main] == pytest.approx(mean_accuracy(told), abs=1e-3)
+    main = loop._method.predictor_on("local_test")
+    assert record.accuracy["local_test"][main] == pytest.approx(mean_accuracy(told), abs=1e-3)
     assert RoundRecord.model_validate(told) == record
 
 

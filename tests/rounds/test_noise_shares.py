@@ -27,7 +27,7 @@ CLIENTS = 5
 
 
 def plan(method: str, **changes: Any) -> Experiment:
-    settings = {"secure_sums": True, "privacy__epsilon": 3.0, "encoder__name": "none"}
+    settings = {"secure_aggregation": True, "privacy__epsilon": 3.0, "encoder__name": "none"}
     experiment = Experiment(method=method).replace(**settings | changes)
     return fix_noise(experiment.resolved(find_method(method).defaults))
 
@@ -71,7 +71,7 @@ def test_sum_of_models_has_the_noise_of_the_budget_or_more(num_left: int) -> Non
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
-def test_sums_of_one_exchange_have_it_too(unit: str) -> None:
+def test_sums_of_one_shot_have_it_too(unit: str) -> None:
     experiment = plan("fedncm", privacy__unit=unit, privacy__dimensions=400)
     assembly = setup(experiment, input_size=400)
     zeros = {name: torch.zeros_like(value) for name, value in assembly.sums.items()}
@@ -95,7 +95,9 @@ def test_one_client_alone_does_not_have_enough_noise() -> None:
 
 def test_client_refuses_noise_that_does_not_keep_the_budget() -> None:
     assembly = setup(plan("fedavg", rounds=4, privacy__noise=0.3))
-    with pytest.raises(InvalidInput, match=r"privacy.noise is 0.3; with secure_sums it must be"):
+    with pytest.raises(
+        InvalidInput, match=r"privacy.noise is 0.3; with secure_aggregation it must be"
+    ):
         NoiseShares(assembly.method).check()
     NoiseShares(setup(plan("fedavg", rounds=4)).method).check()
 
@@ -107,7 +109,7 @@ def test_whole_runs(images: Path, tmp_path: Path, method: str) -> None:
         method,
         clients=5,
         rounds=2,
-        secure_sums=True,
+        secure_aggregation=True,
         privacy__epsilon=20.0,
         privacy__dimensions=8,
         model__hidden=HIDDEN,
@@ -123,13 +125,19 @@ def test_whole_runs(images: Path, tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"privacy__trust": "nobody"}, "privacy.trust is 'nobody'; with secure_sums it must be"),
-        ({"method": "fedavg", "fraction": 0.8}, "fraction is 0.8; with secure_sums and a privacy"),
+        (
+            {"privacy__model": "local"},
+            "privacy.model is 'local'; with secure_aggregation it must be",
+        ),
+        (
+            {"method": "fedavg", "fraction": 0.8},
+            "fraction is 0.8; with secure_aggregation and a privacy",
+        ),
     ],
 )
 def test_what_does_not_go_together(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    experiment = small(images, "fedgauss", clients=5, secure_sums=True, privacy__epsilon=3.0)
+    experiment = small(images, "fedgauss", clients=5, secure_aggregation=True, privacy__epsilon=3.0)
     with pytest.raises(InvalidInput, match=words):
         run_simulation(experiment.replace(**changes), tmp_path / "run", Observer(), NO_COMPANIONS)

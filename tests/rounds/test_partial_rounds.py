@@ -40,7 +40,7 @@ def test_averaged_readings_are_everybodys_personal_ones_of_those_who_trained(ima
     assert record.accuracy is not None
     (trained,) = record.clients.answered
     assert record.accuracy_per_client is not None
-    personal = record.accuracy["own"]["personal_prototype"]
+    personal = record.accuracy["local_test"]["personal_prototype"]
     assert personal == record.accuracy_per_client[trained]
     assert [name for name, v in record.accuracy_per_client.items() if v is not None] == [trained]
     federation = build_federation(experiment.replace(method="fedavg"))
@@ -49,7 +49,7 @@ def test_averaged_readings_are_everybodys_personal_ones_of_those_who_trained(ima
     own = [value for value in everybody.accuracy_per_client.values() if value is not None]
     assert len(own) == 3
     assert everybody.accuracy is not None
-    assert everybody.accuracy["own"]["averaged_classifier"] == pytest.approx(sum(own) / 3)
+    assert everybody.accuracy["local_test"]["global_classifier"] == pytest.approx(sum(own) / 3)
 
 
 def test_clients_that_sat_out_keep_their_personal_models(images: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Pat
 
 
 def test_personal_models_of_some_clients_are_read(images: Path) -> None:
-    # On a test that all share, the averaged model would be judged.
+    # On a test that all share, the global model would be judged.
     matched = {"partition__test": "matched", "partition__kind": "iid"}
     experiment = small(images, clients=5, evaluate_clients=2, engine="loop", **matched)
     some = build_federation(experiment).run_round(evaluate=True)
@@ -93,10 +93,10 @@ def test_personal_models_of_some_clients_are_read(images: Path) -> None:
     assert some.accuracy is not None
     assert everyone.accuracy is not None
     values = [some.accuracy_per_client[name] or 0.0 for name in read]
-    assert some.accuracy["own"]["personal_prototype"] == pytest.approx(sum(values) / 2)
+    assert some.accuracy["local_test"]["personal_prototype"] == pytest.approx(sum(values) / 2)
     assert (
-        some.accuracy["own"]["averaged_classifier"]
-        == everyone.accuracy["own"]["averaged_classifier"]
+        some.accuracy["local_test"]["global_classifier"]
+        == everyone.accuracy["local_test"]["global_classifier"]
     )
 
 

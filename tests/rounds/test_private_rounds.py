@@ -142,12 +142,12 @@ def test_the_pool_names_nobody(images: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedlda", "fedncm", "fedridge"])
-@pytest.mark.parametrize("trust", ["server", "nobody"])
+@pytest.mark.parametrize("model", ["central", "local"])
 def test_with_hardly_any_noise_a_budget_changes_hardly_anything(
-    vectors: Path, method: str, trust: str, silent: dict[str, list[float]]
+    vectors: Path, method: str, model: str, silent: dict[str, list[float]]
 ) -> None:
     changes = {"privacy__moments": True, "partition__kind": "iid"}
-    private = federation(vectors, method, **changes, privacy__trust=trust)
+    private = federation(vectors, method, **changes, privacy__model=model)
     plain = build_federation(small(vectors, method, dtype="float64", partition__kind="iid"))
     for each in (private, plain):
         each.run_round(evaluate=False)
@@ -158,11 +158,11 @@ def test_with_hardly_any_noise_a_budget_changes_hardly_anything(
     total = torch.stack([each["sums"].double() for each in plain.client_sums.values()]).sum(0)
     assert torch.allclose(statistics["sums"], total, atol=1e-9)
     assert silent["sums"][0] == private._method.private_sums.sigma  # type: ignore[attr-defined]
-    assert len(silent["sums"]) == (1 if trust == "server" else 3)
+    assert len(silent["sums"]) == (1 if model == "central" else 3)
 
 
 def test_noisy_sums_of_clients_add_their_noise_up(vectors: Path) -> None:
-    private = federation(vectors, "fedncm", privacy__trust="nobody", privacy__epsilon=0.5)
+    private = federation(vectors, "fedncm", privacy__model="local", privacy__epsilon=0.5)
     record = private.run_round(evaluate=False)
     assert record.processed == {"noise": ["client-0", "client-1", "client-2"]}
     assert record.privacy == {"unit": "record", "epsilon": 0.5, "delta": 1e-5, "spent": 0.5}
@@ -183,10 +183,10 @@ def test_records_tell_nothing_that_has_no_noise(images: Path) -> None:
     assert record.loss is None
     assert record.loss_per_client == {}
     assert record.accuracy is not None
-    told = {"averaged_classifier", "averaged_classifier_estimated", "averaged_prototype"}
+    told = {"global_classifier", "global_classifier_estimated", "global_prototype"}
     for table in record.accuracy.values():
         assert {name for name, value in table.items() if value is not None} <= told
-        assert table["averaged_classifier"] is not None
+        assert table["global_classifier"] is not None
     assert record.privacy is not None
     assert 0 < record.privacy["spent"] < 50
 
@@ -231,7 +231,7 @@ def test_a_round_without_anybody_still_releases_noise(
         ("local-gauss", {}, "its clients share no model"),
         ("mp-fedcl", {"share_model": False}, "its clients share no model"),
         ("fedavg", {"privacy__unit": "record"}, "privacy.unit is 'record'"),
-        ("fedavg", {"privacy__trust": "nobody"}, "privacy.trust is 'nobody'"),
+        ("fedavg", {"privacy__model": "local"}, "privacy.model is 'local'"),
         ("fedavg", {"aggregation__rule": "median"}, "aggregation.rule is 'median'"),
         ("fedavg", {"update__clip": 1.0}, "update.clip is 1"),
         ("fedavg", {"fraction": 0.5, "min_clients": 2}, "min_clients is 2"),

@@ -14,7 +14,7 @@ from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import GuardSettings
+from mpfedcl.experiment.settings import ValidationSettings
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
@@ -35,7 +35,7 @@ BROADCAST = Broadcast(1, {"w": torch.zeros(1, dtype=torch.float64)}, {}, Prototy
 def aggregate(
     changes: dict[str, float], claimed: dict[str, int], length: float | None, **settings: object
 ) -> tuple[float, BoundedAggregation]:
-    bounds = RelativeBounds(GuardSettings(**settings), median_low(claimed.values()), length)
+    bounds = RelativeBounds(ValidationSettings(**settings), median_low(claimed.values()), length)
     rule = WeightedMean(BROADCAST.params, Experiment())
     made = BoundedAggregation(rule, BROADCAST, bounds)
     for name, change in changes.items():
@@ -68,9 +68,9 @@ def test_what_the_operator_states_counts() -> None:
 
 @pytest.mark.parametrize("odd", ["c", "c:", ":5", "c:0", "c:-1", "c:1.5", "c:10000000000000"])
 def test_a_size_is_a_name_and_a_number(odd: str) -> None:
-    with pytest.raises(InvalidInput, match=r"guard\.sizes\.0 is "):
-        GuardSettings(sizes=(odd,))
-    assert GuardSettings(sizes=("a:b:12",)).stated_sizes == {"a:b": 12}
+    with pytest.raises(InvalidInput, match=r"validation\.sizes\.0 is "):
+        ValidationSettings(sizes=(odd,))
+    assert ValidationSettings(sizes=("a:b:12",)).stated_sizes == {"a:b": 12}
 
 
 def test_a_long_change_is_clipped_to_the_last_rounds_median() -> None:
@@ -101,7 +101,7 @@ def test_who_did_not_move_says_nothing_of_lengths() -> None:
 def test_a_stacks_clients_are_bounded_alike() -> None:
     stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
     for length in (None, 2.0):
-        bounds = RelativeBounds(GuardSettings(clip_factor=1.5), 10, length)
+        bounds = RelativeBounds(ValidationSettings(clip_factor=1.5), 10, length)
         made = BoundedAggregation(WeightedMean(BROADCAST.params, Experiment()), BROADCAST, bounds)
         for index, name in enumerate("abc"):
             member = StackMember(stack, index)
@@ -116,7 +116,7 @@ def noisy(engine: Engine) -> Engine:
 
 
 def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
-    experiment = small(images, "fedavg", clients=5, guard__bounds="on")
+    experiment = small(images, "fedavg", clients=5, validation__bounds="on")
     federation = build_federation(experiment, noisy)
     for _ in range(4):
         record = federation.run_round(evaluate=False)
@@ -125,7 +125,7 @@ def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
         assert record.loss is not None
         assert record.loss < 5
     # Without bounds the model is gone.
-    federation = build_federation(experiment.replace(guard__bounds="off"), noisy)
+    federation = build_federation(experiment.replace(validation__bounds="off"), noisy)
     federation.run_round(evaluate=False)
     record = federation.run_round(evaluate=False)
     assert record.clients.rejected or record.loss is None or record.loss > 50
@@ -133,8 +133,10 @@ def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
 
 def test_a_simulation_is_bounded_only_if_asked(images: Path) -> None:
     plain = build_federation(small(images, "fedavg"))
-    off = build_federation(small(images, "fedavg", guard__bounds="off"))
-    tight = build_federation(small(images, "fedavg", guard__bounds="on", guard__clip_factor=0.5))
+    off = build_federation(small(images, "fedavg", validation__bounds="off"))
+    tight = build_federation(
+        small(images, "fedavg", validation__bounds="on", validation__clip_factor=0.5)
+    )
     for federation in (plain, off, tight):
         federation.run_round(evaluate=False)
     same = [plain.state.server.params[n].equal(v) for n, v in off.state.server.params.items()]
@@ -149,7 +151,7 @@ def test_a_simulation_is_bounded_only_if_asked(images: Path) -> None:
 def test_a_bounded_run_resumes_with_the_same_bits(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    changes = {"guard__bounds": "on", "guard__clip_factor": 0.8, "model__hidden": HIDDEN}
+    changes = {"validation__bounds": "on", "validation__clip_factor": 0.8, "model__hidden": HIDDEN}
     experiment = small(images, method, rounds=4, clients=6, **changes)
     whole = run(experiment, tmp_path / "whole")
     done: list[object] = []
@@ -162,7 +164,7 @@ def test_a_bounded_run_resumes_with_the_same_bits(
 
 
 def test_lengths_that_are_unknown_bound_nothing() -> None:
-    bounds = RelativeBounds(GuardSettings(), None, None)
+    bounds = RelativeBounds(ValidationSettings(), None, None)
     assert bounds.longest_change is None
     assert bounds.longest_of([]) is None
     assert bounds.share("a", 10**9) == 1
@@ -171,12 +173,12 @@ def test_lengths_that_are_unknown_bound_nothing() -> None:
 
 
 def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
-    bounds = RelativeBounds(GuardSettings(), 10, None)
+    bounds = RelativeBounds(ValidationSettings(), 10, None)
     assert bounds.judge_claim("a", 150) is None
     reason = bounds.judge_claim("c", 151)
     assert reason is not None
-    assert reason.endswith("--guard.sizes c:151")
-    stated = RelativeBounds(GuardSettings(sizes=("c:151",)), 10, None)
+    assert reason.endswith("--validation.sizes c:151")
+    stated = RelativeBounds(ValidationSettings(sizes=("c:151",)), 10, None)
     assert stated.judge_claim("c", 151) is None
     assert stated.judge_claim("c", 152) is not None
 
@@ -198,7 +200,7 @@ def test_a_prototype_of_a_class_that_was_not_announced_is_rejected(images: Path)
 
 
 def test_a_withheld_update_passes_the_bounds(images: Path) -> None:
-    federation = build_federation(small(images, "local", guard__bounds="on"))
+    federation = build_federation(small(images, "local", validation__bounds="on"))
     record = federation.run_round(evaluate=False)
     assert record.clients.rejected == {}
     assert replace(federation.state, round=9).median_length is None

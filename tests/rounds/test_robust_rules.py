@@ -20,7 +20,7 @@ from mpfedcl.rounds.aggregation import RuleOverAll, find_aggregator
 
 ROBUST = (
     *("median", "trimmed-mean", "krum", "multi-krum"),
-    *("geometric-median", "centred-clipping"),
+    *("geometric-median", "centered-clipping"),
 )
 Rows = NDArray[numpy.float64]
 
@@ -67,7 +67,7 @@ def score_by_krum(rows: Rows, attackers: int) -> list[float]:
 
 
 @given(st.integers(5, 12), st.integers(0, 50))
-def test_krum_takes_the_one_with_the_nearest_neighbours(count: int, seed: int) -> None:
+def test_krum_takes_the_one_with_the_nearest_neighbors(count: int, seed: int) -> None:
     rows = draw(count, seed)
     scores = score_by_krum(rows, max(1, int(0.2 * count + 1e-9)))
     numpy.testing.assert_allclose(combine("krum", rows), rows[scores.index(min(scores))])
@@ -109,7 +109,7 @@ def test_the_geometric_median_of_a_triangle() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 50))
-def test_centred_clipping_is_the_papers_loop(count: int, seed: int) -> None:
+def test_centered_clipping_is_the_papers_loop(count: int, seed: int) -> None:
     rows = draw(count, seed)
     middles = []
     for one in rows:
@@ -124,7 +124,7 @@ def test_centred_clipping_is_the_papers_loop(count: int, seed: int) -> None:
             for row, far in zip(rows, away, strict=True)
         ]
         centre = centre + sum(steps) / count
-    numpy.testing.assert_allclose(combine("centred-clipping", rows), centre, atol=1e-9)
+    numpy.testing.assert_allclose(combine("centered-clipping", rows), centre, atol=1e-9)
 
 
 @pytest.mark.parametrize("rule", ROBUST)

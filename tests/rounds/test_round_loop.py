@@ -13,7 +13,7 @@ from recording_engine import watch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
@@ -193,27 +193,27 @@ def test_the_loss_is_the_mean_over_samples(images: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_readings_that_a_method_has(images: Path, method: str) -> None:
-    (own, union) = _readings(build_federation(small(images, method)))
+    (own, union) = _predictors(build_federation(small(images, method)))
     averaged = method not in ("local", "fedproto")
     prototypes = method != "local"
     assert {name for name, value in own.items() if value is None} == {
-        *(() if averaged else [name for name in READINGS if name.startswith("averaged")]),
-        *(() if prototypes else [name for name in READINGS if "prototype" in name]),
+        *(() if averaged else [name for name in PREDICTORS if name.startswith("global")]),
+        *(() if prototypes else [name for name in PREDICTORS if "prototype" in name]),
     }
     assert all(0 <= value <= 100 for value in own.values() if value is not None)
     # Everyone is tested on the same images here; but one's own, not everybody's, have one's prior.
-    assert union == own | {"averaged_classifier_estimated": None}
+    assert union == own | {"global_classifier_estimated": None}
 
 
-def _readings(federation: RoundLoop) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _predictors(federation: RoundLoop) -> tuple[dict[Any, Any], dict[Any, Any]]:
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
-    assert list(record.accuracy) == ["own", "union"]
-    return record.accuracy["own"], record.accuracy["union"]
+    assert list(record.accuracy) == ["local_test", "global_test"]
+    return record.accuracy["local_test"], record.accuracy["global_test"]
 
 
 def test_personal_readings_are_of_those_who_trained(images: Path) -> None:
-    # On a test that all share, the averaged model would be judged.
+    # On a test that all share, the global model would be judged.
     federation = build_federation(small(images, fraction=0.3, partition__test="matched"))
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
@@ -221,7 +221,9 @@ def test_personal_readings_are_of_those_who_trained(images: Path) -> None:
     (trained,) = record.clients.answered
     known = {name for name, value in record.accuracy_per_client.items() if value is not None}
     assert known == {trained}
-    assert record.accuracy["own"]["personal_prototype"] == record.accuracy_per_client[trained]
+    assert (
+        record.accuracy["local_test"]["personal_prototype"] == record.accuracy_per_client[trained]
+    )
 
 
 def test_reading_prototypes_of_a_method_without_them_costs_no_bytes(images: Path) -> None:
@@ -230,7 +232,7 @@ def test_reading_prototypes_of_a_method_without_them_costs_no_bytes(images: Path
     for _ in range(2):
         with_reading, without = read.run_round(evaluate=True), unread.run_round(evaluate=False)
         assert with_reading.accuracy is not None
-        assert with_reading.accuracy["own"]["averaged_prototype"] is not None
+        assert with_reading.accuracy["local_test"]["global_prototype"] is not None
         assert without.accuracy is None
         assert without.accuracy_per_client is None
         assert with_reading.bytes == without.bytes

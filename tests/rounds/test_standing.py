@@ -124,7 +124,9 @@ class TurningEngine(MeddledEngine):
 
 def test_a_turned_sign_counts_for_nothing(tmp_path: Path) -> None:
     save_images(tmp_path / "one.npz", num_train=300)
-    experiment = small(tmp_path, "fedavg", clients=8, guard__bounds="on", partition__kind="iid")
+    experiment = small(
+        tmp_path, "fedavg", clients=8, validation__bounds="on", partition__kind="iid"
+    )
     attacked = build_federation(experiment, TurningEngine)
     for _ in range(3):
         record = attacked.run_round(evaluate=False)

@@ -16,10 +16,10 @@ NAMES = ("client-0", "client-1", "client-2")
 
 
 def collect(images: Path, given: Total | Update | Failure, method: str = "fedavg") -> Any:
-    loop = build_federation(small(images, method, secure_sums=True))
+    loop = build_federation(small(images, method, secure_aggregation=True))
     broadcast = loop.broadcast()
     collector = TotalCollector(
-        loop._method, loop._guard, loop.state.server, broadcast, NAMES, keep_sums=False
+        loop._method, loop._validator, loop.state.server, broadcast, NAMES, keep_sums=False
     )
     if isinstance(given, Total) and not given.averaged and method == "fedavg":
         sums = {name: 60 * value.double() for name, value in broadcast.params.items()}
@@ -61,8 +61,8 @@ def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str)
 
 
 def test_sums_are_judged_too(images: Path) -> None:
-    loop = build_federation(small(images, "fedncm", secure_sums=True))
-    zeros = loop._method.totals_of(loop._guard.sums)
+    loop = build_federation(small(images, "fedncm", secure_aggregation=True))
+    zeros = loop._method.totals_of(loop._validator.sums)
     bad = {**zeros, "sums": zeros["sums"] + 5.0}
     collector = collect(images, replace(SOUND, weight=0.0, summed=bad), "fedncm")
     assert "has a sum of length" in collector.rejected["client-1"]

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.pace_settings import PaceSettings
+from mpfedcl.experiment.systems_settings import SystemsSettings
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.waiting import WaitingRound
 from small_experiments import Json, assert_same_tensors, build_federation, small
 
-PACED: Json = {"pace__kind": "lognormal", "clients": 5, "dtype": "float64"}
+PACED: Json = {"systems__kind": "lognormal", "clients": 5, "dtype": "float64"}
 NOTHING = Broadcast(3, {}, {}, PrototypePool.empty(2, 1, 1))
 
 
@@ -60,8 +60,8 @@ def test_it_is_fedavg_of_those_in_time(images: Path) -> None:
 
 
 def test_without_a_clock_a_simulation_waits_for_all(images: Path) -> None:
-    some, records = run_rounds(images, pace__kind="none", network__enough=0.6)
-    every, _ = run_rounds(images, pace__kind="none")
+    some, records = run_rounds(images, systems__kind="none", network__enough=0.6)
+    every, _ = run_rounds(images, systems__kind="none")
     assert_same_tensors(some.state.server.params, every.state.server.params)
     assert records[0].clients.missing == []
 
@@ -70,8 +70,8 @@ def test_without_a_clock_a_simulation_waits_for_all(images: Path) -> None:
 def test_who_is_awaited(number: int, enough: float, drop: float, seed: int) -> None:
     """Against a slow reading of the rule; answers are lost at random."""
     names = [f"c{n}" for n in range(number)]
-    settings = PaceSettings(kind="lognormal", drop=drop)
-    pace = Pace(settings, seed, {name: [place + 1] for place, name in enumerate(names)}, 1)
+    settings = SystemsSettings(kind="lognormal", drop=drop)
+    pace = SystemModel(settings, seed, {name: [place + 1] for place, name in enumerate(names)}, 1)
     waiting = WaitingRound(pace, NOTHING, names, enough=enough, bytes_up=10**6)
     answers = {n: pace.seconds(n, 3, 0, 10**6) for n in names if not pace.loses(n, 3)}
     needed = max(1, round(enough * number))
@@ -90,4 +90,6 @@ def test_who_is_awaited(number: int, enough: float, drop: float, seed: int) -> N
 
 def test_secure_sums_wait_for_all(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"network\.enough is 0\.5"):
-        build_federation(small(images, "fedavg", **PACED, network__enough=0.5, secure_sums=True))
+        build_federation(
+            small(images, "fedavg", **PACED, network__enough=0.5, secure_aggregation=True)
+        )

@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedasync": {"engine": "stacked"},
-    "fedat": {"engine": "stacked", "fedat__tiers": 2, "pace__drop": 0.3},
+    "fedat": {"engine": "stacked", "fedat__tiers": 2, "systems__drop": 0.3},
     "aso-fed": {"engine": "stacked"},
-    "sageflow": {"engine": "loop", "pace__tick": 0.1},
-    "async-share": {"engine": "stacked", "pace__drop": 0.3},
+    "sageflow": {"engine": "loop", "systems__tick": 0.1},
+    "async-share": {"engine": "stacked", "systems__drop": 0.3},
 }
-SLOW: dict[str, Any] = {"pace__seconds_a_sample": 0.02, "clients": 4}
+SLOW: dict[str, Any] = {"systems__seconds_a_sample": 0.02, "clients": 4}
 
 
 def one_round() -> Observer:
@@ -70,7 +70,7 @@ def test_a_crash_at_a_file_operation_changes_nothing(images: Path, tmp_path: Pat
 
 
 def test_rounds_on_the_clock_go_on_where_they_stopped(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, "fedproto", rounds=3, pace__kind="tiers", pace__drop=0.3)
+    experiment = small(images, "fedproto", rounds=3, systems__kind="tiers", systems__drop=0.3)
     run(experiment, tmp_path / "whole")
     run(experiment, tmp_path / "parts", one_round())
     resume(tmp_path / "parts")
@@ -113,13 +113,22 @@ def test_a_strangers_checkpoint_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": "fedasync", "pace__kind": "lognormal"}, "pace.kind is 'lognormal'; over a"),
-        ({"method": "fedasync", "secure_sums": True}, "secure_sums is on; with fedasync, which is"),
+        (
+            {"method": "fedasync", "systems__kind": "lognormal"},
+            "systems.kind is 'lognormal'; over a",
+        ),
+        (
+            {"method": "fedasync", "secure_aggregation": True},
+            "secure_aggregation is on; with fedasync, which is",
+        ),
         ({"method": "fedasync", "privacy__epsilon": 2.0}, "privacy.epsilon is 2; with fedasync"),
         ({"method": "fedat", "workers": 2}, "workers is 2; with fedat, which is asynchronous"),
-        ({"method": "sageflow", "guard__bounds": "on"}, "guard.bounds is 'on'; with sageflow"),
+        (
+            {"method": "sageflow", "validation__bounds": "on"},
+            "validation.bounds is 'on'; with sageflow",
+        ),
         ({"method": "aso-fed", "aggregation__rule": "median"}, "aggregation.rule is 'median'; wi"),
-        ({"method": "fedavg", "pace__kind": "tiers"}, "pace.kind is 'tiers'; over a network"),
+        ({"method": "fedavg", "systems__kind": "tiers"}, "systems.kind is 'tiers'; over a network"),
         ({"method": "fedavg", "public__size": 5}, "public.size is 5; over a network"),
     ],
 )
@@ -132,10 +141,12 @@ def test_over_a_network_it_is_refused(images: Path, changes: dict[str, Any], sen
 def test_over_a_network_time_is_real(images: Path) -> None:
     """Written down, so that a resumed run is of the same kind."""
     found = check_experiment(small(images, "fedasync"))
-    assert found.pace.kind == "none"
-    assert found.guard.bounds == "off"
+    assert found.systems.kind == "none"
+    assert found.validation.bounds == "off"
     assert check_experiment(found) == found
-    with pytest.raises(InvalidInput, match=r"^pace.kind is 'none'; with fedasync, which is async"):
+    with pytest.raises(
+        InvalidInput, match=r"^systems.kind is 'none'; with fedasync, which is async"
+    ):
         run(found)
 
 
@@ -149,7 +160,7 @@ def test_the_command_refuses_workers_in_one_sentence(images: Path, said: Say) ->
 def test_run_compare_and_report_show_asynchronous_methods(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
-    common = {"pace.kind": "lognormal", "pace.follows": "label", "model.hidden": 8}
+    common = {"systems.kind": "lognormal", "systems.follows": "label", "model.hidden": 8}
     words = [word for pair in common.items() for word in (f"--{pair[0]}", str(pair[1]))]
     for method in ("fedavg", "fedasync"):
         out = tmp_path / method

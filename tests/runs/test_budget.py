@@ -58,11 +58,11 @@ def test_a_round_that_is_run_again_gives_the_same_bits(
     assert without_timings(read_records(path)) == without_timings(read_records(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("trust", ["server", "nobody"])
-def test_one_exchange_that_is_run_again_gives_the_same_bits(
-    vectors: Path, tmp_path: Path, trust: str
+@pytest.mark.parametrize("model", ["central", "local"])
+def test_one_shot_that_is_run_again_gives_the_same_bits(
+    vectors: Path, tmp_path: Path, model: str
 ) -> None:
-    experiment = small(vectors, "fedgauss", privacy__trust=trust, **BUDGET)
+    experiment = small(vectors, "fedgauss", privacy__model=model, **BUDGET)
     path = run(experiment, tmp_path / "run").path
     before = results_of(path)
     # Neither a client's sums nor its own model are in the folder.

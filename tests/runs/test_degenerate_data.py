@@ -147,7 +147,7 @@ def test_degenerate_data_can_be_shown(
     file = tmp_path / "experiment.toml"
     file.write_text(make_experiment(case, tmp_path / "data", "mp-fedcl").to_toml())
     with pytest.raises(SystemExit) as end:
-        main(["run", str(file), "--out", str(tmp_path / "run"), "--readings", "all"])
+        main(["run", str(file), "--out", str(tmp_path / "run"), "--predictors", "all"])
     said = capsys.readouterr()
     assert (end.value.code, without_progress(said.err)) == (0, "")
     assert "mean over " in said.out
@@ -156,10 +156,10 @@ def test_degenerate_data_can_be_shown(
 
 def test_one_class_is_always_right(tmp_path: Path) -> None:
     run(make_experiment(one_class_in_all, tmp_path / "data", "mp-fedcl"), tmp_path / "run")
-    readings = read_summary(tmp_path / "run")["readings"]
+    predictors = read_summary(tmp_path / "run")["predictors"]
     # Of everybody's images nobody estimates a prior.
-    assert readings["union"].pop("averaged_classifier_estimated") is None
-    assert {value for test in readings.values() for value in test.values()} == {100.0}
+    assert predictors["global_test"].pop("global_classifier_estimated") is None
+    assert {value for test in predictors.values() for value in test.values()} == {100.0}
 
 
 def test_prototypes_of_identical_images_are_not_repeated(tmp_path: Path) -> None:

@@ -220,8 +220,8 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_reader_that_goes_away_from_a_program_of_its_own(tmp_path: Path) -> None:
     """What Python itself does when it ends must stay silent, too."""
-    reading, writing = os.pipe()
-    os.close(reading)
+    predictor, writing = os.pipe()
+    os.close(predictor)
     with os.fdopen(writing, "w") as pipe:
         ended = subprocess.run(
             command("methods", "--json"),

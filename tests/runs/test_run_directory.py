@@ -91,7 +91,7 @@ def test_an_experiment_of_an_older_version_is_the_same_experiment(
 ) -> None:
     experiment = run(small(images, rounds=1), tmp_path / "run").experiment
     file = tmp_path / "run" / "experiment.toml"
-    later = ('name = "mlp"\n', "[pace]", 'kind = "none"\n', "[public]", "size = 0\n")
+    later = ('name = "mlp"\n', "[systems]", 'kind = "none"\n', "[public]", "size = 0\n")
     text = file.read_text()
     assert all(each in text for each in later)
     for each in ('name = "mlp"\n', 'kind = "none"\n', "size = 0\n"):

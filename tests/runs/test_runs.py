@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, RunResult, run
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.runs.observer import Observer
 from small_experiments import (
     METHODS,
@@ -84,7 +84,7 @@ def test_the_personal_models(result: RunResult) -> None:
         assert all(bool(value.isfinite().all()) for value in params.values())
 
 
-def test_the_averaged_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunResult]) -> None:
+def test_the_global_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunResult]) -> None:
     path = runs["mp-fedcl"].path
     partition = json.loads((path / "partition.json").read_text())
     averaged = load_file(path / "model.safetensors")
@@ -140,10 +140,10 @@ def test_the_partition(result: RunResult) -> None:
 
 
 def assert_table(table: dict[str, Any]) -> None:
-    assert list(table) == ["own", "union"]
-    for readings in table.values():
-        assert list(readings) == list(READINGS)
-        for value in readings.values():
+    assert list(table) == ["local_test", "global_test"]
+    for predictors in table.values():
+        assert list(predictors) == list(PREDICTORS)
+        for value in predictors.values():
             assert value is None or 0 <= value <= 100
 
 
@@ -171,10 +171,10 @@ def test_the_summary(result: RunResult) -> None:
     assert summary == result.summary
     assert summary["method"] == result.experiment.method
     assert (summary["dataset"], summary["seed"], summary["rounds"]) == ("folder", 0, 2)
-    assert_table(summary["readings"])
-    assert summary["readings"] == last["accuracy"]
-    # The headline is the method's reading of the last round on the clients' own tests.
-    assert summary["accuracy"] == last["accuracy"]["own"][summary["reading"]]
+    assert_table(summary["predictors"])
+    assert summary["predictors"] == last["accuracy"]
+    # The headline is the method's reading of the last round on the clients' local test sets.
+    assert summary["accuracy"] == last["accuracy"]["local_test"][summary["predictor"]]
     assert summary["accuracy"] == result.accuracy
     each = summary["accuracy_per_client"]
     assert list(each) == CLIENTS
@@ -229,12 +229,17 @@ def test_own_and_union_tests_differ_where_clients_have_tests_of_their_own(
     )
     assert result.summary is not None
     partition = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
-    readings = result.summary["readings"]
-    assert readings["own"]["personal_classifier"] != readings["union"]["personal_classifier"]
+    predictors = result.summary["predictors"]
+    assert (
+        predictors["local_test"]["personal_classifier"]
+        != predictors["global_test"]["personal_classifier"]
+    )
     assert sum(client["test"] for client in partition.values()) == 30
-    # The mean over clients, each by its own test: not over images.
+    # The mean over clients, each by its local test set: not over images.
     each = result.summary["accuracy_per_client"]
-    assert readings["own"]["personal_classifier"] == pytest.approx(sum(each.values()) / len(each))
+    assert predictors["local_test"]["personal_classifier"] == pytest.approx(
+        sum(each.values()) / len(each)
+    )
 
 
 # The same again

@@ -43,7 +43,7 @@ ODD_VALUES: dict[str, Json] = {
     "bytes below 0": {"bytes": {"up": -1}},
     "clients as a list": {"clients": []},
     "accuracy as a text": {"accuracy": "high"},
-    "accuracy beyond 100 %": {"accuracy": {"own": {"averaged_classifier": 1e6}}},
+    "accuracy beyond 100 %": {"accuracy": {"local_test": {"global_classifier": 1e6}}},
     "accuracy of no client": {"accuracy_per_client": [1.0]},
 }
 

@@ -60,8 +60,8 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"fraction": 0.4}, 2, "2 workers (4 cores, 2 clients per round)."),
         ({"workers": 3}, 3, None),
         ({"rounds": 3}, 1, None),
-        ({"method": "fedasync", "pace__kind": "lognormal"}, 1, "asynchronous"),
-        ({"secure_sums": True}, 1, "secure sums"),
+        ({"method": "fedasync", "systems__kind": "lognormal"}, 1, "asynchronous"),
+        ({"secure_aggregation": True}, 1, "secure aggregation"),
         ({"device": "cuda"}, 1, "share the device cuda"),
     ],
 )

@@ -12,9 +12,9 @@ from command_results import without_progress
 from comparison_command import MATCHED, METHODS, SEEDS, modified, words
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.methods import READINGS
+from mpfedcl.methods import PREDICTORS
 from mpfedcl.report.figures import draw_curves
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.report.tables import PREDICTOR_TITLES
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_experiments import (
@@ -32,9 +32,9 @@ from small_experiments import (
 pytestmark = pytest.mark.whole
 
 JUDGED_BY = {
-    "mp-fedcl": {"own": "personal_prototype", "union": "averaged_prototype"},
-    "fedavg": {"own": "averaged_classifier", "union": "averaged_classifier"},
-    "local": {"own": "personal_classifier", "union": "personal_classifier"},
+    "mp-fedcl": {"local_test": "personal_prototype", "global_test": "global_prototype"},
+    "fedavg": {"local_test": "global_classifier", "global_test": "global_classifier"},
+    "local": {"local_test": "personal_classifier", "global_test": "personal_classifier"},
 }
 
 
@@ -61,13 +61,13 @@ def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
         found = summaries(compared, method)
         judged = JUDGED_BY[method]
         own, union = (
-            by_hand([each["readings"][test][judged[test]] for each in found]) for test in judged
+            by_hand([each["predictors"][test][judged[test]] for each in found]) for test in judged
         )
         assert own == by_hand([each["accuracy"] for each in found])
-        assert union == by_hand([each["accuracy_union"] for each in found])
+        assert union == by_hand([each["accuracy_global"] for each in found])
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
         assert [own, union] == [each.lstrip("▲≈") for each in line.split()[1:3]]
-        named = [READING_TITLES[reading] for reading in dict.fromkeys(judged.values())]
+        named = [PREDICTOR_TITLES[predictor] for predictor in dict.fromkeys(judged.values())]
         (row,) = [each for each in table.splitlines() if each.startswith(f"| {method} |")]
         assert row.split(" | ")[-1] == "; ".join(named) + " |"
 
@@ -78,26 +78,26 @@ def test_a_test_that_all_clients_share_is_one_column(
     chosen = ["--methods", "mp-fedcl", "--seeds", "0", *flags(images, rounds=1), "--jobs", "1"]
     _, out, _ = said("compare", *chosen, "--out", tmp_path / "shared")
     (line,) = [line for line in out.splitlines() if line.split()[:1] == ["mp-fedcl"]]
-    # Where one is asked about everybody's classes, the averaged model answers.
+    # Where one is asked about everybody's classes, the global model answers.
     summary = read_summary(tmp_path / "shared" / "mp-fedcl-seed0")
-    assert summary["accuracy"] == summary["readings"]["own"]["averaged_prototype"]
+    assert summary["accuracy"] == summary["predictors"]["local_test"]["global_prototype"]
     assert line.split()[1] == f"{summary['accuracy']:.1f}"
-    assert line.rstrip().endswith("averaged, prototype")
+    assert line.rstrip().endswith("global, prototype")
     assert "All clients have the same test." in out
-    assert "union test" not in out
+    assert "global test set" not in out
 
 
-def test_all_readings(images: Path, compared: Path, said: Say) -> None:
-    _, out, _ = said(*words(images, compared), "--readings", "all")
+def test_all_predictors(images: Path, compared: Path, said: Say) -> None:
+    _, out, _ = said(*words(images, compared), "--predictors", "all")
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
     for method in METHODS:
         found = summaries(compared, method)
         rows = [line.split()[1:] for line in out.splitlines() if line.split()[:1] == [method]]
         for test, judged in JUDGED_BY[method].items():
             wanted = [
-                by_hand([each["readings"][test][name] for each in found])
+                by_hand([each["predictors"][test][name] for each in found])
                 + ("*" if name == judged else "")
-                for name in READINGS
+                for name in PREDICTORS
             ]
             assert wanted[:4] in rows
             assert wanted[4:] in rows
@@ -114,14 +114,14 @@ def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
     assert list(content["methods"]) == [*METHODS]
     for method, entry in content["methods"].items():
         found = summaries(compared, method)
-        for name in ("accuracy", "accuracy_union"):
+        for name in ("accuracy", "accuracy_global"):
             assert entry[name] == [each[name] for each in found]
-        for name, test in (("reading", "own"), ("reading_union", "union")):
+        for name, test in (("predictor", "local_test"), ("predictor_global", "global_test")):
             assert entry[name] == JUDGED_BY[method][test]
-        for test in ("own", "union"):
-            for reading in READINGS:
-                wanted = [each["readings"][test][reading] for each in found]
-                assert entry["readings"][test][reading] == wanted
+        for test in ("local_test", "global_test"):
+            for predictor in PREDICTORS:
+                wanted = [each["predictors"][test][predictor] for each in found]
+                assert entry["predictors"][test][predictor] == wanted
     assert (compared / "table.md").read_text().count("| mp-fedcl |") >= 1
     for figure in ("accuracy.png", "partition.png"):
         assert (compared / figure).read_bytes().startswith(b"\x89PNG")
@@ -130,11 +130,11 @@ def test_json_and_files(images: Path, compared: Path, said: Say) -> None:
 def test_differences_by_seed(compared: Path) -> None:
     content = json.loads((compared / "comparison.json").read_text())["differences"]
     assert content["level"] == 0.95
-    for test in ("own", "union"):
+    for test in ("local_test", "global_test"):
         numbers = {}
         for method in METHODS:
             found = summaries(compared, method)
-            numbers[method] = [each["readings"][test][JUDGED_BY[method][test]] for each in found]
+            numbers[method] = [each["predictors"][test][JUDGED_BY[method][test]] for each in found]
         best = max(numbers, key=lambda method: fmean(numbers[method]))
         assert (content[test]["best"], content[test]["first"]) == (best, METHODS[0])
         assert content[test]["marks"] == mark_best(numbers)
@@ -159,7 +159,7 @@ def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> 
     signs = {"best": "▲", "within": "≈", None: ""}
     for method in METHODS:
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [method]]
-        for test, cell in zip(("own", "union"), line.split()[1:3], strict=True):
+        for test, cell in zip(("local_test", "global_test"), line.split()[1:3], strict=True):
             assert re.match("[▲≈]?", cell)[0] == signs[marks[test]["marks"][method]]  # type: ignore[index]
     legend = " ".join(out.split())
     assert "▲ best mean; ≈ not clearly behind: 0 is in the 95 % interval" in legend
@@ -265,18 +265,18 @@ class Mine(Method):
 def test_classes_of_one_name_in_two_modules(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
 ) -> None:
-    readings = {"first_module": "averaged_classifier", "second_module": "personal_classifier"}
-    for name, reading in readings.items():
-        (tmp_path / f"{name}.py").write_text(MODULE.format(reading=reading))
+    predictors = {"first_module": "global_classifier", "second_module": "personal_classifier"}
+    for name, predictor in predictors.items():
+        (tmp_path / f"{name}.py").write_text(MODULE.format(predictor=predictor))
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = [f"{name}:Mine" for name in readings]
+    chosen = [f"{name}:Mine" for name in predictors]
     code, out, _ = said(
         "compare", "--methods", *chosen, "--seeds", 0, *flags(images, rounds=1),
         "--jobs", 1, "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert code == 0
-    found = {name: entry["reading"] for name, entry in json.loads(out)["methods"].items()}
-    assert found == {f"{name}:Mine": reading for name, reading in readings.items()}
+    found = {name: entry["predictor"] for name, entry in json.loads(out)["methods"].items()}
+    assert found == {f"{name}:Mine": predictor for name, predictor in predictors.items()}
 
 
 def test_the_example_beside_a_built_in_method(
@@ -295,31 +295,31 @@ def test_the_example_beside_a_built_in_method(
 
 
 def test_runs_of_an_older_version(compared: Path, tmp_path: Path, images: Path) -> None:
-    """They have four readings, and one of them for both tests."""
+    """They have four predictors, and one of them for both tests."""
     shutil.copytree(compared, tmp_path / "old")
     for path in (tmp_path / "old").glob("*/summary.json"):
         summary = json.loads(path.read_text())
-        del summary["reading_union"], summary["accuracy_union"]
-        for table in summary["readings"].values():
-            for reading in READINGS[4:]:
-                del table[reading]
+        del summary["predictor_global"], summary["accuracy_global"]
+        for table in summary["predictors"].values():
+            for predictor in PREDICTORS[4:]:
+                del table[predictor]
         path.write_text(json.dumps(summary))
     base = small(images, **MATCHED)
     entry = Comparison.prepare(base, ["mp-fedcl"], SEEDS, tmp_path / "old").collect()["methods"]
     found = summaries(compared, "mp-fedcl")
-    assert entry["mp-fedcl"]["reading_union"] == "personal_prototype"
-    union = [each["readings"]["union"]["personal_prototype"] for each in found]
-    assert entry["mp-fedcl"]["accuracy_union"] == union
-    unknown = entry["mp-fedcl"]["readings"]["own"]["averaged_classifier_prior"]
+    assert entry["mp-fedcl"]["predictor_global"] == "personal_prototype"
+    union = [each["predictors"]["global_test"]["personal_prototype"] for each in found]
+    assert entry["mp-fedcl"]["accuracy_global"] == union
+    unknown = entry["mp-fedcl"]["predictors"]["local_test"]["global_classifier_prior"]
     assert unknown == [None] * len(SEEDS)
 
 
-def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
+def test_one_shot_beside_rounds(tmp_path: Path, said: Say) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
     chosen = ["--methods", "fedgauss", "local", "--seeds", 0, "--rounds", 3, "--jobs", 1]
     out = tmp_path / "both"
-    code, text, _ = said("compare", *chosen, *settings, "--out", out, "--readings", "all")
+    code, text, _ = said("compare", *chosen, *settings, "--out", out, "--predictors", "all")
     assert code == 0
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
     assert "round 3" in text.splitlines()[0]
@@ -329,8 +329,8 @@ def test_one_exchange_beside_rounds(tmp_path: Path, said: Say) -> None:
     assert content["rounds"] == 3
     assert [read_summary(out / f"{m}-seed0")["rounds"] for m in ("fedgauss", "local")] == [1, 3]
     entry = content["methods"]["fedgauss"]
-    judged = (entry["reading"], entry["reading_union"])
-    assert judged == ("personal_classifier_prior", "averaged_classifier")
+    judged = (entry["predictor"], entry["predictor_global"])
+    assert judged == ("personal_classifier_prior", "global_classifier")
 
 
 @pytest.mark.usefixtures("rendered_figures")

@@ -40,7 +40,7 @@ def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_p
     for run in found.runs:
         assert_same_run(run.path, compared / run.path.name)
         assert run.accuracy == read_summary(run.path)["accuracy"]
-        assert run.accuracy_union == read_summary(run.path)["accuracy_union"]
+        assert run.accuracy_global == read_summary(run.path)["accuracy_global"]
     # Once more, nothing is run.
     before = {name: time for name, time in modified(found.path).items() if "-seed" in name}
     again = compare(base, METHODS, found.path, seeds=SEEDS, on_progress=_refuse)
@@ -65,10 +65,10 @@ def test_differences_by_hand(images: Path, compared: Path, said: Say) -> None:
     lines = (compared / "differences.csv").read_text().splitlines()
     rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
     assert [(row["test"], row["method"], row["than"]) for row in rows] == [
-        (test, *pair) for test in ("own", "union") for pair in combinations(METHODS, 2)
+        (test, *pair) for test in ("local_test", "global_test") for pair in combinations(METHODS, 2)
     ]
     for row in rows:
-        name = "accuracy" if row["test"] == "own" else "accuracy_union"
+        name = "accuracy" if row["test"] == "local_test" else "accuracy_global"
         one, other = (
             [read_summary(compared / f"{row[key]}-seed{seed}")[name] for seed in SEEDS]
             for key in ("method", "than")

@@ -9,10 +9,12 @@ from mpfedcl.studies.paper.item import FinishedRun
 
 
 def record(number: int, accuracy: float | None, seconds: float = 1.0) -> dict[str, Any]:
-    reading = {"personal_prototype": accuracy}
+    predictor = {"personal_prototype": accuracy}
     return {
         "round": number,
-        "accuracy": None if accuracy is None else {"own": reading, "union": {**reading}},
+        "accuracy": None
+        if accuracy is None
+        else {"local_test": predictor, "global_test": {**predictor}},
         "accuracy_per_client": {"a": accuracy, "b": None},
         "seconds": {"train": seconds, "cluster": 0.5, "evaluate": 9.0, "checkpoint": 7.0},
         "bytes": {"up": 1_000_000 * number, "down": 500_000},

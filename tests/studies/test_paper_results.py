@@ -22,7 +22,7 @@ def lookup(_track: Track, experiment: Experiment, seed: int) -> FinishedRun:
     records = [
         {
             "round": number,
-            "accuracy": {"own": {"personal_prototype": value - 5 + number}},
+            "accuracy": {"local_test": {"personal_prototype": value - 5 + number}},
             "seconds": {"train": 1.0},
         }
         for number in range(1, 6)
@@ -68,8 +68,8 @@ def test_tables_show_ours_and_the_paper_s_beside_them() -> None:
 def test_verdicts_say_what_the_seeds_say() -> None:
     said = collect_result(make(), (0, 1, 2), lookup)["verdicts"]
     assert said == [
-        "own test, paper: MP-FedCL against FedAvg: better: set 1 +10.0, set 2 +10.0.",
-        "own test, paper: MP-FedCL against Local: no clear difference: set 1 +0.7, set 2 +0.7.",
+        "local test set, paper: MP-FedCL against FedAvg: better: set 1 +10.0, set 2 +10.0.",
+        "local test set, paper: MP-FedCL against Local: no clear difference: set 1 +0.7, set 2 +0.7.",
     ]
     assert collect_result(make(), (0,), lookup)["verdicts"] == []
 
@@ -104,7 +104,7 @@ def test_a_number_that_a_seed_lacks_is_a_dash() -> None:
         run = lookup(track, experiment, seed)
         last: Any = run.records[-1]
         if seed == 1:
-            last["accuracy"]["own"]["personal_prototype"] = None
+            last["accuracy"]["local_test"]["personal_prototype"] = None
         return run
 
     ours, beside = build_tables(collect_result(make(), (0, 1, 2), some))

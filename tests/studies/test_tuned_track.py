@@ -17,7 +17,7 @@ from mpfedcl.studies.tuning.result import load_tuning
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
 METHODS = ("fedavg", "mp-fedcl")
-READINGS = {"fedavg": "averaged_classifier", "mp-fedcl": "personal_prototype"}
+PREDICTORS = {"fedavg": "global_classifier", "mp-fedcl": "personal_prototype"}
 """The paper's, though all clients share a test here."""
 
 
@@ -41,7 +41,7 @@ def test_settings_are_chosen_on_validation_images_of_other_draws(runs: PaperRuns
         found = load_tuning(folder)
         assert found is not None
         assert found.seeds == [TUNING_SEEDS[0]]
-        assert found.reading == READINGS[base.method]
+        assert found.predictor == PREDICTORS[base.method]
         for name in found.trials[0].runs:
             tried = RunDirectory(folder / name).read_experiment()
             assert (tried.seed, tried.partition.validation) == (TUNING_SEEDS[0], 0.2)
@@ -63,15 +63,15 @@ def test_chosen_settings_are_what_is_run_and_what_is_told(runs: PaperRuns) -> No
         searched += found.seconds
         ran = RunDirectory(planned.path).read_experiment()
         assert (ran.seed, ran.partition.validation) == (0, 0.0)
-        assert ran.replace(**found.knobs) == ran
+        assert ran.replace(**found.search_space) == ran
         told = chosen[base.method]
         assert told["set"] == "MNIST sample"
         assert (told["changes"], told["score"]) == (found.changes, found.score)
     assert {(cell["track"], cell["test"]) for cell in result["cells"]} == {
-        ("tuned", "own test"),
-        ("tuned", "union test"),
+        ("tuned", "local test set"),
+        ("tuned", "global test set"),
     }
-    assert {cell["row"]: cell["reading"] for cell in result["cells"]} == READINGS
+    assert {cell["row"]: cell["predictor"] for cell in result["cells"]} == PREDICTORS
     # The time of the searches counts.
     assert result["seconds"] > searched
 

@@ -40,7 +40,7 @@ def test_the_search_is_what_the_records_say(tuned: Path, method: str) -> None:
         for number in running:
             (folder,) = found.trials[number].runs
             record = read_records(tuned / method / folder)[rung.rounds - 1]
-            by_hand[number] = record["accuracy"]["own"][found.reading]
+            by_hand[number] = record["accuracy"]["local_test"][found.predictor]
             assert found.trials[number].scores[rung.rounds] == by_hand[number]
         if following:
             kept = set(keep_best(by_hand, following.settings))
@@ -79,7 +79,7 @@ def test_stopped_and_resumed_is_run_at_once(images: Path, tuned: Path, tmp_path:
     whole = run(experiment, tmp_path / "run")
     for round_number, score in trial.scores.items():
         record = whole.history[round_number - 1]
-        assert record["accuracy"]["own"][found.reading] == score
+        assert record["accuracy"]["local_test"][found.predictor] == score
 
 
 def test_the_best_is_written_for_run_and_compare(
@@ -88,7 +88,7 @@ def test_the_best_is_written_for_run_and_compare(
     for method in METHODS:
         found = load(tuned / method)
         written = Experiment.from_toml(tuned / f"best-{method}.toml")
-        assert written == found.best == found.base.replace(**found.knobs)
+        assert written == found.best == found.base.replace(**found.search_space)
         assert written.partition.validation == 0
         assert written.method == method
         assert (written.rounds, written.evaluate_every, written.personal_models) == (4, 1, True)
@@ -167,7 +167,7 @@ def test_several_seeds_are_averaged(images: Path, tmp_path: Path) -> None:
     ]
     for trial in found.trials:
         last = [read_records(tmp_path / "out" / each)[-1] for each in trial.runs]
-        values = [each["accuracy"]["own"]["personal_classifier"] for each in last]
+        values = [each["accuracy"]["local_test"]["personal_classifier"] for each in last]
         assert trial.scores[last[0]["round"]] == fmean(values)
     assert load(tmp_path / "out") == found
 
@@ -198,7 +198,7 @@ from mpfedcl import Method
 
 class Mine(Method):
     name = "mine"
-    knobs = {**Method.knobs, "options__beta": ("0.1", "0.5")}
+    search_space = {**Method.search_space, "options__beta": ("0.1", "0.5")}
 """
 
 
@@ -287,7 +287,7 @@ def test_a_method_without_knobs_runs_its_one_setting(tmp_path: Path, said: Say) 
     assert "fedgauss has nothing to tune." in out
     found = load(tmp_path / "search" / "fedgauss")
     assert (len(found.trials), found.rounds_run, found.rungs) == (1, 1, [Rung(1, 1)])
-    assert (found.reading, found.changes) == ("personal_classifier_prior", {})
+    assert (found.predictor, found.changes) == ("personal_classifier_prior", {})
     assert found.score is not None
     # What was asked for stays in the file: other methods of a comparison have rounds.
     assert found.best.rounds == 4
@@ -298,9 +298,9 @@ def test_a_method_without_knobs_runs_its_one_setting(tmp_path: Path, said: Say) 
 
 
 def test_settings_are_judged_as_the_method_is(images: Path, tmp_path: Path) -> None:
-    for test, reading in (("shared", "averaged_prototype"), ("matched", "personal_prototype")):
+    for test, predictor in (("shared", "global_prototype"), ("matched", "personal_prototype")):
         base = small(images, rounds=1, partition__test=test)
-        assert Search.prepare(base, "mp-fedcl", tmp_path / test).reading == reading
+        assert Search.prepare(base, "mp-fedcl", tmp_path / test).predictor == predictor
     # The paper's tables have the paper's reading.
-    asked = Search.prepare(base, "mp-fedcl", tmp_path / "paper", reading="averaged_classifier")
-    assert asked.reading == "averaged_classifier"
+    asked = Search.prepare(base, "mp-fedcl", tmp_path / "paper", predictor="global_classifier")
+    assert asked.predictor == "global_classifier"

@@ -23,7 +23,9 @@ def draw(grid: Knobs, defaults: dict[str, Any], budget: int, seed: int) -> list[
 @st.composite
 def grids(choose_settings: st.DrawFn) -> tuple[Knobs, dict[str, Any]]:
     sizes = choose_settings(st.lists(st.integers(1, 4), max_size=4))
-    grid: Knobs = {f"knob-{number}": tuple(range(size)) for number, size in enumerate(sizes)}
+    grid: Knobs = {
+        f"hyperparameter-{number}": tuple(range(size)) for number, size in enumerate(sizes)
+    }
     if choose_settings(st.booleans()):
         grid["train__lr"] = choose_settings(st.sampled_from([RATES, RATES[:3], RATES[:1]]))
     return grid, {name: choose_settings(st.sampled_from(values)) for name, values in grid.items()}
@@ -53,13 +55,13 @@ def test_the_defaults_first_and_each_setting_once(
 
 
 def test_seeds_draw_other_settings() -> None:
-    grid: Knobs = {"train__lr": RATES, "knob": tuple(range(50))}
-    defaults = {"train__lr": 0.01, "knob": 0}
+    grid: Knobs = {"train__lr": RATES, "hyperparameter": tuple(range(50))}
+    defaults = {"train__lr": 0.01, "hyperparameter": 0}
     assert draw(grid, defaults, 12, 0) != draw(grid, defaults, 12, 1)
 
 
 def test_a_grid_of_many_knobs_is_not_written_out() -> None:
-    grid: Knobs = {f"knob-{number}": tuple(range(10)) for number in range(12)}
+    grid: Knobs = {f"hyperparameter-{number}": tuple(range(10)) for number in range(12)}
     assert len(draw(grid, dict.fromkeys(grid, 0), 12, 0)) == 12
 
 
@@ -67,10 +69,10 @@ def test_a_grid_of_many_knobs_is_not_written_out() -> None:
 @pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
 def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
     base = Experiment(method=method.name).resolved(method.defaults)
-    grid, defaults = build_grid(method.knobs, base, budget)
+    grid, defaults = build_grid(method.search_space, base, budget)
     found = draw(grid, defaults, budget, 0)
-    # Methods of one exchange have nothing to choose.
-    assert len(found) == (budget if method.knobs else 1)
+    # One-shot methods have nothing to choose.
+    assert len(found) == (budget if method.search_space else 1)
     assert base.replace(**found[0]) == base
     for each in found:
         base.replace(**each)
@@ -94,8 +96,8 @@ def test_there_is_an_end_to_learning_rates_in_between() -> None:
 
 def test_values_of_the_base_join_the_grid() -> None:
     base = Experiment().replace(train__lr=0.05, contrast__weight=1, options={"beta": "7"})
-    knobs = {"train__lr": RATES, "contrast__weight": (1.0, 2.0), "options__beta": ("1", "2")}
-    grid, defaults = build_grid(knobs, base, 2)
+    search_space = {"train__lr": RATES, "contrast__weight": (1.0, 2.0), "options__beta": ("1", "2")}
+    grid, defaults = build_grid(search_space, base, 2)
     assert grid["train__lr"] == (0.01, 0.03, 0.05, 0.1, 0.3)
     assert grid["contrast__weight"] == (1.0, 2.0)
     assert grid["options__beta"] == ("7", "1", "2")

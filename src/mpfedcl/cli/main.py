@@ -33,7 +33,7 @@ mpfedcl: federated learning on non-IID client data
   mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
   mpfedcl leave    RUN --name NAME                             a client taken out of it again
   mpfedcl advise   RUN --data FOLDER                           should this client join?
-  mpfedcl worth    RUN                                         what each client is worth to others
+  mpfedcl contribution    RUN                                         what each client is worth to others
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
   mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      predict images with a trained run
@@ -61,7 +61,7 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "join": (deployment.Join, "join"),
     "leave": (deployment.Leave, "leave"),
     "advise": (deployment.Advise, "advise"),
-    "worth": (deployment.Worth, "worth"),
+    "contribution": (deployment.Contributions, "contribution"),
     "tune": (experiments.Tune, "tune"),
     "paper list": (experiments.PaperList, "paper"),
     "paper show": (experiments.PaperShow, "paper"),

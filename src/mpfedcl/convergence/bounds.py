@@ -22,7 +22,7 @@ BOUNDS = {
     "descent_one_step": "textbook: one plain step, own gradient",
     "falls_in_training": "L falls in training",
     "falls_over_round": "L falls over the round, new pool included",
-    "falls_to_average": "L falls from one averaged model to the next",
+    "falls_to_average": "L falls from one global model to the next",
 }
 """What is judged, in a few words each."""
 

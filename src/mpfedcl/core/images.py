@@ -1,11 +1,11 @@
-"""One size and one colour mode for images that are used together."""
+"""One size and one color mode for images that are used together."""
 
 import numpy
 from numpy.typing import NDArray
 from PIL import Image
 
 Images = NDArray[numpy.uint8]
-"""Grey [images, height, width] or RGB [images, height, width, 3]."""
+"""Gray [images, height, width] or RGB [images, height, width, 3]."""
 
 SIZE_WHERE_SIZES_DIFFER = 28
 
@@ -33,13 +33,13 @@ def resize_image(image: Image.Image, size: Size) -> Image.Image:
     return image.resize((width, height), method)
 
 
-def resize_images(images: Images, size: Size, is_colour: bool) -> Images:
-    """Return the images in the given size, grey ones with three equal channels if `is_colour`."""
+def resize_images(images: Images, size: Size, is_color: bool) -> Images:
+    """Return the images in the given size, gray ones with three equal channels if `is_color`."""
     if images.shape[1:3] != size:
         resized = numpy.empty((len(images), *size, *images.shape[3:]), dtype=numpy.uint8)
         for position, image in enumerate(images):
             resized[position] = numpy.asarray(resize_image(Image.fromarray(image), size))
         images = resized
-    if is_colour and images.ndim == 3:
+    if is_color and images.ndim == 3:
         images = numpy.repeat(images[..., None], 3, axis=3)
     return images

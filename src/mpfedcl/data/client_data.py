@@ -90,7 +90,7 @@ class FederatedData:
         return replace(self, clients=table, test_inputs=self.test_inputs.clone())
 
     def with_one_client(self, name: str, new_name: str | None = None) -> Self:
-        """Return one client's data with its own test images alone, under a new name if given."""
+        """Return one client's data with its local test set images alone, under a new name if given."""
         client = self.client(name)
         own = replace(
             client, name=new_name or name, test=torch.arange(len(client.test)).to(client.test)
@@ -195,13 +195,13 @@ def load_federated_data(
 
 
 def _make_table(split: ClientSplit, inputs: Tensor) -> ClientTable:
-    training, own_test = split.training, split.own_test
+    training, local_test = split.training, split.local_test
     return ClientTable(
         training.names,
         inputs,
         torch.from_numpy(training.everything.labels),
         training.sizes,
         torch.arange(len(split.test.labels)),
-        own_test.begins,
-        own_test.sizes,
+        local_test.begins,
+        local_test.sizes,
     )

@@ -20,19 +20,19 @@ from mpfedcl.experiment.source_files import splits_domains
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """Training images by client in order of name, the union test set, and who has which of it."""
+    """Training images by client in order of name, the global test set set, and who has which of it."""
 
     training: SubsetsByClient
     test: Subset
-    own_test: RangesByClient
-    """Each client's indices into the union test set."""
+    local_test: RangesByClient
+    """Each client's indices into the global test set set."""
     public: Subset | None = None
     """Training images that the server has in place of a client."""
 
     def describe(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Return who has how many training images of each class, and how many test images."""
         num_classes = len(class_names)
-        counts, tests = self.training.count_labels(num_classes), self.own_test.sizes
+        counts, tests = self.training.count_labels(num_classes), self.local_test.sizes
         public = self.public
         return {
             "classes": list(class_names),
@@ -87,13 +87,13 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
     """
     fraction = experiment.partition.validation
     kept, held_out = _hold_out(split.training, fraction, experiment, "validation")
-    test, own_test = _join_tests(held_out, experiment)
+    test, local_test = _join_tests(held_out, experiment)
     if len(test.labels) == 0:
         raise InvalidInput(
             f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
             "clients must have more training images of a class."
         )
-    return replace(split, training=kept, test=test, own_test=own_test)
+    return replace(split, training=kept, test=test, local_test=local_test)
 
 
 def _hold_out(
@@ -171,8 +171,8 @@ def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSpli
         pool, public = _take_public(pool, experiment)
         test = Subset.join([test for _, test in splits])
         training = _assign_images(pool, experiment, test_fraction=None)
-        own_test = RangesByClient.same_for_all(training.names, len(test.labels))
-        return ClientSplit(training, test, own_test, public)
+        local_test = RangesByClient.same_for_all(training.names, len(test.labels))
+        return ClientSplit(training, test, local_test, public)
     # Matched: a client is tested on some of its own images, not on an official test set.
     pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
     pool, public = _take_public(pool, experiment)

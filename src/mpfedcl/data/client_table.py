@@ -22,7 +22,7 @@ _NUMBERS_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client: its training images, and which images of the union test set are its own."""
+    """One client: its training images, and which images of the global test set set are its own."""
 
     name: str
     inputs: Tensor
@@ -30,7 +30,7 @@ class ClientData:
     labels: Tensor
     """[images], int64."""
     test: Tensor
-    """[test images], int64: indices into the union test set; may be empty."""
+    """[test images], int64: indices into the global test set set; may be empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,10 @@ class ClientTable(Sequence[ClientData]):
     sizes: Indices
     """[clients]: how many of the samples are each client's."""
     tests: Tensor
-    """int64: indices into the union test set, of which each client has a range."""
+    """int64: indices into the global test set set, of which each client has a range."""
     test_begins: Indices
     test_sizes: Indices
-    """[clients]: the range of `tests` that is each client's own test; ranges may overlap."""
+    """[clients]: the range of `tests` that is each client's local test set; ranges may overlap."""
 
     @classmethod
     def join(cls, clients: Sequence[ClientData]) -> "ClientTable":
@@ -134,7 +134,7 @@ class ClientTable(Sequence[ClientData]):
             means: list[float] = (totals / (self.sizes * width)).tolist()
         return means
 
-    def own_tests(self) -> ByClient[Tensor]:
+    def local_tests(self) -> ByClient[Tensor]:
         """Return each client's test, without holding on to the samples."""
         tests, begins, sizes = self.tests, self.test_begins, self.test_sizes
         return ByClient(self.names, lambda place: _cut(tests, begins, sizes, place))

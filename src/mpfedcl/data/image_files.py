@@ -70,7 +70,7 @@ class ImageFileStore:
         positions = {path: position for position, path in enumerate(paths)}
 
         def decode(path: Path) -> None:
-            images[positions[path]] = _decode(path, wanted.size, wanted.is_colour)
+            images[positions[path]] = _decode(path, wanted.size, wanted.is_color)
 
         _map_files(decode, paths, "Decoding images")
         return images
@@ -83,25 +83,25 @@ def read_image_files(paths: Sequence[Path], image_size: int | None) -> Images:
     return store.load(numpy.arange(len(paths)), wanted)
 
 
-def read_image_file(path: Path, size: Size, is_colour: bool) -> Images:
-    """Decode one file: [height, width], or [height, width, 3] where `is_colour`."""
+def read_image_file(path: Path, size: Size, is_color: bool) -> Images:
+    """Decode one file: [height, width], or [height, width, 3] where `is_color`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _decode(path, size, is_colour)
+            return _decode(path, size, is_color)
         except Exception as error:
             raise InvalidInput(_name_faults([f"{path} ({_explain(error, path)})"])) from None
 
 
-def convert_image(image: Image.Image, size: Size, is_colour: bool) -> Images:
-    """Return an image upright, in one colour mode and size."""
-    flat = _flatten(ImageOps.exif_transpose(image), "RGB" if is_colour else "L")
+def convert_image(image: Image.Image, size: Size, is_color: bool) -> Images:
+    """Return an image upright, in one color mode and size."""
+    flat = _flatten(ImageOps.exif_transpose(image), "RGB" if is_color else "L")
     return numpy.asarray(resize_image(flat, size))
 
 
-def _decode(path: Path, size: Size, is_colour: bool) -> Images:
+def _decode(path: Path, size: Size, is_color: bool) -> Images:
     with _open(path) as image:
-        return convert_image(image, size, is_colour)
+        return convert_image(image, size, is_color)
 
 
 def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
@@ -175,7 +175,7 @@ def _read_header(path: Path) -> ImageFormat:
 
 
 def _flatten(image: Image.Image, mode: str) -> Image.Image:
-    """Return the image as 8-bit grey ("L") or colour ("RGB"); transparent parts turn white."""
+    """Return the image as 8-bit gray ("L") or color ("RGB"); transparent parts turn white."""
     if image.mode in _DEEP_GREY_MODES:
         # Pillow would clip at 255; 16 bits scale to 8 by 65535 / 255.
         deep = numpy.asarray(image, dtype=numpy.float64)

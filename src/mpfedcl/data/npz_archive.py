@@ -78,7 +78,7 @@ class ArchiveStore:
         """All samples of an array are alike."""
         if self.vector_width is not None:
             return {VectorFormat(self.vector_width)}
-        return {ImageFormat(self.shape[1], self.shape[2], _is_colour(self.shape))}
+        return {ImageFormat(self.shape[1], self.shape[2], _is_color(self.shape))}
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Read the samples that are wanted out of the array, and convert them."""
@@ -86,9 +86,9 @@ class ArchiveStore:
             samples = _read_rows(archive, self.key, rows, self.shown, wanted.dtype)
         if isinstance(wanted, VectorFormat):
             return samples
-        if not _is_colour(samples.shape):
+        if not _is_color(samples.shape):
             samples = samples.reshape(samples.shape[:3])
-        return resize_images(samples, wanted.size, wanted.is_colour)
+        return resize_images(samples, wanted.size, wanted.is_color)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def open_archive(
     return DomainArchive(train, labels["y_train"], test, labels["y_test"], names, owners)
 
 
-def open_unlabelled_samples(opener: Opener, shown: str, identity: str) -> ArchiveStore:
+def open_unlabeled_samples(opener: Opener, shown: str, identity: str) -> ArchiveStore:
     """Open samples that need no labels: the array x_test, else x, else x_train."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -311,7 +311,7 @@ def _read_class_names(archive: zipfile.ZipFile, shown: str) -> tuple[str, ...]:
     return names
 
 
-def _is_colour(shape: tuple[int, ...]) -> bool:
+def _is_color(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] == 3
 
 
@@ -319,8 +319,8 @@ def _check_shape(store: ArchiveStore) -> None:
     shape, about = store.shape, f"{store.shown}: {store.key} has shape {store.shape}"
     if store.vector_width == 0:
         raise InvalidInput(f"{about}; vectors must have at least 1 number.")
-    is_grey = len(shape) == 3 or (len(shape) == 4 and shape[3] == 1)
-    if store.vector_width is None and (not (is_grey or _is_colour(shape)) or 0 in shape[1:]):
+    is_gray = len(shape) == 3 or (len(shape) == 4 and shape[3] == 1)
+    if store.vector_width is None and (not (is_gray or _is_color(shape)) or 0 in shape[1:]):
         raise InvalidInput(
             f"{about}; it must be [images, height, width] or "
             "[images, height, width, channels] with 1 or 3 channels."

@@ -1,4 +1,4 @@
-"""One client's own labelled images, wherever they lie, by the classes that a run knows."""
+"""One client's own labeled images, wherever they lie, by the classes that a run knows."""
 
 from collections.abc import Sequence
 from dataclasses import replace

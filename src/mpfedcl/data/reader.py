@@ -90,7 +90,7 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleInd
 
 
 def read_image_set(dataset: DatasetSettings) -> ImageSet:
-    """Read the data set that the settings name, whole, in one size and one colour mode."""
+    """Read the data set that the settings name, whole, in one size and one color mode."""
     sample_index = open_data_set(dataset)
     if sample_index.vector_width is not None:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The format of samples that are used together: images of one size and colour, or vectors."""
+"""The format of samples that are used together: images of one size and color, or vectors."""
 
 import math
 from collections.abc import Set as AbstractSet
@@ -19,11 +19,11 @@ Samples = NDArray[Any]
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """All images of one size and one colour mode, as bytes."""
+    """All images of one size and one color mode, as bytes."""
 
     height: int
     width: int
-    is_colour: bool
+    is_color: bool
     noun: ClassVar[str] = "image"
     dtype: ClassVar[str] = "uint8"
     vector_width: ClassVar[None] = None
@@ -39,7 +39,7 @@ class ImageFormat:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one image as an array."""
-        return (self.height, self.width, 3) if self.is_colour else self.size
+        return (self.height, self.width, 3) if self.is_color else self.size
 
     @classmethod
     def from_shape(cls, shape: Any) -> Self | None:
@@ -52,7 +52,7 @@ class ImageFormat:
 
     @classmethod
     def guess(cls, num_pixels: int) -> Self | None:
-        """Return the only square format of so many numbers, grey or RGB, or None."""
+        """Return the only square format of so many numbers, gray or RGB, or None."""
         # Never both: the square root of 3 is irrational.
         for channels in (1, 3):
             side = math.isqrt(num_pixels // channels)
@@ -61,12 +61,12 @@ class ImageFormat:
         return None
 
     def convert(self, images: Samples) -> Samples:
-        """Return grey [n, h, w] or RGB [n, h, w, 3] bytes in this format."""
+        """Return gray [n, h, w] or RGB [n, h, w, 3] bytes in this format."""
         if images.ndim == 4 and images.shape[3] == 1:
             images = images[..., 0]
-        if images.ndim == 4 and not self.is_colour:
+        if images.ndim == 4 and not self.is_color:
             images = numpy.stack([numpy.asarray(Image.fromarray(i).convert("L")) for i in images])
-        return resize_images(images, self.size, self.is_colour)
+        return resize_images(images, self.size, self.is_color)
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def describe_samples(vector_width: int | None) -> str:
 def choose_format(
     formats: AbstractSet[SampleFormat], image_size: int | None, dtype: str = "float32"
 ) -> SampleFormat:
-    """Return one format for samples of several: see `choose_size`; RGB if any image has colour."""
+    """Return one format for samples of several: see `choose_size`; RGB if any image has color."""
     vectors = [each for each in formats if isinstance(each, VectorFormat)]
     images = [each for each in formats if isinstance(each, ImageFormat)]
     if not vectors:
         size = choose_size({each.size for each in images}, image_size)
-        return ImageFormat(*size, any(each.is_colour for each in images))
+        return ImageFormat(*size, any(each.is_color for each in images))
     if image_size is not None:
         raise InvalidInput(
             f"dataset.image_size is {image_size}; it must be left out, because the samples are "

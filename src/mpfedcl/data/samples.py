@@ -163,7 +163,7 @@ class DomainImages:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set in memory: domains in order of name, all images of one size and colour mode."""
+    """A data set in memory: domains in order of name, all images of one size and color mode."""
 
     name: str
     domains: tuple[DomainImages, ...]

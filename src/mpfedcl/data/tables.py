@@ -111,7 +111,7 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
 
 
 def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
-    """Read one client's labelled rows for a run that knows its columns."""
+    """Read one client's labeled rows for a run that knows its columns."""
     frames = _read_files(path, "data")
     for file, frame in frames.items():
         refuse_unknown_columns([columns.label], frame.columns, file)

@@ -22,8 +22,8 @@ from mpfedcl.rounds.calibration_error import BinSums, add_bins
 from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import (
     Predictions,
-    ReadingColumns,
-    RoundReadings,
+    PredictorColumns,
+    RoundEvaluation,
 )
 from mpfedcl.rounds.process_messages import (
     pack_named,
@@ -118,20 +118,20 @@ class DistributedEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> RoundReadings:
-        """Let each process read its clients; put the readings together."""
-        own, readings = self._engine.readable(self.local_clients(names)), self._engine.readings
-        wanted = readings.wanted(is_complete=with_confusion)
-        if pool is None and readings.needs_pool(averaged, wanted):
-            _, rows = self._exchange(None, self._engine.prototypes_for_reading(own))
-            pool = self._engine.pool_for_reading(rows)
-        # Each process asks the averaged model about a share of the images.
+    ) -> RoundEvaluation:
+        """Let each process read its clients; put the predictors together."""
+        own, predictors = self._engine.readable(self.local_clients(names)), self._engine.predictors
+        wanted = predictors.wanted(is_complete=with_confusion)
+        if pool is None and predictors.needs_pool(averaged, wanted):
+            _, rows = self._exchange(None, self._engine.prototypes_for_evaluation(own))
+            pool = self._engine.pool_for_evaluation(rows)
+        # Each process asks the global model about a share of the images.
         share = self._group.rank, self._group.size
-        said = self._join(readings.predict_averaged(averaged, pool, wanted, share))
+        said = self._join(predictors.predict_global(averaged, pool, wanted, share))
         trained = self._engine.trained(own)
-        read = readings.read(said, pool, trained, wanted, with_confusion=with_confusion)
+        read = predictors.read(said, pool, trained, wanted, with_confusion=with_confusion)
         parts, _ = self._exchange([read.names, read.columns, read.confusion, read.bins], {})
-        return _join_readings(parts, list(self.sizes), names)
+        return _join_predictors(parts, list(self.sizes), names)
 
     def _join(self, own: Predictions | None) -> Predictions | None:
         """Return what a model was heard to say by all processes, one after the other."""
@@ -193,22 +193,22 @@ class DistributedEngine(Engine):
         return reports, {name: found[name].to(self._device) for name in sorted(found)}
 
 
-def _join_readings(
+def _join_predictors(
     parts: Sequence[Any], names: Sequence[str], trained: Sequence[str]
-) -> RoundReadings:
+) -> RoundEvaluation:
     """Put together what processes read of their clients, in the order of all clients' names."""
     read = [name for part, *_ in parts for name in part]
     place = {name: number for number, name in enumerate(read)}
-    columns: ReadingColumns = {}
+    columns: PredictorColumns = {}
     for test in TESTS:
         columns[test] = {}
-        for reading in parts[0][1][test]:
-            joined = [value for _, part, *_ in parts for value in part[test][reading]]
-            columns[test][reading] = [joined[place[name]] for name in names]
+        for predictor in parts[0][1][test]:
+            joined = [value for _, part, *_ in parts for value in part[test][predictor]]
+            columns[test][predictor] = [joined[place[name]] for name in names]
     confusion = {name: counts for part in parts for name, counts in part[2].items()}
     in_order = {name: confusion[name] for name in names if name in confusion}
     bins: dict[Test, BinSums] = {test: add_bins(part[3][test] for part in parts) for test in TESTS}
-    return RoundReadings(names, columns, trained, in_order, bins)
+    return RoundEvaluation(names, columns, trained, in_order, bins)
 
 
 def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

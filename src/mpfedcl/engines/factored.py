@@ -258,10 +258,8 @@ class TrainedFactors:
 
         def run(given: Tensor, weight: str, bias: str | None) -> Tensor:
             rows, slopes = past[weight]
-            if given is inputs and weight in projected:
-                out = projected[weight]
-            else:
-                out = linear(given, start[weight])
+            known = given is inputs and weight in projected
+            out = projected[weight] if known else linear(given, start[weight])
             out = out - (given @ rows.T) @ slopes
             return out if bias is None else out + biases[bias]
 

@@ -11,7 +11,7 @@ _FORM = struct.Struct("<qqdd")
 
 
 class Handover:
-    """One end of what two neighbouring processes share."""
+    """One end of what two neighboring processes share."""
 
     def __init__(self, memory: SharedMemory, line: Line) -> None:
         self._memory = memory

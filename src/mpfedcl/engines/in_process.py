@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines.client_evaluation import ClientEvaluation
 from mpfedcl.engines.client_groups import group_clients
 from mpfedcl.engines.client_prototypes import ClientPrototypes
-from mpfedcl.engines.client_readings import ClientReadings
 from mpfedcl.engines.client_states import ClientStates, restore_states
 from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.trained_clients import (
@@ -27,7 +27,7 @@ from mpfedcl.models.parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, StatePlace
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 
 CLIENTS_AT_ONCE = 64
@@ -166,19 +166,21 @@ class InProcessEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> RoundReadings:
-        """Read the personal models of this round and the averaged model, on both tests."""
-        names, readings = self.readable(names), self.readings
-        wanted = readings.wanted(is_complete=with_confusion)
-        if pool is None and readings.needs_pool(averaged, wanted):
-            pool = self.pool_for_reading(self.prototypes_for_reading(names))
-        said = readings.predict_averaged(averaged, pool, wanted)
-        return readings.read(said, pool, self.trained(names), wanted, with_confusion=with_confusion)
+    ) -> RoundEvaluation:
+        """Read the personal models of this round and the global model, on both tests."""
+        names, predictors = self.readable(names), self.predictors
+        wanted = predictors.wanted(is_complete=with_confusion)
+        if pool is None and predictors.needs_pool(averaged, wanted):
+            pool = self.pool_for_evaluation(self.prototypes_for_evaluation(names))
+        said = predictors.predict_global(averaged, pool, wanted)
+        return predictors.read(
+            said, pool, self.trained(names), wanted, with_confusion=with_confusion
+        )
 
     @cached_property
-    def readings(self) -> ClientReadings:
+    def predictors(self) -> ClientEvaluation:
         """Reads the clients of this process."""
-        return ClientReadings.of(self._method, self._model, self._data)
+        return ClientEvaluation.of(self._method, self._model, self._data)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the named clients that have a model of their own to be read."""
@@ -188,13 +190,13 @@ class InProcessEngine(Engine):
         """Return the groups that hold these clients' models."""
         return {name: self._trained[name][0] for name in names}
 
-    def prototypes_for_reading(self, names: Sequence[str]) -> dict[str, Prototypes]:
+    def prototypes_for_evaluation(self, names: Sequence[str]) -> dict[str, Prototypes]:
         """Make prototypes that never travel, to read a method without any by nearest prototype."""
         clients = [self._data.client(name) for name in names]
         rows = self._prototypes.cluster(clients, self._embed(clients), 0)
         return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
-    def pool_for_reading(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
+    def pool_for_evaluation(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
         """Return these prototypes as a pool, or None where there is no client."""
         if not rows:
             return None

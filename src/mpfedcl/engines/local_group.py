@@ -32,7 +32,7 @@ from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns, as_nu
 _COMMON_FILES = 3
 """Two to exchange by, and one for signs of life."""
 _MOST_DESCRIPTORS = 8
-"""That a process is sent: the common files, and a connection and a file for each neighbour."""
+"""That a process is sent: the common files, and a connection and a file for each neighbor."""
 LOST_ANOTHER = 3
 """The code that a worker ends with when another process is gone."""
 _ENDING_SECONDS = 2.0
@@ -164,13 +164,13 @@ def join_local_group(membership: str, timeout: float) -> Iterator[LocalGroup]:
         if not said:
             raise LostWorker("the leader has ended")
         files = [SharedMemory(each) for each in given[:_COMMON_FILES]]
-        neighbours = [
+        neighbors = [
             (socket.socket(fileno=connection), SharedMemory(memory))
             for connection, memory in zip(given[3::2], given[4::2], strict=True)
         ]
         # It ends with its leader, and a leader that is stopped by Ctrl-Z may go on some day.
         with _member(rank, [line] * (size - 1), files, (), timeout) as group:
-            before, *after = neighbours
+            before, *after = neighbors
             group.begins = Handover(before[1], Line(before[0], rank - 1, group.heartbeat))
             for connection, memory in after:
                 group.finishes = Handover(memory, Line(connection, rank + 1, group.heartbeat))

@@ -39,7 +39,7 @@ class ProcessGroup(ABC):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether neighbouring processes can train a client together."""
+        """Whether neighboring processes can train a client together."""
         return self.begins is not None or self.finishes is not None
 
     @property

@@ -30,21 +30,21 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.network_settings import NetworkSettings, SecureSettings
 from mpfedcl.experiment.npz_headers import holds_vectors
 from mpfedcl.experiment.option_values import OptionValues
-from mpfedcl.experiment.pace_settings import PaceSettings, PublicSettings
 from mpfedcl.experiment.privacy_settings import PrivacySettings
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
     DatasetSettings,
     EncoderSettings,
-    GuardSettings,
     ModelSettings,
     PartitionSettings,
     PrototypeSettings,
     Settings,
     StatisticsSettings,
     TrainSettings,
+    ValidationSettings,
 )
+from mpfedcl.experiment.systems_settings import PublicSettings, SystemsSettings
 
 PIXELS_PER_SIDE = 32
 """Of one's own pictures without an encoder."""
@@ -86,7 +86,7 @@ class Experiment(Settings):
     """At least this many clients train per round."""
     share_model: bool = True
     """FedCL family: average the models (else only prototypes are sent)."""
-    secure_sums: bool = False
+    secure_aggregation: bool = False
     """Let the server see only sums over clients, never a single client's update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes data split, initial weights, batches and clustering."""
@@ -103,7 +103,7 @@ class Experiment(Settings):
     evaluate_every: EvaluateEvery = "auto"
     """Rounds between two evaluations; auto: so many that they take about a fifth of the run, at
     most. The last round is always evaluated."""
-    evaluate_readings: Literal["judged", "all"] = "judged"
+    evaluate_predictors: Literal["judged", "all"] = "judged"
     """What rounds before the last one read: only what the method is judged by, or everything."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
     """Evaluate the personal models of only this many clients, drawn in each evaluated round
@@ -126,14 +126,14 @@ class Experiment(Settings):
     prototypes: PrototypeSettings = PrototypeSettings()
     contrast: ContrastSettings = ContrastSettings()
     aggregation: AggregationSettings = AggregationSettings()
-    guard: GuardSettings = GuardSettings()
+    validation: ValidationSettings = ValidationSettings()
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
     statistics: StatisticsSettings = StatisticsSettings()
     privacy: PrivacySettings = PrivacySettings()
     network: NetworkSettings = NetworkSettings()
     secure: SecureSettings = SecureSettings()
-    pace: PaceSettings = PaceSettings()
+    systems: SystemsSettings = SystemsSettings()
     public: PublicSettings = PublicSettings()
     options: OptionValues = Field(default_factory=dict)
     """What your own method or tracker reads: `--options beta 0.5`, or a table [options]."""
@@ -191,7 +191,7 @@ class Experiment(Settings):
             "dataset__test_fraction": 0.5,
             "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",
             "model__name": "mlp",
-            "pace__kind": "none",
+            "systems__kind": "none",
             "public__size": 0,
             **spec.protocol(self.partition.kind),
             **method_defaults,
@@ -209,7 +209,7 @@ class Experiment(Settings):
             for name, value in defaults.items()
             if self.setting(name) in (None, ())
         }
-        # A method of one exchange has one round and its own model, whatever is asked for.
+        # A one-shot method has one round and its own model, whatever is asked for.
         filled |= {n: value for n, value in method_defaults.items() if n in _FIXED_BY_METHOD}
         found = self.replace(**{"method": self.method, **filled})
         found._check_model(spec)
@@ -278,7 +278,7 @@ class Experiment(Settings):
     @property
     def tells_counts(self) -> bool:
         """Whether clients on other machines say how many samples they have of each class."""
-        return not self.privacy.has_budget and not self.secure_sums
+        return not self.privacy.has_budget and not self.secure_aggregation
 
     def setting(self, name: str) -> Any:
         """Return a setting by name; `partition__alpha` reaches into a section."""

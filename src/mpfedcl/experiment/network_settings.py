@@ -1,4 +1,4 @@
-"""Settings of a federation over a network, and of secure sums."""
+"""Settings of a federation over a network, and of secure aggregation."""
 
 from typing import Annotated, ClassVar
 
@@ -16,7 +16,7 @@ class NetworkSettings(Settings):
     """Seconds that a round waits for answers; a client that has not answered by then is missing."""
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0
     """A round ends early once this share of the clients asked have answered. In a simulation it
-    needs a virtual clock (pace.kind)."""
+    needs a virtual clock (systems.kind)."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
     """Seconds to wait for clients to connect, at the start and whenever too few are left."""
     max_images: Annotated[int, Field(ge=1)] = 10_000_000
@@ -25,7 +25,7 @@ class NetworkSettings(Settings):
 
 
 class SecureSettings(Settings):
-    """Secure sums (`--secure-sums`): when a sum is opened."""
+    """Secure aggregation (`--secure-aggregation`): when a sum is opened."""
 
     section: ClassVar[str] = "secure"
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5

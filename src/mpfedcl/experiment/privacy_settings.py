@@ -18,11 +18,11 @@ class PrivacySettings(Settings):
     """The probability with which the guarantee may fail; well below one over the number of images,
     or of clients."""
     unit: Literal["record", "client"] | None = None
-    """What the guarantee is about: one training image (methods of one exchange), or all images of a
+    """What the guarantee is about: one training image (one-shot methods), or all images of a
     client [default: record with one exchange, client with rounds]."""
-    trust: Literal["server", "nobody"] = "server"
+    model: Literal["central", "local"] = "central"
     """Who adds the noise: the server, which then sees the bare numbers, or each client before
-    anything leaves it (methods of one exchange), which costs more accuracy."""
+    anything leaves it (one-shot methods), which costs more accuracy."""
     clip: Annotated[float | None, Field(gt=0)] = None
     """Unit client: the greatest length of what one client adds [default: 1 for the change of a
     model, 10 for sums]."""

@@ -15,7 +15,7 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
 recorded beside the result. A run may be resumed with others."""
 ONCE_THE_ONLY_VALUES: Mapping[str, Any] = {
     "model__name": "mlp",
-    "pace__kind": "none",
+    "systems__kind": "none",
     "public__size": 0,
 }
 """Settings that are filled in, and that experiments of older versions do not have: their values."""

@@ -269,13 +269,13 @@ class ModelSettings(Settings):
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
     256 behind an encoder, 512 in a cnn]."""
     norm: Literal["none", "group"] = "none"
-    """cnn: what normalises each convolution's output."""
+    """cnn: what normalizes each convolution's output."""
 
 
-class GuardSettings(Settings):
+class ValidationSettings(Settings):
     """What an update from a client may look like."""
 
-    section: ClassVar[str] = "guard"
+    section: ClassVar[str] = "validation"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Largest length of a client's change to the model, and of a prototype."""
     bounds: Literal["auto", "on", "off"] = "auto"
@@ -304,7 +304,7 @@ class GuardSettings(Settings):
 
 
 class StatisticsSettings(Settings):
-    """Which of the clients' sums methods of one exchange keep."""
+    """Which of the clients' sums one-shot methods keep."""
 
     section: ClassVar[str] = "statistics"
     keep: Literal["auto", "clients", "pooled"] = "auto"

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
+_NOT_METHODS = ("base", "messages")
 
 
 @cache
@@ -64,4 +65,6 @@ def parse_file(path: Path) -> ast.Module:
 
 def _list_files(folder: Path) -> dict[str, Path]:
     files = [path for path in folder.glob("*.py") if not path.stem.startswith("_")]
-    return {path.stem.replace("_", "-"): path for path in sorted(files) if path.stem != "base"}
+    return {
+        path.stem.replace("_", "-"): path for path in sorted(files) if path.stem not in _NOT_METHODS
+    }

@@ -13,7 +13,7 @@ def unit_features(inputs: Tensor) -> Tensor:
     """Return phi(x) = sign(x) sqrt|x|, scaled to length 1: [..., d] for [..., d].
 
     The root tames the few large numbers of a feature; the length bounds what one sample can add to
-    any sum. A sample of zeros has no direction and gets the one that favours no coordinate.
+    any sum. A sample of zeros has no direction and gets the one that favors no coordinate.
 
     Example:
         >>> import torch
@@ -44,8 +44,8 @@ def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
     size = features.shape[-1]
     if dimensions >= size:
         return features
-    centred = features - features.mean(dim=-1, keepdim=True)
-    return normalize(centred @ _projection(size, dimensions, seed).to(features), dim=-1, eps=1e-12)
+    centered = features - features.mean(dim=-1, keepdim=True)
+    return normalize(centered @ _projection(size, dimensions, seed).to(features), dim=-1, eps=1e-12)
 
 
 @lru_cache(maxsize=4)

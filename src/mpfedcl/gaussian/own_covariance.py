@@ -53,10 +53,10 @@ def own_strength(covariance: Covariance, degrees: Degrees, scatter: float) -> fl
 
 @dataclass(frozen=True)
 class OwnCovariance:
-    """S_i = (W_i + nu S) / (f_i + nu), given by the pooled S and a client's centred samples."""
+    """S_i = (W_i + nu S) / (f_i + nu), given by the pooled S and a client's centered samples."""
 
     pooled: Covariance
-    centred: Tensor
+    centered: Tensor
     """[n, d]: features less their class means, W_i = X'X."""
     degrees: float
     strength: float
@@ -68,7 +68,7 @@ class OwnCovariance:
             return self.pooled.solve(vectors, shrinkage.weight)
         weight, size = shrinkage.weight, len(self.pooled.spectrum)
         total = self.degrees + self.strength
-        rows = self.centred
+        rows = self.centered
         trace = (float(rows.square().sum()) + self.strength * self.pooled.trace) / total
         own = (1 - weight) / total
         diagonal = own * self.strength * self.pooled.spectrum + weight * trace / size

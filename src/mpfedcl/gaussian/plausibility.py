@@ -20,7 +20,7 @@ def find_impossible_sums(
     Args:
         summed: `counts`, `sums` and, where a method has them, `within` and `scatter`, or `moment`.
         num_samples: What the client has said that it holds.
-        in_full: Whether to look at positive semidefiniteness too, at the cost of a factorisation.
+        in_full: Whether to look at positive semidefiniteness too, at the cost of a factorization.
     """
     counts, sums = summed["counts"].double(), summed["sums"].double()
     if not bool((counts.round() == counts).all()) or bool((counts < 0).any()):

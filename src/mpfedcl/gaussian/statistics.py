@@ -101,7 +101,7 @@ def sums_to_fit(pooled: Tensors, second_moment: SecondMoment | None) -> Tensors:
 
 
 def scatter_rows(own: Tensors) -> Tensor:
-    """Return rows R [r, d] with R'R = W_i: they stand for a client's centred samples."""
+    """Return rows R [r, d] with R'R = W_i: they stand for a client's centered samples."""
     within = within_from_moment(own["moment"], own["counts"], own["sums"])
     spectrum, basis = torch.linalg.eigh(within)
     # No more directions than samples less classes; the others are rounding.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mpfedcl.core.files import FORMAT, write_atomically
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.inference.reading_rule import (
+from mpfedcl.inference.prediction_rule import (
     ComparisonSpace,
     ReadingRule,
     find_comparison_space,
@@ -33,7 +33,7 @@ _MOST_IMAGES = 2000
 _MOST_IMAGES_OF_A_CLIENT = 1000
 _FEWEST_IMAGES_OF_A_CLIENT = 200
 _IMAGES_OF_ALL_CLIENTS = 20_000
-"""Few enough that measuring takes a fraction of what one round's readings take."""
+"""Few enough that measuring takes a fraction of what one round's predictors take."""
 _IMAGES_AT_ONCE = 1024
 _FEWEST_TO_SHARPEN = 50
 """Images below which a factor of the scores would be guessed."""
@@ -52,24 +52,24 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
         kept = {name: models.fitted[name] for name in ("covariance", "fit")}
         write_atomically(models.directory.path / METRIC_FILE, pack_tensors(kept))
     rules = {
-        test: ReadingRule.of(models.method.reading_on(test), has_prototypes=space is not None)
-        for test in ("own", "union")
+        test: ReadingRule.of(models.method.predictor_on(test), has_prototypes=space is not None)
+        for test in ("local_test", "global_test")
     }
     averaged = None
     if models.averaged is not None:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
         averaged = _measure(
-            models, space, rules["union"], models.averaged, _choose(rows, _MOST_IMAGES)
+            models, space, rules["global_test"], models.averaged, _choose(rows, _MOST_IMAGES)
         )
-    fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.own_tests))
+    fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.local_tests))
     most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
     clients = {}
     for name, params in models.personal:
-        rows, prior = _choose(models.own_tests[name], most), None
-        if rules["own"].with_prior:
+        rows, prior = _choose(models.local_tests[name], most), None
+        if rules["local_test"].with_prior:
             prior = log_prior(torch.tensor(models.label_counts[name]))
         seen = None if space is None else space.seen_by(models.method, name)
-        if (found := _measure(models, seen, rules["own"], params, rows, prior)) is not None:
+        if (found := _measure(models, seen, rules["local_test"], params, rows, prior)) is not None:
             clients[name] = found
         yield name, params
     content = {

@@ -27,5 +27,5 @@ def find_run(path: Path, client: str | None) -> tuple[Path, str | None]:
     run = max(ended, key=lambda each: each.stat().st_mtime_ns)
     summary = RunDirectory(run).read_summary() or {}
     has_own = (run / "models" / f"{folder.name}.safetensors").is_file()
-    is_judged = not str(summary.get("reading")).startswith("averaged")
+    is_judged = not str(summary.get("predictor")).startswith("global")
     return run, client or (folder.name if has_own and is_judged else None)

@@ -22,10 +22,10 @@ from mpfedcl.gaussian import (
     take_from_pool,
     widen_classes,
 )
-from mpfedcl.inference.reading_rule import counts_of
+from mpfedcl.inference.prediction_rule import counts_of
 from mpfedcl.inference.trained_run import read_pool
 from mpfedcl.methods import Server, find_method, is_built_in
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.runs import statistics_files
@@ -52,7 +52,7 @@ class Exchange:
     """Who is in a federation, and the sums of all of them."""
 
     path: Path
-    method: OneExchange
+    method: OneShot
     partition: dict[str, Any]
     """As partition.json has it."""
     pool: PrototypePool
@@ -174,7 +174,7 @@ class Exchange:
 
 
 def is_exchange(path: Path) -> bool:
-    """Tell whether a folder holds a run of a method of one exchange, whose sums are kept."""
+    """Tell whether a folder holds a run of a one-shot method, whose sums are kept."""
     directory = RunDirectory(path)
     if not directory.holds_run():
         raise InvalidInput(f"RUN is {str(path)!r}; it must be a folder that holds a run.")
@@ -197,14 +197,14 @@ def open_exchange(path: Path) -> Exchange:
     for name in partition["clients"]:
         counts_of(partition, name, len(classes))
     method = find_method(experiment.method)(experiment, len(classes))
-    if not isinstance(method, OneExchange):
+    if not isinstance(method, OneShot):
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {experiment.method}, which keeps no sums; it must be "
-            "of a method of one exchange, such as fedgauss."
+            "of a one-shot method, such as fedgauss."
         )
-    if experiment.secure_sums:
+    if experiment.secure_aggregation:
         raise InvalidInput(
-            f"RUN is {str(path)!r}; it must be a run without secure_sums: in this one only totals "
+            f"RUN is {str(path)!r}; it must be a run without secure_aggregation: in this one only totals "
             "are known, so that no client can be added, taken out or compared."
         )
     for name in (statistics_files.POOLED, "pool.safetensors"):

@@ -113,7 +113,7 @@ def _write(
     if partition != before.partition:
         written["partition.json"] = _to_json(partition)
     # What was measured of the federation before.
-    change_files(path, written, [*removed, "worth.json", "worth.png"])
+    change_files(path, written, [*removed, "contribution.json", "contribution.png"])
 
 
 def _common_files(before: Exchange, after: Exchange, fitted: Fitted) -> dict[str, bytes]:

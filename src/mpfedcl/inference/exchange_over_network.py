@@ -22,7 +22,7 @@ from mpfedcl.network.server.engine import digest_sums
 from mpfedcl.network.server.single_client import SingleClient
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.runs.directory import RunDirectory
 
 
@@ -38,7 +38,7 @@ class NetworkChange:
     reason: str = ""
     """Why its sums were rejected."""
     before: float | None = None
-    """Accuracy on the client's own test, in %, by the federation's classifier as it was."""
+    """Accuracy on the client's local test set, in %, by the federation's classifier as it was."""
     after: float | None = None
     """The same by its own classifier once it is in."""
 
@@ -151,7 +151,7 @@ def _join(before: Exchange, told: SingleClient, update: Update, event: str) -> N
         name,
         event,
         after.pool.names,
-        before=_accuracy(before, old, "averaged_classifier"),
+        before=_accuracy(before, old, "global_classifier"),
         after=_accuracy(before, new, None),
     )
 
@@ -168,8 +168,10 @@ def _describe(update: Update) -> dict[str, Any]:
     return {"train_images": update.num_samples, "classes_held": held, "over_network": True}
 
 
-def _accuracy(exchange: Exchange, readings: RoundReadings | None, reading: Any) -> float | None:
-    if readings is None:
+def _accuracy(
+    exchange: Exchange, predictors: RoundEvaluation | None, predictor: Any
+) -> float | None:
+    if predictors is None:
         return None
-    table = readings.table()["own"]
-    return table[reading or exchange.method.reading_on("own")]
+    table = predictors.table()["local_test"]
+    return table[predictor or exchange.method.predictor_on("local_test")]

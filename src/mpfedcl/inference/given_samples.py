@@ -1,4 +1,4 @@
-"""Held-out samples that the user gives, for a run whose own test samples are with its clients."""
+"""Held-out samples that the user gives, for a run whose local test set samples are with its clients."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def calibrate_by(predictor: Predictor, folder: Path) -> None:
 
 
 def load_given_samples(trained: TrainedRun, folder: Path, most: int = _MOST) -> GivenSamples:
-    """Load labelled samples evenly, so about as many of each class."""
+    """Load labeled samples evenly, so about as many of each class."""
     try:
         sample_index = open_own_samples(folder, trained.class_names, trained.columns)
     except InvalidInput as error:
@@ -95,8 +95,8 @@ def load_converted(trained: TrainedRun, sample_index: SampleIndex, rows: Indices
     input_format = trained.input_format
     own = choose_format(sample_index.store.inspect(), None, input_format.dtype)
     if isinstance(own, ImageFormat) and isinstance(input_format, ImageFormat):
-        # In their own colour mode: `convert` takes colour out as it does for a prediction.
-        own = replace(input_format, is_colour=own.is_colour)
+        # In their own color mode: `convert` takes color out as it does for a prediction.
+        own = replace(input_format, is_color=own.is_color)
     return input_format.convert(sample_index.store.load(rows, own))
 
 

@@ -12,7 +12,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import identify_file
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
-from mpfedcl.data.npz_archive import open_unlabelled_samples
+from mpfedcl.data.npz_archive import open_unlabeled_samples
 from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, choose_format
 from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.data.table_files import is_table_file
@@ -108,14 +108,14 @@ def _list_one(path: Path, wanted: SampleFormat, columns: TableColumns | None) ->
         pictures = [path]
 
     def picture(file: Path) -> NamedSample:
-        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_colour))
+        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_color))
 
     return [picture(each) for each in pictures]
 
 
 def _from_archive(path: Path, wanted: SampleFormat) -> list[NamedSample]:
     try:
-        store = open_unlabelled_samples(lambda: path.open("rb"), str(path), identify_file(path))
+        store = open_unlabeled_samples(lambda: path.open("rb"), str(path), identify_file(path))
         (found,) = store.inspect()
         if found.vector_width != wanted.vector_width:
             raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")

@@ -71,7 +71,7 @@ def join(
     """Train a new client of a finished run, and with `add` put its prototypes into the run's pool.
 
     Args:
-        run: The run directory; a run of a method with prototypes and an averaged model.
+        run: The run directory; a run of a method with prototypes and an global model.
         data: The client's images, a folder per class or an npz file, its vectors, an npz file, or
             its table, for a run on one.
         name: What the client is called; not a name that the run has already.
@@ -193,10 +193,10 @@ def _load_joinable_run(path: Path, weights: Path | None) -> tuple[TrainedRun, Pr
             f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that can "
             "be joined is of a method that does, such as mp-fedcl."
         )
-    if not trained.has_averaged_model:
+    if not trained.has_global_model:
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run that "
-            "can be joined has an averaged model, for a new client to begin with."
+            "can be joined has an global model, for a new client to begin with."
         )
     return trained, trained.pool
 

@@ -23,8 +23,8 @@ from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.evaluation import Evaluator, as_stack, percent_correct
-from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.rounds.validation import UpdateValidator
 
 Accuracies = dict[str, float | None]
 """Percent right on the client's test images, by what predicts; None where nothing does."""
@@ -108,7 +108,9 @@ class NewClient:
         train = self._train if epochs else self._keep_model
         model, update = train(assembly, broadcast)
         sizes = {self.name: len(self.client.labels)}
-        collector = UpdateCollector(method, Guard(assembly, sizes), server, broadcast, sizes)
+        collector = UpdateCollector(
+            method, UpdateValidator(assembly, sizes), server, broadcast, sizes
+        )
         collector.add(update)
         return TrainingOutcome(model, update, collector.rejected.get(self.name))
 
@@ -130,7 +132,7 @@ class NewClient:
         update = sent.written_out()
         # As closely as a message from a network: it stays in everybody's model.
         counts = torch.bincount(self.client.labels, minlength=self.data.num_classes)
-        guard = Guard(assembly, sizes, {self.name: counts.tolist()})
+        guard = UpdateValidator(assembly, sizes, {self.name: counts.tolist()})
         collector = UpdateCollector(method, guard, server, broadcast, sizes)
         collector.add(update)
         return update, collector.rejected.get(self.name)
@@ -157,7 +159,7 @@ class NewClient:
                     lambda inputs: as_stack(self._trained.model.apply(params, inputs))
                 )
                 classified, nearest = predictions.classifier, predictions.prototype
-                if "personal_classifier" in method.readings:
+                if "personal_classifier" in method.predictors:
                     found["classifier"] = percent_correct(classified == truth)
                 if len(each) and nearest is not None:
                     found[name] = percent_correct(nearest == truth)
@@ -184,8 +186,8 @@ class NewClient:
         self, sample_index: SampleIndex, rows: Indices, experiment: Experiment
     ) -> Tensor:
         encoder, input_format = self._trained.encoder, self._trained.input_format
-        is_grey = isinstance(input_format, ImageFormat) and not input_format.is_colour
-        if encoder is not None and not is_grey:
+        is_gray = isinstance(input_format, ImageFormat) and not input_format.is_color
+        if encoder is not None and not is_gray:
             trains = experiment.encoder.train
             make = byte_input_maker(encoder) if trains else feature_input_maker(encoder)
             return make(sample_index, rows, experiment)

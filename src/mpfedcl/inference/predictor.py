@@ -19,7 +19,7 @@ from mpfedcl.inference.drift import Drift, judge_drift
 from mpfedcl.inference.exchange_changes import has_changed
 from mpfedcl.inference.held_out import HeldOutMeasurements
 from mpfedcl.inference.prediction import ClassifierReading, NearestPrototype, Prediction
-from mpfedcl.inference.reading_rule import (
+from mpfedcl.inference.prediction_rule import (
     ComparisonSpace,
     ReadingRule,
     find_comparison_space,
@@ -48,14 +48,14 @@ class Measured(NamedTuple):
 
 
 class Predictor:
-    """Predicts with a run's averaged model, or with a client's personal one.
+    """Predicts with a run's global model, or with a client's personal one.
 
     Labels are by the rule that the run is judged by: the nearest prototype, or the classifier; a
-    client's own classifier may have its label shares added (`summary.json`: `reading`).
+    client's own classifier may have its label shares added (`summary.json`: `predictor`).
 
     Args:
         trained: The run, as `load_trained_run` opens it; `Predictor.load` takes its folder instead.
-        client: Whose personal model to use; None is the averaged model.
+        client: Whose personal model to use; None is the global model.
         false_alarms: The share of known images that may be flagged as unknown by mistake: 0.001,
             0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
         coverage: With a classifier: give each image a set of classes that contains the true one
@@ -217,9 +217,9 @@ class Predictor:
         if isinstance(input_format, VectorFormat):
             return _convert_vector(sample, input_format)
         if isinstance(sample, str | Path):
-            return read_image_file(Path(sample), input_format.size, input_format.is_colour)
+            return read_image_file(Path(sample), input_format.size, input_format.is_color)
         if isinstance(sample, Image.Image):
-            return convert_image(sample, input_format.size, input_format.is_colour)
+            return convert_image(sample, input_format.size, input_format.is_color)
         array = numpy.asarray(sample)
         is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
         if not is_image or array.dtype != numpy.uint8 or not array.size:
@@ -335,8 +335,8 @@ def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
 def _find_rule(trained: TrainedRun, client: str | None, *, has_prototypes: bool) -> ReadingRule:
     """Return the rule that the run was judged by with this model."""
     summary = RunDirectory(trained.path).read_summary() or {}
-    own = summary.get("reading") or trained.method.reading_on("own")
-    union = summary.get("reading_union") or trained.method.reading_on("union")
+    own = summary.get("predictor") or trained.method.predictor_on("local_test")
+    union = summary.get("predictor_global") or trained.method.predictor_on("global_test")
     return ReadingRule.of(str(union if client is None else own), has_prototypes=has_prototypes)
 
 

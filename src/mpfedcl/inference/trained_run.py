@@ -1,8 +1,8 @@
 """A finished run, opened for use on this machine: the data it was trained on need not be here.
 
     trained = load_trained_run(Path("runs/mine"))
-    params = trained.parameters()            # the averaged model, or parameters("client-2")
-    images = trained.input_format.convert(images)   # bytes in the size and colour of its inputs;
+    params = trained.parameters()            # the global model, or parameters("client-2")
+    images = trained.input_format.convert(images)   # bytes in the size and color of its inputs;
                                                     # of a run on vectors, vectors of its width
     embeddings, logits = trained.apply(params, images)     # embeddings where prototypes live
     label, distance = trained.reference.nearest(embeddings)
@@ -93,15 +93,15 @@ class TrainedRun:
         return own | find_joined_models(self.path, self.pool)
 
     @property
-    def has_averaged_model(self) -> bool:
-        """Whether there is an averaged model."""
+    def has_global_model(self) -> bool:
+        """Whether there is an global model."""
         return (self.path / "model.safetensors").is_file()
 
     def parameters(self, client: str | None = None) -> Tensors:
-        """Return the averaged model's parameters, or those of a client's personal model."""
-        if client is None and not self.has_averaged_model:
+        """Return the global model's parameters, or those of a client's personal model."""
+        if client is None and not self.has_global_model:
             raise InvalidInput(
-                f"client is not given, and this run of {self.experiment.method} has no averaged "
+                f"client is not given, and this run of {self.experiment.method} has no global "
                 f"model; it must be {self._name_clients()}."
             )
         if client is not None and client not in self.clients:

@@ -21,14 +21,14 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.experiment.source_files import method_files
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
-from mpfedcl.methods._readings import READINGS, TESTS, Reading, Test
+from mpfedcl.methods._predictors import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.methods._round_values import Batch, Context, FullBatch, Public, Server, Tally
 from mpfedcl.methods.base import Family, Method
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 __all__ = [
-    "READINGS",
+    "PREDICTORS",
     "TESTS",
     "Arrival",
     "Asynchronous",
@@ -41,10 +41,10 @@ __all__ = [
     "FullBatch",
     "InvalidInput",
     "Method",
+    "PredictorName",
     "PrototypePool",
     "Prototypes",
     "Public",
-    "Reading",
     "Server",
     "Settings",
     "Tally",
@@ -103,11 +103,11 @@ def name_method(given: str, method: type[Method]) -> str:
 
 def _import_method(name: str) -> type[Method]:
     found = import_class("method", name, Method)
-    for reading in (found.reading, found.union_reading or found.reading):
-        if reading not in READINGS:
+    for predictor in (found.predictor, found.global_test_predictor or found.predictor):
+        if predictor not in PREDICTORS:
             raise InvalidInput(
-                f"method is {name!r}, whose reading is {reading!r}; it must be one of "
-                f"{', '.join(READINGS)}."
+                f"method is {name!r}, whose reading is {predictor!r}; it must be one of "
+                f"{', '.join(PREDICTORS)}."
             )
     _declare_settings(name, found)
     return found

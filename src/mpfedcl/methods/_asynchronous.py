@@ -38,14 +38,14 @@ class Asynchronous(Method, ABC):
     """A method whose server waits for nobody.
 
     arrivals: `arrive` is called for each client's answer. tiers: clients are sorted by speed, and
-    it is called when all of a tier are back. ticks: it is called every `pace.tick` seconds with
+    it is called when all of a tier are back. ticks: it is called every `systems.tick` seconds with
     what has come since, an `Arrival` for each version that clients had set out with.
     """
 
     family = "asynchronous"
     keeps = "nothing"
     timing: ClassVar[Literal["arrivals", "tiers", "ticks"]] = "arrivals"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"pace__kind": "lognormal"})
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"systems__kind": "lognormal"})
 
     @property
     def num_tiers(self) -> int:

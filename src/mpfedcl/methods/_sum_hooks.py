@@ -14,7 +14,7 @@ class SumHooks:
     """Hooks of `Method` about sums. The defaults collect nothing."""
 
     totals_suffice: ClassVar[bool] = False
-    """Whether the server needs nothing but sums over clients, so that `--secure-sums` is possible.
+    """Whether the server needs nothing but sums over clients, so that `--secure-aggregation` is possible.
     Then `weigh` must stay as it is, and `reduce` finds in the tally no single client."""
     lost_by_totals: ClassVar[str] = ""
     """What the method does less well then, as a sentence."""

@@ -25,8 +25,8 @@ class TwoModels(FedAvg):
     """
 
     family = "personal models"
-    reading = "personal_classifier"
-    union_reading = "averaged_classifier"
+    predictor = "personal_classifier"
+    global_test_predictor = "global_classifier"
     repeats = 2
     needs_sgd = True
 

@@ -43,7 +43,7 @@ class Afd(PartsOfModel):
     name = "afd"
     summary = "Federated Dropout that prefers units which lowered the loss"
     paper = "Bouacida et al., 2021"
-    our_reading = (
+    interpretation = (
         "All clients have the same part by default; units, not whole layers; scores add up; no "
         "lossy compression."
     )

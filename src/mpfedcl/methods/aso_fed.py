@@ -37,14 +37,16 @@ class AsoFed(Asynchronous):
     name = "aso-fed"
     summary = "adds each update as it arrives; slow clients take larger steps"
     paper = "Chen et al., IEEE Big Data 2020"
-    our_reading = (
+    interpretation = (
         "All samples are there from the start, steps have no momentum, and the weights of the "
         "first layer are scaled so that equal ones stay as they are."
     )
     sends = "how its model has changed"
     keeps = "its gradients and how long it takes"
     settings: AsoFedSettings
-    knobs = MappingProxyType({**Asynchronous.knobs, "asofed__pull": (0.001, 0.01, 0.1)})
+    search_space = MappingProxyType(
+        {**Asynchronous.search_space, "asofed__pull": (0.001, 0.01, 0.1)}
+    )
 
     def template(self, params: Tensors) -> Tensors:
         """Differences, by names of their own: they are no parameters."""

@@ -37,14 +37,16 @@ class AsyncShare(Asynchronous):
     name = "async-share"
     summary = "clients that answer rarely count more when they do"
     paper = "Wang, Zhang et al., IEEE TWC 2022"
-    our_reading = (
+    interpretation = (
         "The paper's own weights could not be read: here a client weighs by its share of the "
         "samples divided by how often it answers, all together at most 1."
     )
     keeps = "nothing; the server keeps how often each client answers"
     timing = "ticks"
     settings: AsyncShareSettings
-    knobs = MappingProxyType({**Asynchronous.knobs, "async_share__staleness": (0.0, 0.5, 1.0)})
+    search_space = MappingProxyType(
+        {**Asynchronous.search_space, "async_share__staleness": (0.0, 0.5, 1.0)}
+    )
 
     def weigh(self, update: Update, server: Server) -> float:
         """n_k / f_k, f_k the running mean of its arrivals in a tick, this one among them."""

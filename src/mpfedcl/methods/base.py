@@ -25,7 +25,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.gaussian import Metric
-from mpfedcl.methods._readings import READINGS, Reading, Test
+from mpfedcl.methods._predictors import PREDICTORS, PredictorName, Test
 from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
 from mpfedcl.methods._sum_hooks import SumHooks
 from mpfedcl.methods.messages import Broadcast, Update
@@ -39,14 +39,14 @@ from mpfedcl.prototypes import (
 )
 
 Family = Literal[
-    "shared model", "personal models", "prototypes", "asynchronous", "one exchange", "alone"
+    "shared model", "personal models", "prototypes", "asynchronous", "one-shot", "alone"
 ]
 
 
 class Method(SumHooks):
     """A federated method. The defaults are FedAvg's; a subclass says what it does differently.
 
-    A subclass has a `name`, a one-line `summary` and the `reading` it is judged by, and overrides
+    A subclass has a `name`, a one-line `summary` and the `predictor` it is judged by, and overrides
     the hooks below in which it differs. Methods in this folder are found automatically; one of your
     own is named by `--method package.module:Class`.
 
@@ -72,28 +72,28 @@ class Method(SumHooks):
     """Under which heading `mpfedcl methods` and the docs list it."""
     paper: ClassVar[str] = ""
     """Who described it, where and when: `McMahan et al., AISTATS 2017`."""
-    our_reading: ClassVar[str] = ""
+    interpretation: ClassVar[str] = ""
     """What the paper leaves open, or could not be checked, and how it is done here: a sentence."""
     sends: ClassVar[str] = "its model"
     """What a client sends in a round, in a few words."""
     keeps: ClassVar[str] = "nothing"
     """What a client keeps for its next round, in a few words; `the server: ...` for the server."""
-    reading: ClassVar[Reading] = "averaged_classifier"
-    """The reading that this method is judged by, on the clients' own tests."""
-    union_reading: ClassVar[Reading | None] = None
-    """The same on a test of all clients' classes; None: as on their own tests."""
-    readings: ClassVar[tuple[Reading, ...]] = READINGS
+    predictor: ClassVar[PredictorName] = "global_classifier"
+    """The reading that this method is judged by, on the clients' local test sets."""
+    global_test_predictor: ClassVar[PredictorName | None] = None
+    """The same on a test of all clients' classes; None: as on their local test sets."""
+    predictors: ClassVar[tuple[PredictorName, ...]] = PREDICTORS
     """What there is to read; the others are null, as a classifier's that is never trained."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a
     function finds the value from the experiment as it begins, and a resumed run keeps it."""
-    knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    search_space: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"train__lr": (0.01, 0.03, 0.1, 0.3)}
     )
     """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
-    `{**Method.knobs, "mine__beta": (0.1, 0.5)}`; the defaults are always tried."""
+    `{**Method.search_space, "mine__beta": (0.1, 0.5)}`; the defaults are always tried."""
     options: ClassVar[tuple[str, ...]] = ()
-    """Names that it reads of `experiment.options`, beside such knobs; others are refused."""
+    """Names that it reads of `experiment.options`, beside such search_space; others are refused."""
     settings: Settings
     """Settings of its own: a subclass says `settings: MySettings`, a class of settings in its own
     file with a `section`, and they are flags and keys of that name."""
@@ -137,15 +137,15 @@ class Method(SumHooks):
         found: type[Settings] = get_type_hints(cls)["settings"]
         return found
 
-    def reading_on(self, test: Test) -> Reading:
-        """Return the reading that a test is judged by; one test for all clients is a union."""
+    def predictor_on(self, test: Test) -> PredictorName:
+        """Return the predictor that a test is judged by; one test for all clients is a union."""
         if self.experiment.privacy.has_budget:
             # What else is read looks at training samples, which no noise protects there.
-            main = self.union_reading or self.reading
-            return main if main == "averaged_prototype" else "averaged_classifier"
-        if test == "union" or self.experiment.partition.test == "shared":
-            return self.union_reading or self.reading
-        return self.reading
+            main = self.global_test_predictor or self.predictor
+            return main if main == "global_prototype" else "global_classifier"
+        if test == "global_test" or self.experiment.partition.test == "shared":
+            return self.global_test_predictor or self.predictor
+        return self.predictor
 
     @property
     def epochs(self) -> int:
@@ -255,7 +255,7 @@ class Method(SumHooks):
     ) -> list[Prototypes]:
         """Return the prototypes of several clients from their projected embeddings.
 
-        Where `shares_prototypes` is false they are never sent: they only serve the reading by
+        Where `shares_prototypes` is false they are never sent: they only serve the predictor by
         nearest prototype, beside the classifier's.
         """
         settings = self.experiment.prototypes

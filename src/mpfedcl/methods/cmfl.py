@@ -41,12 +41,14 @@ class Cmfl(FedAvg):
     name = "cmfl"
     summary = "uploads only updates that agree with the last global one"
     paper = "Luping Wang et al., ICDCS 2019"
-    our_reading = "Two zeros agree, and uploaders count by their samples."
+    interpretation = "Two zeros agree, and uploaders count by their samples."
     sends = "its model, or nothing"
     keeps = "nothing; the server: the last global update"
     totals_suffice = False
     settings: CmflSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "cmfl__threshold": (0.5, 0.6, 0.7, 0.8)})
+    search_space = MappingProxyType(
+        {**FedAvg.search_space, "cmfl__threshold": (0.5, 0.6, 0.7, 0.8)}
+    )
 
     def prepare(self, broadcast: Broadcast) -> LastUpdate:
         """Return the last global update and the threshold of this round."""

@@ -25,10 +25,12 @@ class Ditto(TwoModels):
     name = "ditto"
     summary = "FedAvg, and personal models pulled towards the global one"
     paper = "Li et al., ICML 2021"
-    our_reading = "Both models see the same batches, one after the other."
+    interpretation = "Both models see the same batches, one after the other."
     keeps = "its own model"
     settings: DittoSettings
-    knobs = MappingProxyType({**TwoModels.knobs, "ditto__weight": (0.1, 0.3, 1.0, 3.0)})
+    search_space = MappingProxyType(
+        {**TwoModels.search_space, "ditto__weight": (0.1, 0.3, 1.0, 3.0)}
+    )
 
     def init_client(self, params: Tensors) -> Tensors:
         """The own model is the first global one."""

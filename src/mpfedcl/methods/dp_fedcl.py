@@ -17,9 +17,9 @@ class DbscanSettings(Settings):
 
     section = "dbscan"
     eps: Annotated[float | None, Field(gt=0)] = None
-    """Neighbourhood radius [default: the knee of each class's neighbour distances]."""
+    """Neighborhood radius [default: the knee of each class's neighbor distances]."""
     min_samples: Annotated[int, Field(ge=1)] = 3
-    """Images that make a dense neighbourhood, the image itself included."""
+    """Images that make a dense neighborhood, the image itself included."""
 
 
 class DpFedCL(MpFedCL):
@@ -34,7 +34,7 @@ class DpFedCL(MpFedCL):
     clustering = "dbscan"
     settings: DbscanSettings
     defaults = MappingProxyType({"prototypes__padding": "fill"})
-    knobs = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
+    search_space = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
 
     def summarize(
         self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]

@@ -37,9 +37,9 @@ class FedDropout(PartsOfModel):
     name = "fed-dropout"
     summary = "each client trains a random part of the model's units"
     paper = "Caldas et al., 2018"
-    our_reading = "A number is averaged over the clients that had it; no lossy compression."
+    interpretation = "A number is averaged over the clients that had it; no lossy compression."
     settings: FedDropoutSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fed_dropout__scale": (False, True)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fed_dropout__scale": (False, True)})
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

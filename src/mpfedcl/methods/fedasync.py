@@ -47,11 +47,13 @@ class FedAsync(Asynchronous):
     name = "fedasync"
     summary = "mixes in each client's model as it arrives"
     paper = "Xie, Koyejo and Gupta, 2019"
-    our_reading = (
+    interpretation = (
         "Staleness follows from the virtual clock, where the paper draws it; it counts from 0."
     )
     settings: FedAsyncSettings
-    knobs = MappingProxyType({**Asynchronous.knobs, "fedasync__mixing": (0.3, 0.6, 0.9)})
+    search_space = MappingProxyType(
+        {**Asynchronous.search_space, "fedasync__mixing": (0.3, 0.6, 0.9)}
+    )
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + pull/2 |w - w_sent|^2."""

@@ -39,14 +39,14 @@ class FedAT(Asynchronous):
     name = "fedat"
     summary = "rounds within tiers of equal speed; tiers do not wait for each other"
     paper = "Chai et al., SC 2021"
-    our_reading = (
+    interpretation = (
         "Tiers count one round each at first, or the model would not move until the slowest tier "
         "has answered; models are not compressed."
     )
     keeps = "nothing; the server keeps a model for each tier"
     timing = "tiers"
     settings: FedATSettings
-    knobs = MappingProxyType({**Asynchronous.knobs, "fedat__pull": (0.0, 0.1, 0.4)})
+    search_space = MappingProxyType({**Asynchronous.search_space, "fedat__pull": (0.0, 0.1, 0.4)})
 
     @property
     def num_tiers(self) -> int:

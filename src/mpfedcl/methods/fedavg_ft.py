@@ -16,7 +16,7 @@ class FedAvgFT(TwoModels):
     name = "fedavg-ft"
     summary = "FedAvg, and a classifier fine-tuned by each client"
     paper = "Cheng et al., 2021, and others"
-    our_reading = "Fine-tuning takes the batches of the round, so every round can be evaluated."
+    interpretation = "Fine-tuning takes the batches of the round, so every round can be evaluated."
 
     def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
         """Of the own model, only the classifier moves."""

@@ -3,33 +3,33 @@
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.models import is_normalisation
+from mpfedcl.models import is_normalization
 
 
 class FedBN(FedAvg):
-    """FedAvg for all parameters but those of normalisation layers, which stay with each client."""
+    """FedAvg for all parameters but those of normalization layers, which stay with each client."""
 
     name = "fedbn"
-    summary = "FedAvg; normalisation layers stay with each client"
+    summary = "FedAvg; normalization layers stay with each client"
     family = "personal models"
     paper = "Li et al., ICLR 2021"
-    our_reading = (
-        "The paper's layers are batch normalisation with each client's statistics; here the "
-        "scales and shifts stay with each client, of group normalisation (--model.norm group) or "
+    interpretation = (
+        "The paper's layers are batch normalization with each client's statistics; here the "
+        "scales and shifts stay with each client, of group normalization (--model.norm group) or "
         "of a trained ResNet-18, whose statistics are constants."
     )
-    sends = "its model without normalisation layers"
-    keeps = "scales and shifts of its normalisation layers"
-    reading = "personal_classifier"
+    sends = "its model without normalization layers"
+    keeps = "scales and shifts of its normalization layers"
+    predictor = "personal_classifier"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
         if experiment.model.norm == "none" and not experiment.encoder.train:
             raise InvalidInput(
-                f"model.norm is 'none', and {self.name} keeps normalisation layers with each "
+                f"model.norm is 'none', and {self.name} keeps normalization layers with each "
                 "client; it must be group (with --model.name cnn), or encoder.train must be true."
             )
 
     def shared(self, parameter: str) -> bool:
-        """All but normalisation layers travels."""
-        return super().shared(parameter) and not is_normalisation(parameter)
+        """All but normalization layers travels."""
+        return super().shared(parameter) and not is_normalization(parameter)

@@ -4,8 +4,8 @@ from typing import Any
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.methods._one_exchange import (
-    OneExchange,
+from mpfedcl.methods._one_shot import (
+    OneShot,
     class_means,
     describe_metric,
     fit_classes,
@@ -13,7 +13,7 @@ from mpfedcl.methods._one_exchange import (
 from mpfedcl.methods.messages import Broadcast
 
 
-class FedCOF(OneExchange):
+class FedCOF(OneShot):
     """S = Σ_ic n_ic (mean_ic - mu_c)(mean_ic - mu_c)' / (G - K): a small message for many clients.
 
     It assumes that clients' means differ only by chance. With fewer groups of client and class than

@@ -29,12 +29,14 @@ class FedDyn(FedAvg):
     """
 
     name = "feddyn"
-    summary = "FedAvg with a regulariser that aligns the clients' losses"
+    summary = "FedAvg with a regularizer that aligns the clients' losses"
     paper = "Acar et al., ICLR 2021"
-    our_reading = "Clients count by their samples, in h too."
+    interpretation = "Clients count by their samples, in h too."
     keeps = "its gradient; the server: the mean gradient"
     settings: FedDynSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "feddyn__alpha": (0.01, 0.03, 0.1, 0.3)})
+    search_space = MappingProxyType(
+        {**FedAvg.search_space, "feddyn__alpha": (0.01, 0.03, 0.1, 0.3)}
+    )
 
     def init_server(self, params: Tensors) -> Server:
         """Start h at zero; it is never sent."""

@@ -26,8 +26,8 @@ from mpfedcl.gaussian import (
     unpack_symmetric,
     within_from_moment,
 )
-from mpfedcl.methods._one_exchange import (
-    OneExchange,
+from mpfedcl.methods._one_shot import (
+    OneShot,
     class_means,
     degrees_of,
     fit_classes,
@@ -56,12 +56,12 @@ class GaussianPool(NamedTuple):
         return self._replace(covariance=self.covariance.to(dtype), means=means, counts=counts)
 
 
-class FedGauss(OneExchange):
+class FedGauss(OneShot):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
 
     How much a client's prototypes and covariance differ from everybody's is found from the sums:
     under label skew clients differ only in their classes, under feature skew in everything. A
-    client's own test is predicted with its own prototypes, covariance and label shares; everybody's
+    client's local test set is predicted with its own prototypes, covariance and label shares; everybody's
     test with the mixture over all clients, or, where only totals are known, with one Gaussian per
     class.
     """
@@ -69,13 +69,13 @@ class FedGauss(OneExchange):
     name = "fedgauss"
     summary = "Gaussian prototypes in closed form from one exchange of sums, no training"
     paper = "this package"
-    reading = "personal_classifier_prior"
-    union_reading = "averaged_classifier"
+    predictor = "personal_classifier_prior"
+    global_test_predictor = "global_classifier"
     second_moment = "within"
     sends_fit = True
     estimates_effects = True
     lost_by_totals = (
-        "With totals alone, everybody's test is predicted with one Gaussian per class, not with "
+        "With totals alone, global test set is predicted with one Gaussian per class, not with "
         "the mixture over clients."
     )
     _pool: tuple[Tensor, GaussianPool] | None = None
@@ -140,8 +140,8 @@ class FedGauss(OneExchange):
         features = self.features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
-        centred = centre_by_class(features, labels, counts, sums)
-        return self._own_classifier(received, counts.to(sums), sums, centred)
+        centered = centre_by_class(features, labels, counts, sums)
+        return self._own_classifier(received, counts.to(sums), sums, centered)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
         """Return the same of the sums of a client's samples, or of `scatter_rows` of them."""
@@ -152,7 +152,7 @@ class FedGauss(OneExchange):
         return self._own_classifier(received, *parts)
 
     def _own_classifier(
-        self, received: GaussianPool, counts: Tensor, sums: Tensor, centred: Tensor
+        self, received: GaussianPool, counts: Tensor, sums: Tensor, centered: Tensor
     ) -> Tensors:
         held = counts.nonzero().squeeze(1)
         own = ClientMeans(
@@ -171,7 +171,7 @@ class FedGauss(OneExchange):
         prototypes[held] = received.effects.group_means(own, means, shifts)
         answered = (known | (counts > 0)).nonzero().squeeze(1)
         covariance = OwnCovariance(
-            received.covariance, centred, float(own.degrees.sum()), received.strength
+            received.covariance, centered, float(own.degrees.sum()), received.strength
         )
         origin = _overall_mean(received)
         components = make_components(

@@ -34,12 +34,12 @@ class FedLC(FedAvg):
     name = "fedlc"
     summary = "FedAvg with margins for a client's rare classes"
     paper = "Zhang et al., ICML 2022"
-    our_reading = (
+    interpretation = (
         "The softmax runs over all classes: without a sample's own, as the paper prints it, the "
         "loss has no lower bound."
     )
     settings: FedLCSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fedlc__tau": (0.1, 0.5, 1.0, 2.0)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fedlc__tau": (0.1, 0.5, 1.0, 2.0)})
 
     def describe(self, labels: Tensor) -> Tensors:
         """Return the margins of all classes."""

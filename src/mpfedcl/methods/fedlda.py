@@ -2,15 +2,15 @@
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
-from mpfedcl.methods._one_exchange import (
-    OneExchange,
+from mpfedcl.methods._one_shot import (
+    OneShot,
     degrees_of,
     describe_metric,
     fit_classes,
 )
 
 
-class FedLDA(OneExchange):
+class FedLDA(OneShot):
     """FedGauss without anything personal: one Gaussian per class, one covariance."""
 
     name = "fedlda"

@@ -40,9 +40,9 @@ class FedMmd(FedAvg):
     name = "fedmmd"
     summary = "FedAvg; keeps outputs distributed like the global model's"
     paper = "Yao et al., VCIP 2018 and arXiv 2019"
-    our_reading = "The discrepancy counts however small it is."
+    interpretation = "The discrepancy counts however small it is."
     settings: FedMmdSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fedmmd__weight": (0.01, 0.1, 1.0)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fedmmd__weight": (0.01, 0.1, 1.0)})
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + weight * MMD²(outputs of the model, outputs of the received one)."""

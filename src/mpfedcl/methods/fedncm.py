@@ -2,10 +2,10 @@
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.methods._one_exchange import OneExchange, class_means, fit_classes
+from mpfedcl.methods._one_shot import OneShot, class_means, fit_classes
 
 
-class FedNCM(OneExchange):
+class FedNCM(OneShot):
     """Clients send sums per class, the smallest message there is; the nearest mean predicts."""
 
     name = "fedncm"

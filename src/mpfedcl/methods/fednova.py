@@ -37,7 +37,7 @@ class FedNova(FedAvg):
     totals_suffice = False
     needs_sgd = True
     settings: FedNovaSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fednova__momentum": (0.0, 0.5, 0.9)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fednova__momentum": (0.0, 0.5, 0.9)})
 
     def init_server(self, params: Tensors) -> Server:
         """Start at rest."""

@@ -42,9 +42,9 @@ class FedOpt(FedAvg):
     paper = "Reddi et al., ICLR 2021"
     keeps = "nothing; the server: its momentum, and mean squares"
     settings: FedOptSettings
-    knobs = MappingProxyType(
+    search_space = MappingProxyType(
         {
-            **FedAvg.knobs,
+            **FedAvg.search_space,
             "fedopt__optimizer": ("sgd", "adam", "yogi", "adagrad"),
             "fedopt__lr": (0.003, 0.01, 0.03, 0.1, 1.0),
         }

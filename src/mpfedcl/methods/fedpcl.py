@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.methods._readings import Reading
+from mpfedcl.methods._predictors import PredictorName
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
 from mpfedcl.methods.messages import Broadcast
@@ -46,16 +46,18 @@ class FedPcl(Method):
     summary = "shares class means only; trains with a contrastive loss only"
     family = "prototypes"
     paper = "Tan et al., NeurIPS 2022"
-    our_reading = "One view of each image, contrasted with all classes that some client holds."
+    interpretation = "One view of each image, contrasted with all classes that some client holds."
     sends = "its class means"
     keeps = "its model"
-    reading = "personal_prototype"
-    readings: ClassVar[tuple[Reading, ...]] = ("personal_prototype",)
+    predictor = "personal_prototype"
+    predictors: ClassVar[tuple[PredictorName, ...]] = ("personal_prototype",)
     shares_model = False
     shares_prototypes = True
     clustering = "mean"
     settings: FedPclSettings
-    knobs = MappingProxyType({**Method.knobs, "fedpcl__temperature": (0.07, 0.2, 0.5)})
+    search_space = MappingProxyType(
+        {**Method.search_space, "fedpcl__temperature": (0.07, 0.2, 0.5)}
+    )
 
     def prepare(self, broadcast: Broadcast) -> PrototypeTargets:
         """Lay the pool out; a client without a class has the mean over its owners there."""

@@ -29,12 +29,12 @@ class FedPer(FedAvg):
     summary = "averages the first layers; the last stay with each client"
     family = "personal models"
     paper = "Arivazhagan et al., arXiv 2019"
-    our_reading = "All clients begin with the same last layers."
+    interpretation = "All clients begin with the same last layers."
     sends = "all layers but the last"
     keeps = "its last layers"
-    reading = "personal_classifier"
+    predictor = "personal_classifier"
     settings: FedPerSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fedper__layers": (1, 2)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fedper__layers": (1, 2)})
     _at_home: frozenset[str]
 
     def see_model(self, params: Tensors) -> None:

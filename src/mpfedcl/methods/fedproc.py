@@ -48,7 +48,7 @@ class FedProc(FedAvg):
     summary = "FedAvg; first aligns embeddings with global class means"
     family = "prototypes"
     paper = "Mu et al., FGCS 2023"
-    our_reading = "The classifier sees embeddings as they are, not scaled to length 1."
+    interpretation = "The classifier sees embeddings as they are, not scaled to length 1."
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False
@@ -57,7 +57,9 @@ class FedProc(FedAvg):
     clustering = "mean"
     settings: FedProcSettings
     defaults = MappingProxyType({"fedproc__rounds": attrgetter("rounds")})
-    knobs = MappingProxyType({**FedAvg.knobs, "fedproc__temperature": (0.1, 0.5, 1.0)})
+    search_space = MappingProxyType(
+        {**FedAvg.search_space, "fedproc__temperature": (0.1, 0.5, 1.0)}
+    )
 
     def alpha(self, round_number: int) -> float:
         """Return the weight of the contrast: 1 - (r - 1) / T, and 0 after round T."""

@@ -39,12 +39,14 @@ class FedProto(Method):
     paper = "Tan et al., AAAI 2022"
     sends = "its class means"
     keeps = "its model"
-    reading = "personal_prototype"
+    predictor = "personal_prototype"
     shares_model = False
     shares_prototypes = True
     clustering = "mean"
     settings: FedProtoSettings
-    knobs = MappingProxyType({**Method.knobs, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)})
+    search_space = MappingProxyType(
+        {**Method.search_space, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)}
+    )
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
         """Lay the global prototypes out by class."""

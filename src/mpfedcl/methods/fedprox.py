@@ -27,7 +27,7 @@ class FedProx(FedAvg):
     summary = "FedAvg with a proximal term: weights stay near the global ones"
     paper = "Li et al., MLSys 2020"
     settings: FedProxSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + mu/2 |w - w_global|^2."""

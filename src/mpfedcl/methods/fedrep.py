@@ -32,13 +32,13 @@ class FedRep(Method):
     summary = "shares all but the classifier; the two parts train in turn"
     family = "personal models"
     paper = "Collins et al., ICML 2021"
-    our_reading = "Momentum is 0, so that the part that is not being trained stays unchanged."
+    interpretation = "Momentum is 0, so that the part that is not being trained stays unchanged."
     sends = "all but its classifier"
     keeps = "its classifier"
-    reading = "personal_classifier"
+    predictor = "personal_classifier"
     needs_sgd = True
     settings: FedRepSettings
-    knobs = MappingProxyType({**Method.knobs, "fedrep__head_epochs": (1, 5, 10)})
+    search_space = MappingProxyType({**Method.search_space, "fedrep__head_epochs": (1, 5, 10)})
 
     @property
     def epochs(self) -> int:

@@ -4,13 +4,13 @@ import torch
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ABSENT, ClientMeans, Components, unpack_symmetric
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 
 _RIDGE = 0.1
 """Of the mean eigenvalue of the second moment."""
 
 
-class FedRidge(OneExchange):
+class FedRidge(OneShot):
     """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, exactly as if all samples were in one place."""
 
     name = "fedridge"

@@ -27,9 +27,9 @@ class FedRS(FedAvg):
     name = "fedrs"
     summary = "FedAvg that pushes missing classes down less"
     paper = "Li and Zhan, KDD 2021"
-    our_reading = "A class's bias is scaled with its weights."
+    interpretation = "A class's bias is scaled with its weights."
     settings: FedRSSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "fedrs__alpha": (0.1, 0.5, 0.9)})
+    search_space = MappingProxyType({**FedAvg.search_space, "fedrs__alpha": (0.1, 0.5, 0.9)})
 
     def describe(self, labels: Tensor) -> Tensors:
         """Return the scales of all classes."""

@@ -12,6 +12,6 @@ class Local(Method):
     paper = "no paper: the baseline that federation has to beat"
     sends = "nothing"
     keeps = "its model"
-    reading = "personal_classifier"
+    predictor = "personal_classifier"
     shares_model = False
     totals_suffice = True

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import Covariance, StackedSums, unit_features, unpack_symmetric
-from mpfedcl.methods._one_exchange import ClosedForm, fit_classes
+from mpfedcl.methods._one_shot import ClosedForm, fit_classes
 
 _HOTTEST = 4.0
 """A client's own few samples cannot say how far its scores can be trusted. This is where clients
@@ -18,8 +18,8 @@ class LocalGauss(ClosedForm):
     summary = "FedGauss by every client alone; nothing is shared"
     paper = "this package"
     sends = "nothing"
-    reading = "personal_classifier_prior"
-    union_reading = "personal_classifier"
+    predictor = "personal_classifier_prior"
+    global_test_predictor = "personal_classifier"
     shares_model = False
     totals_suffice = True
 

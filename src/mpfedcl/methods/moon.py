@@ -32,10 +32,10 @@ class Moon(FedAvg):
     name = "moon"
     summary = "FedAvg whose embeddings stay near the global model's"
     paper = "Li, He and Song, CVPR 2021"
-    our_reading = "No projection head is added: embeddings are compared where the classifier is."
+    interpretation = "No projection head is added: embeddings are compared where the classifier is."
     keeps = "its last model"
     settings: MoonSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "moon__mu": (0.1, 1.0, 5.0)})
+    search_space = MappingProxyType({**FedAvg.search_space, "moon__mu": (0.1, 1.0, 5.0)})
 
     def init_client(self, params: Tensors) -> Tensors:
         """Without a last model there is nothing to move away from: it is the global one."""

@@ -10,7 +10,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods._readings import Reading, Test
+from mpfedcl.methods._predictors import PredictorName, Test
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
 from mpfedcl.methods.messages import Broadcast
@@ -21,7 +21,7 @@ _STEPS_KEPT = 64
 
 CONTRAST_KNOBS = MappingProxyType(
     {
-        **Method.knobs,
+        **Method.search_space,
         "contrast__weight": (0.1, 0.3, 1.0, 3.0),
         "contrast__temperature": (0.07, 0.2, 0.5),
     }
@@ -42,10 +42,10 @@ class MpFedCL(Method):
     family = "prototypes"
     paper = "Qiao et al., 2023"
     sends = "its model, up to K prototypes per class"
-    reading = "personal_prototype"
-    union_reading = "averaged_prototype"
+    predictor = "personal_prototype"
+    global_test_predictor = "global_prototype"
     shares_prototypes = True
-    knobs = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})
+    search_space = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
@@ -61,9 +61,9 @@ class MpFedCL(Method):
         """Without weight the contrast adds nothing."""
         return self.experiment.contrast.weight > 0
 
-    def reading_on(self, test: Test) -> Reading:
+    def predictor_on(self, test: Test) -> PredictorName:
         """Asked about everybody's classes, ask the model that has seen them, where there is one."""
-        return super().reading_on(test) if self.shares_model else self.reading
+        return super().predictor_on(test) if self.shares_model else self.predictor
 
     def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""

@@ -20,13 +20,15 @@ class MpFed(ProtoInference):
     name = "mpfed"
     summary = "FedAvg; at the end several weighted prototypes per class predict"
     paper = "Qiao et al., ICOIN 2023"
-    our_reading = (
+    interpretation = (
         "The formula is ours, after the paper's abstract: a centroid counts by its share of its "
         "owner's samples of that class where the server merges them into K."
     )
     sends = "its model; in the last round also K prototypes per class"
     clustering = "kmeans"
-    knobs = MappingProxyType({**ProtoInference.knobs, "prototypes__per_class": (2, 3, 4)})
+    search_space = MappingProxyType(
+        {**ProtoInference.search_space, "prototypes__per_class": (2, 3, 4)}
+    )
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """K prototypes per class, of the clients' centroids by their shares."""

@@ -39,13 +39,17 @@ class PFedMe(FedAvg):
     summary = "personal models near a global one (Moreau envelopes)"
     family = "personal models"
     paper = "T Dinh et al., NeurIPS 2020"
-    our_reading = "Clients are averaged by samples; momentum is 0 and weight decay a setting."
-    reading = "personal_classifier"
-    union_reading = "averaged_classifier"
+    interpretation = "Clients are averaged by samples; momentum is 0 and weight decay a setting."
+    predictor = "personal_classifier"
+    global_test_predictor = "global_classifier"
     needs_sgd = True
     settings: PFedMeSettings
-    knobs = MappingProxyType(
-        {**FedAvg.knobs, "pfedme__weight": (1.0, 5.0, 15.0), "pfedme__lr": (0.01, 0.03, 0.09)}
+    search_space = MappingProxyType(
+        {
+            **FedAvg.search_space,
+            "pfedme__weight": (1.0, 5.0, 15.0),
+            "pfedme__lr": (0.01, 0.03, 0.09),
+        }
     )
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

@@ -44,7 +44,7 @@ class ProtoAttention(FedAvg):
     summary = "FedAvg; clients with well-separated class means count more"
     family = "prototypes"
     paper = "Michieli and Ozay, arXiv 2021"
-    our_reading = (
+    interpretation = (
         "The formula is ours, after the paper's abstract: margins are to last round's class means."
     )
     sends = "its model and class means"
@@ -54,7 +54,9 @@ class ProtoAttention(FedAvg):
     sends_pool = False
     clustering = "mean"
     settings: ProtoAttentionSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "proto_attention__temperature": (0.3, 1.0, 3.0)})
+    search_space = MappingProxyType(
+        {**FedAvg.search_space, "proto_attention__temperature": (0.3, 1.0, 3.0)}
+    )
 
     def weigh(self, update: Update, server: Server) -> float:
         """n exp(margin / temperature); with nothing to compare with, n."""

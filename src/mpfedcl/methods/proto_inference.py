@@ -19,12 +19,12 @@ class ProtoInference(FedAvg):
     summary = "FedAvg; at the end averaged class means predict"
     family = "prototypes"
     paper = "Qiao et al., arXiv 2023"
-    our_reading = (
+    interpretation = (
         "The formula is ours, after the paper's abstract: each owner of a class counts once."
     )
     sends = "its model; in the last round also class means"
-    reading = "personal_prototype"
-    union_reading = "averaged_prototype"
+    predictor = "personal_prototype"
+    global_test_predictor = "global_prototype"
     totals_suffice = False
     shares_prototypes = True
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "mean"

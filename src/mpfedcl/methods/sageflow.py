@@ -47,7 +47,7 @@ class Sageflow(Asynchronous):
     name = "sageflow"
     summary = "weighs models by their loss on public images, stale ones less"
     paper = "Park et al., NeurIPS 2021"
-    our_reading = (
+    interpretation = (
         "Clients and versions weigh by samples, as in the paper; its code counts clients. In the "
         "first ticks nobody is left out."
     )
@@ -57,7 +57,9 @@ class Sageflow(Asynchronous):
         {**Asynchronous.defaults, "public__size": 1000}
     )
     settings: SageflowSettings
-    knobs = MappingProxyType({**Asynchronous.knobs, "sageflow__entropy": (0.5, 1.0, 2.0)})
+    search_space = MappingProxyType(
+        {**Asynchronous.search_space, "sageflow__entropy": (0.5, 1.0, 2.0)}
+    )
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

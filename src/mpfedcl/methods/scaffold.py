@@ -32,12 +32,12 @@ class Scaffold(FedAvg):
     name = "scaffold"
     summary = "FedAvg with control variates against client drift"
     paper = "Karimireddy et al., ICML 2020"
-    our_reading = "Clients count by their samples, and controls allow for momentum."
+    interpretation = "Clients count by their samples, and controls allow for momentum."
     sends = "its model, the change of its control"
     keeps = "its control; the server: the mean control"
     needs_sgd = True
     settings: ScaffoldSettings
-    knobs = MappingProxyType({**FedAvg.knobs, "scaffold__server_lr": (0.5, 1.0)})
+    search_space = MappingProxyType({**FedAvg.search_space, "scaffold__server_lr": (0.5, 1.0)})
 
     def init_server(self, params: Tensors) -> Server:
         """Start the server's control at zero; it is sent with each broadcast."""

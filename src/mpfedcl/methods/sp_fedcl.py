@@ -10,4 +10,4 @@ class SpFedCL(MpFedCL):
     summary = "as MP-FedCL with one prototype per class, its mean"
     sends = "its model, its class means"
     clustering = "mean"
-    knobs = CONTRAST_KNOBS
+    search_space = CONTRAST_KNOBS

@@ -4,6 +4,6 @@ from mpfedcl.models.base import Model
 from mpfedcl.models.cnn import Cnn
 from mpfedcl.models.gaussian_classifier import GaussianClassifier
 from mpfedcl.models.mlp import Mlp, make_mlp
-from mpfedcl.models.normalisation import is_normalisation
+from mpfedcl.models.normalization import is_normalization
 
-__all__ = ["Cnn", "GaussianClassifier", "Mlp", "Model", "is_normalisation", "make_mlp"]
+__all__ = ["Cnn", "GaussianClassifier", "Mlp", "Model", "is_normalization", "make_mlp"]

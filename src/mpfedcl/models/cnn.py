@@ -16,7 +16,7 @@ HIDDEN_BEHIND_CONVOLUTIONS: tuple[int, ...] = (512,)
 CHANNELS = (32, 64)
 KERNEL_SIZE = 5
 NORM_GROUPS = 8
-"""Of channels that are normalised together; ours, it divides both numbers of channels."""
+"""Of channels that are normalized together; ours, it divides both numbers of channels."""
 _EPSILON = 1e-5
 SMALLEST_SIDE = 4
 """Pixels that two poolings leave something of."""
@@ -30,14 +30,14 @@ class Cnn(Model):
     `Cnn((28, 28), 10)` is the network of the FedAvg paper for MNIST with its 1,663,370 parameters.
     Borders are padded by zeros, so that convolutions keep the size. The embedding is the last
     hidden layer. Parameters are `conv.*`, `hidden.*`, `classifier.*` and, with `has_norm`, `norm.*`
-    of group normalisation between convolution and ReLU: it treats each image by itself, so that
+    of group normalization between convolution and ReLU: it treats each image by itself, so that
     neither a batch's other images nor padding rows of a stack can change what an image gives.
 
     Args:
         image_shape: [height, width], or [height, width, 3]; inputs may be flattened images.
         num_classes: C.
         hidden: Sizes of the fully connected layers.
-        has_norm: Whether convolutions are followed by group normalisation.
+        has_norm: Whether convolutions are followed by group normalization.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Cnn(Model):
             hidden = conv2d(hidden, weight, bias, padding=KERNEL_SIZE // 2)
             if self._has_norm:
                 scale, shift = params[f"norm.{number}.weight"], params[f"norm.{number}.bias"]
-                hidden = _normalise(hidden, scale, shift)
+                hidden = _normalize(hidden, scale, shift)
             hidden = max_pool2d(relu(hidden), 2)
         return hidden.flatten(1)
 
 
-def _normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _normalize(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Scale groups of channels of each image to mean 0 and variance 1, then channels as trained.
 
     torch's own stops under vmap where the channels lie last in memory.

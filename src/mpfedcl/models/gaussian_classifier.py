@@ -1,4 +1,4 @@
-"""The model of one-exchange methods: features of length 1, and scores that are linear in them."""
+"""The model of one-shot methods: features of length 1, and scores that are linear in them."""
 
 from collections.abc import Callable
 

@@ -2,7 +2,7 @@
 
 Layers are known by the names of their parameters, in the order in which a network has them:
 `conv.0`, ..., `hidden.0`, ..., `classifier`. A filter of a convolution is a unit too. Inputs and
-classes always stay, and so does all of an encoder; so do filters that are normalised, of which each
+classes always stay, and so does all of an encoder; so do filters that are normalized, of which each
 depends on others: without some of them the rest would be another network.
 """
 

@@ -1,10 +1,10 @@
 """ResNet-18 as a pure function of its parameters, which have torchvision's names.
 
-There are two ways to normalise, and the caller chooses one on purpose:
+There are two ways to normalize, and the caller chooses one on purpose:
 
-`ResNet18.apply` uses the running statistics among the parameters, always: batch normalisation is
+`ResNet18.apply` uses the running statistics among the parameters, always: batch normalization is
 then a constant affine map. A client's few and skewed images never move it, the result for an image
-does not depend on its neighbours in the batch, nothing is changed in place, and the whole is safe
+does not depend on its neighbors in the batch, nothing is changed in place, and the whole is safe
 under `torch.func.vmap`. The affine weight and bias may be trained; the statistics get no gradient.
 
 `ResNet18.apply_with_batch_statistics` is for central pretraining, where batches are large and
@@ -26,7 +26,7 @@ _WIDTHS = (64, 128, 256, 512)
 _BLOCKS = 2
 
 _Convolution = Callable[[Tensor, str, str, int], Tensor]
-"""Convolve and normalise: input, name of the convolution, name of its norm, stride."""
+"""Convolve and normalize: input, name of the convolution, name of its norm, stride."""
 
 
 class ResNet18:
@@ -58,7 +58,7 @@ class ResNet18:
         return params
 
     def apply(self, params: Tensors, images: Tensor) -> Tensor:
-        """Return the features, normalised by the running statistics."""
+        """Return the features, normalized by the running statistics."""
         return self.apply_folded(self.fold(params), images)
 
     def fold(self, params: Tensors) -> Tensors:
@@ -85,7 +85,7 @@ class ResNet18:
     def apply_with_batch_statistics(
         self, params: Tensors, images: Tensor, momentum: float = 0.1
     ) -> tuple[Tensor, Tensors]:
-        """Return the features normalised over the batch, and the new running statistics."""
+        """Return the features normalized over the batch, and the new running statistics."""
         statistics: Tensors = {}
 
         def convolve(inputs: Tensor, name: str, norm: str, stride: int) -> Tensor:

@@ -37,7 +37,7 @@ class Form(NamedTuple):
     encoder: str
     samples: SampleKind = "images"
     image_shape: tuple[int, ...] = ()
-    """Of images whose model or encoder is made for their own size and colour; else empty."""
+    """Of images whose model or encoder is made for their own size and color; else empty."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -64,7 +64,7 @@ class Introduction:
     samples: SampleKind = "images"
     """What its data are."""
     image_shape: tuple[int, ...] = ()
-    """Of one image, where model or encoder is made for images of their own size and colour."""
+    """Of one image, where model or encoder is made for images of their own size and color."""
     own_data: bool = False
     """Whether its samples are its own, and no share of the experiment's data set."""
 

@@ -61,7 +61,7 @@ class Receipt:
     epsilon: float | None
     delta: float
     unit: str
-    trust: str
+    model: str
     """Who adds the noise: the server, this client (nobody), or all clients to their sum (sum)."""
 
     @property
@@ -103,7 +103,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         broadcast = _first_broadcast(assembly.method, assembly.initial, assembly.model)
         answers: dict[Kind, Message] = {"hello": hello}
         begun = _request(experiment, broadcast)
-        if experiment.secure_sums:
+        if experiment.secure_aggregation:
             answers |= rehearse_secure_sum(client.answer, settings.name, experiment, begun)
         else:
             answers["round"] = client.answer("round", begun)
@@ -127,7 +127,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         privacy.epsilon if privacy.epsilon is None else _promised(privacy.epsilon, privacy.delta),
         privacy.delta,
         privacy.unit_for(trains=assembly.method.trains),
-        "sum" if own.secure_sums else privacy.trust,
+        "sum" if own.secure_aggregation else privacy.model,
     )
 
 
@@ -178,7 +178,7 @@ def _fields(
         size = len(json.dumps(value))
         numbers = len(value) if isinstance(value, list) else 1
         yield Field(kind, name, numbers, size, _least_behind(name, value, counts, test), False)
-    noisy = experiment.privacy.has_budget and experiment.privacy.trust == "nobody"
+    noisy = experiment.privacy.has_budget and experiment.privacy.model == "local"
     for name, array in message.arrays.items():
         yield Field(
             kind,

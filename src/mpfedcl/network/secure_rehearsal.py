@@ -1,4 +1,4 @@
-"""A secure sum with companions who are not there: what one client would say in each stage."""
+"""A secure sum with callbacks who are not there: what one client would say in each stage."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from mpfedcl.network.message import Kind, Message
 from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 
-_COMPANIONS = ("a companion", "another companion")
+_COMPANIONS = ("a callback", "another callback")
 
 
 def rehearse_secure_sum(
@@ -18,8 +18,8 @@ def rehearse_secure_sum(
     Args:
         answer: The client.
         name: The client's.
-        experiment: With secure sums.
-        begun: The message of the round, without what secure sums add to it.
+        experiment: With secure aggregation.
+        begun: The message of the round, without what secure aggregation add to it.
     """
     values = {name: begun.values[name] for name in ("format", "experiment", "run", "round")}
     session = Session(values["run"], values["round"], experiment.secure.threshold)

@@ -62,7 +62,7 @@ class Plan:
         rounds: 0 for one exchange of sums.
         fraction: Of the clients that train in a round, drawn anew each round.
         parameters: Numbers of the model that rounds train.
-        trust: Who adds the noise to sums.
+        model: Who adds the noise to sums.
         clip: Unit client: the longest contribution of a client to sums.
     """
 
@@ -75,7 +75,7 @@ class Plan:
     rounds: int = 0
     fraction: float = 1.0
     parameters: int = 100_000
-    trust: Literal["server", "nobody"] = "server"
+    model: Literal["central", "local"] = "central"
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Plan:
         return [self._plan_rounds(epsilon) for epsilon in epsilons]
 
     def _plan_sums(self, epsilon: float) -> SumsPlan:
-        noises = self.clients if self.trust == "nobody" else 1
+        noises = self.clients if self.model == "local" else 1
         means, moments = (self._mechanism(epsilon, has_moments) for has_moments in (False, True))
         per_class = self._kept_share(means) * self.images / self.classes
         means_error = means.sigma * math.sqrt(noises * self.dimensions) / per_class
@@ -126,7 +126,7 @@ class Plan:
 
     def _mechanism(self, epsilon: float, has_moments: bool) -> PrivateSums:
         settings = PrivacySettings(
-            epsilon=epsilon, delta=self.delta, unit=self.unit, trust=self.trust, clip=self.clip
+            epsilon=epsilon, delta=self.delta, unit=self.unit, model=self.model, clip=self.clip
         )
         found = PrivateSums.of(settings, has_moments=has_moments)
         assert found is not None

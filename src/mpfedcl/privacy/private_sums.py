@@ -58,7 +58,7 @@ class PrivateSums:
             sensitivity = settings.clip or CLIENT_CLIP
         multiplier = gaussian_multiplier(settings.epsilon, settings.delta) * (1 + 1e-9)
         sigma = multiplier * sensitivity * _ROUNDING
-        return cls(unit, sensitivity, sigma, settings.trust == "nobody")
+        return cls(unit, sensitivity, sigma, settings.model == "local")
 
     @property
     def multiplier(self) -> float:

@@ -32,15 +32,15 @@ def choose_clusters(
     A K that would leave a cluster of one sample, or of fewer than `min_cluster_size`, is not
     chosen: an outlier is not a second form of its class, and its prototype would be the sample.
     """
-    centred = _centre(groups)
-    directions = _count_directions(groups, centred)
+    centered = _centre(groups)
+    directions = _count_directions(groups, centered)
     least = max(2, min_cluster_size)
     best, chosen, floor = None, torch.zeros_like(groups.group), torch.zeros(0)
     for num_clusters in range(1, draws.shape[1] + 1):
         clusters = torch.zeros_like(chosen)
         if num_clusters > 1:
             clusters = run_kmeans(groups, draws[:, :num_clusters], spread=spread)
-        counts, squares = _measure(groups, centred, clusters, num_clusters)
+        counts, squares = _measure(groups, centered, clusters, num_clusters)
         if best is None:
             floor = _LEAST_SHARE * squares
             best = _criterion(counts, squares, directions)
@@ -61,25 +61,25 @@ def _centre(groups: Groups) -> Tensor:
     return offsets - mean_by(offsets, groups.group, len(groups))[groups.group]
 
 
-def _count_directions(groups: Groups, centred: Tensor) -> Tensor:
+def _count_directions(groups: Groups, centered: Tensor) -> Tensor:
     """Return [G]: (Σ λ)² / Σ λ² of each group's covariance, at least 1."""
     found = []
     for members in torch.split(groups.order, groups.sizes.tolist()):
-        points = centred[members].double()
+        points = centered[members].double()
         # Both products have the same eigenvalues but for zeros; the smaller one is cheaper.
         product = points @ points.T if len(points) < points.shape[1] else points.T @ points
         squares = product.square().sum().clamp(min=torch.finfo(torch.float64).tiny)
         found.append(points.square().sum().square() / squares)
-    return torch.stack(found).clamp(min=1) if found else centred.new_zeros(0).double()
+    return torch.stack(found).clamp(min=1) if found else centered.new_zeros(0).double()
 
 
 def _measure(
-    groups: Groups, centred: Tensor, clusters: Tensor, num_clusters: int
+    groups: Groups, centered: Tensor, clusters: Tensor, num_clusters: int
 ) -> tuple[Tensor, Tensor]:
     """Return the samples [G, K] of each cluster, and each group's [G] squared distances summed."""
     slot = groups.group * num_clusters + clusters
     counts = torch.bincount(slot, minlength=len(groups) * num_clusters)
-    distances = (centred - mean_by(centred, slot, len(counts))[slot]).square().sum(1).double()
+    distances = (centered - mean_by(centered, slot, len(counts))[slot]).square().sum(1).double()
     squares = distances.new_zeros(len(groups)).index_add_(0, groups.group, distances)
     return counts.view(-1, num_clusters), squares
 

@@ -37,14 +37,14 @@ def cluster_prototypes(
     `num_prototypes`; the others ignore it.
 
     Args:
-        embeddings: [samples, d], taken as they are: normalise them first if you want unit vectors.
+        embeddings: [samples, d], taken as they are: normalize them first if you want unit vectors.
         labels: [samples] classes, integers from 0 to `num_classes` - 1.
         num_classes: C, whether or not the client holds them all.
         num_prototypes: K, for kmeans; "auto" chooses one from 1 to 8 for each class.
         method: kmeans, mean or dbscan.
         seed, init: Where kmeans starts.
         min_cluster_size: Clusters of fewer samples give no prototype.
-        eps, min_samples: DBSCAN's; without `eps` the knee of the neighbour distances is taken.
+        eps, min_samples: DBSCAN's; without `eps` the knee of the neighbor distances is taken.
 
     Returns:
         Vectors [M, d] with their classes and counts, sorted by class, largest count first.

@@ -80,7 +80,7 @@ def prototype_contrastive_loss(
     """Return L_R, the contrastive loss of embeddings against the prototypes of all clients.
 
     Args:
-        z: [B, d] embeddings, used as they are: normalise them if the pool is of unit vectors.
+        z: [B, d] embeddings, used as they are: normalize them if the pool is of unit vectors.
         labels: [B] classes.
         pool: The prototypes of all clients; constants.
         temperature: τ, above 0.
@@ -154,7 +154,7 @@ def _sum_powers(logits: Tensor, members: MemberTable | MemberLists, top: float) 
 
 def _sum_by_slice(logits: Tensor, targets: ContrastTargets) -> Tensor:
     """Return [B, S]: log Σ_{a present} exp(logit) of each slice, for logits of any size."""
-    # Classes before slices: a softmax over ten neighbouring numbers takes twice the time.
+    # Classes before slices: a softmax over ten neighboring numbers takes twice the time.
     rows = targets.slices.T
     logits = logits.index_select(1, rows.flatten()).reshape(len(logits), *rows.shape)
     return _mask(logits, targets.present.unsqueeze(1)).logsumexp(dim=1)

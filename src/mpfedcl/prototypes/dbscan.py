@@ -1,4 +1,4 @@
-"""DBSCAN of one class of one client, with a neighbourhood radius that the data choose."""
+"""DBSCAN of one class of one client, with a neighborhood radius that the data choose."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ def find_knee(distances: Tensor) -> float:
     """Return the value at the knee of a rising curve: the point farthest from its chord.
 
     With d_0 ≤ … ≤ d_{n-1} and the chord c_i = d_0 + i (d_{n-1} - d_0) / (n - 1), it is d_i for the
-    lowest i that maximises |d_i - c_i|; the distance measured across the chord is the same up to a
+    lowest i that maximizes |d_i - c_i|; the distance measured across the chord is the same up to a
     constant factor.
     """
     curve = distances.cpu().double().sort().values
@@ -20,8 +20,8 @@ def find_knee(distances: Tensor) -> float:
 def run_dbscan(points: Tensor, *, eps: float | None, min_samples: int) -> Tensor:
     """Return the cluster [n] of each of one group's points, from 0, with no noise left.
 
-    `eps` is the neighbourhood radius; None takes the knee of the sorted distances to the
-    `min_samples`-th neighbour, the point itself being the first. Noise joins the cluster whose mean
+    `eps` is the neighborhood radius; None takes the knee of the sorted distances to the
+    `min_samples`-th neighbor, the point itself being the first. Noise joins the cluster whose mean
     of core and border points is nearest (ties to the lowest). Too few points, a radius of 0 or no
     cluster at all leave one cluster, and its mean is the class mean.
     """

@@ -135,7 +135,7 @@ def _merge_equal(means: Tensor, filled: Tensor) -> Tensor:
 
 
 def _check_shapes(embeddings: Tensor, labels: Tensor, reference: Tensor) -> None:
-    """Refuse a client whose embeddings and labels do not fit together, or not its neighbours'."""
+    """Refuse a client whose embeddings and labels do not fit together, or not its neighbors'."""
     if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
         raise ValueError(
             f"embeddings have shape {tuple(embeddings.shape)} and labels {tuple(labels.shape)}; "

@@ -6,19 +6,19 @@ from pathlib import Path
 from mpfedcl.experiment.wording import describe_data, describe_partition
 from mpfedcl.report.figures import Curve, draw_curves, draw_over_time, draw_partition
 from mpfedcl.report.run_description import RunRecords
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.report.tables import PREDICTOR_TITLES
 
 Groups = Mapping[str, Sequence[RunRecords]]
 """Runs that differ in their seed alone, by name."""
 
 
 def draw_accuracy(groups: Groups, path: Path) -> None:
-    """Draw each method's headline reading per round, on the clients' own tests."""
+    """Draw each method's headline reading per round, on the clients' local test sets."""
     curves: dict[str, list[Curve]] = {}
     methods: dict[str, str] = {}
     for name, runs in groups.items():
-        once = "; no rounds" if runs[0].is_one_exchange else ""
-        label = f"{name} ({READING_TITLES[runs[0].readings['own']]}{once})"
+        once = "; no rounds" if runs[0].is_one_shot else ""
+        label = f"{name} ({PREDICTOR_TITLES[runs[0].predictors['local_test']]}{once})"
         methods[label] = runs[0].method_name
         read = [_accuracy_by_round(run) for run in runs]
         # A run under way has fewer; a mean is of those rounds that all have.
@@ -61,8 +61,10 @@ def draw_split(run: RunRecords, path: Path) -> None:
 
 def _accuracy_by_round(run: RunRecords) -> dict[int, float]:
     """Return the headline reading of the rounds that were evaluated; NaN where it has none."""
-    reading = run.readings["own"]
-    found = {r.round: r.accuracy.get("own", {}).get(reading) for r in run.rounds if r.accuracy}
+    predictor = run.predictors["local_test"]
+    found = {
+        r.round: r.accuracy.get("local_test", {}).get(predictor) for r in run.rounds if r.accuracy
+    }
     return {n: float("nan") if value is None else value for n, value in found.items()}
 
 
@@ -85,5 +87,5 @@ def describe_runs(runs: Iterable[RunRecords]) -> str:
 
 def _title(groups: Groups) -> str:
     runs = [run for several in groups.values() for run in several]
-    of_whom = "" if all(run.has_shared_test for run in runs) else ": clients' own tests"
+    of_whom = "" if all(run.has_shared_test for run in runs) else ": clients' local test sets"
     return f"{describe_runs(runs)}{of_whom}"

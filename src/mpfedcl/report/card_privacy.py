@@ -37,11 +37,11 @@ def privacy_section(subject: CardSubject) -> str:
 
 def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
     """Return what a budget promises of this card's files, and what it does not."""
-    trust = subject.experiment.privacy.trust
+    model = subject.experiment.privacy.model
     noun = subject.noun
     against = (
         "It holds against everybody but the server, which saw what clients sent without noise."
-        if trust == "server"
+        if model == "central"
         else "It holds against everybody, the server included: noise was added before anything "
         "left a client."
     )

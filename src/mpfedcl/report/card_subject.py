@@ -51,6 +51,6 @@ class CardSubject:
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """The clients that were read, and how well each does on its own test."""
-        readings = self.summary["accuracy_per_client"] or {}
-        return {name: value for name, value in readings.items() if value is not None}
+        """The clients that were read, and how well each does on its local test set."""
+        predictors = self.summary["accuracy_per_client"] or {}
+        return {name: value for name, value in predictors.items() if value is not None}

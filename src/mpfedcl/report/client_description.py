@@ -13,7 +13,7 @@ _MOST_HOLDINGS = 200
 
 
 def describe_clients(partition: Partition | None, last: RoundRecord | None) -> list[Json]:
-    """Return clients' accuracy on their own tests in a round, and how much data each has."""
+    """Return clients' accuracy on their local test sets in a round, and how much data each has."""
     accuracy = (last.accuracy_per_client if last else None) or {}
     holdings = partition.clients if partition else {}
     names = list(holdings) or list(accuracy)

@@ -27,14 +27,14 @@ def draw_clients(content: Content, title: str, path: Path) -> None:
         axes.spines[:].set_visible(False)
         axes.set_xlabel(found.about)
         page.colorbar(image, ax=axes, label="accuracy (%)", pad=0.02)
-        page.suptitle(f"{title}\naccuracy of clients on their own tests", fontsize=11)
+        page.suptitle(f"{title}\naccuracy of clients on their local test sets", fontsize=11)
 
 
 def _write_values(axes: Axes, grid: Any) -> None:
     for (row, column), value in numpy.ndenumerate(grid.filled(numpy.nan)):
-        # What is not known is grey, and has no number.
+        # What is not known is gray, and has no number.
         if numpy.isnan(value):
             continue
-        colour = "#000000" if value > 55 else "#ffffff"
+        color = "#000000" if value > 55 else "#ffffff"
         text = f"{value:.0f}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)

@@ -17,15 +17,15 @@ _DEALT = re.compile(r"client-\d+")
 """Clients that a partition has made: with another seed, such a client is another one."""
 Content = Mapping[str, Any]
 """What comparison.json holds."""
-_ACCURACY: Mapping[Test, str] = {"own": "accuracy", "union": "accuracy_union"}
-_TITLES: Mapping[Test, str] = {"own": "own test", "union": "union test"}
+_ACCURACY: Mapping[Test, str] = {"local_test": "accuracy", "global_test": "accuracy_global"}
+_TITLES: Mapping[Test, str] = {"local_test": "local test set", "global_test": "global test set"}
 
 
 def tests_of(content: Content) -> dict[Test, str]:
     """Return the tests with their titles: one where all clients share it."""
     methods = content["methods"].values()
-    if content.get("shared_test", all(e["accuracy"] == e["accuracy_union"] for e in methods)):
-        return {"own": "test of all clients"}
+    if content.get("shared_test", all(e["accuracy"] == e["accuracy_global"] for e in methods)):
+        return {"local_test": "test of all clients"}
     return dict(_TITLES)
 
 

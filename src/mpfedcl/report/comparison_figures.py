@@ -1,6 +1,6 @@
 """All figures of a comparison's end, from what comparison.json holds.
 
-A method has the same colour and marker in each of them.
+A method has the same color and marker in each of them.
 """
 
 from collections.abc import Callable

@@ -10,8 +10,8 @@ from mpfedcl.report.results.loaded import LoadedComparison
 from mpfedcl.report.run_description import RunRecords
 from mpfedcl.report.tables import (
     MARKS,
+    PREDICTOR_TITLES,
     READING_GROUPS,
-    READING_TITLES,
     TextTable,
     explain_deviation,
     explain_divergence,
@@ -21,17 +21,17 @@ from mpfedcl.report.tables import (
     judged_by,
     mean_and_deviation,
     name_encoders,
-    name_readings,
+    name_predictors,
 )
 from mpfedcl.studies.comparison import Comparison
 
 _MOST_CLIENTS = 6
 """More columns do not fit."""
-_ORDER = " (own test; union test)"
+_ORDER = " (local test set; global test set)"
 
 
 def write_comparison(
-    comparison: Comparison, *, all_readings: bool = False
+    comparison: Comparison, *, all_predictors: bool = False
 ) -> tuple[dict[str, Any], list[TextTable]]:
     """Write comparison.json, the figures and table.md; return the numbers and the tables."""
     content = comparison.collect()
@@ -39,14 +39,14 @@ def write_comparison(
     records = [RunRecords.read(each.path) for each in comparison.planned_runs]
     for name, draw in LoadedComparison(comparison.path, records).figures.items():
         draw(comparison.path / f"{name}.png")
-    tables = _build_tables(comparison, content, all_readings=all_readings)
+    tables = _build_tables(comparison, content, all_predictors=all_predictors)
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(comparison.path / "table.md", text.encode())
     return content, tables
 
 
 def _build_tables(
-    comparison: Comparison, content: dict[str, Any], *, all_readings: bool
+    comparison: Comparison, content: dict[str, Any], *, all_predictors: bool
 ) -> list[TextTable]:
     experiment = comparison.planned_runs[0].experiment
     num_seeds = len(content["seeds"])
@@ -61,7 +61,11 @@ def _build_tables(
         f"{effort}accuracy % {over}"
     )
     two_tests = experiment.partition.test != "shared"
-    tests = {test: f"{test} test" for test in TESTS} if two_tests else {TESTS[0]: "test"}
+    tests = (
+        {test: f"{test.replace('_', ' ')} set" for test in TESTS}
+        if two_tests
+        else {TESTS[0]: "test"}
+    )
     headline = TextTable(
         setting,
         ["method", *tests.values(), "MB sent", "seconds", f"read by{_ORDER if two_tests else ''}"],
@@ -71,13 +75,13 @@ def _build_tables(
                 *(_judged_cell(content, name, test) for test in tests),
                 _megabytes(sum(entry["bytes"]) / len(entry["bytes"])),
                 f"{sum(entry['seconds']) / len(entry['seconds']):.1f}",
-                name_readings(judged_by(entry)[test] for test in tests),
+                name_predictors(judged_by(entry)[test] for test in tests),
             ]
             for name, entry in methods.items()
         ],
         "\n".join(_headline_notes(comparison, content, trained, names)),
     )
-    if not all_readings:
+    if not all_predictors:
         return [headline]
     return [
         headline,
@@ -104,7 +108,7 @@ def _judged_cell(content: dict[str, Any], name: str, test: str) -> str:
     entry, marks = content["methods"][name], content["differences"][test]["marks"]
     # Of one method there is nothing to compare.
     mark = MARKS[marks[name]] if marks[name] and len(marks) > 1 else ""
-    return mark + mean_and_deviation(entry["readings"][test][judged_by(entry)[test]])
+    return mark + mean_and_deviation(entry["predictors"][test][judged_by(entry)[test]])
 
 
 def _headline_notes(
@@ -139,7 +143,7 @@ def _megabytes(count: float) -> str:
 
 
 def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
-    """Return who is left behind: each client by the method's own reading; none if too many."""
+    """Return who is left behind: each client by the method's own predictor; none if too many."""
     clients = list(next(iter(methods.values()))["accuracy_per_client"])
     if not clients or len(clients) > _MOST_CLIENTS:
         return []
@@ -148,29 +152,31 @@ def _client_tables(methods: dict[str, Any]) -> list[TextTable]:
         for name, entry in methods.items()
     ]
     return [
-        TextTable("each client's own test, by the method's own reading", ["method", *clients], rows)
+        TextTable(
+            "each client's local test set, by the method's own reading", ["method", *clients], rows
+        )
     ]
 
 
 def _reading_tables(methods: dict[str, Any], tests: Mapping[Test, str]) -> list[TextTable]:
-    """Return all readings: for each test those without a label prior, then those with one."""
+    """Return all predictors: for each test those without a label prior, then those with one."""
     return [
         TextTable(
-            f"readings {group} on the {title} (* the one a method is judged by)",
-            ["method", *(READING_TITLES[reading] for reading in readings)],
+            f"predictors {group} on the {title} (* the one a method is judged by)",
+            ["method", *(PREDICTOR_TITLES[predictor] for predictor in predictors)],
             [
                 [
                     name,
                     *(
-                        mean_and_deviation(entry["readings"][test][reading])
-                        + ("*" if reading == judged_by(entry)[test] else "")
-                        for reading in readings
+                        mean_and_deviation(entry["predictors"][test][predictor])
+                        + ("*" if predictor == judged_by(entry)[test] else "")
+                        for predictor in predictors
                     ),
                 ]
                 for name, entry in methods.items()
             ],
-            explain_prior(readings),
+            explain_prior(predictors),
         )
         for test, title in tests.items()
-        for group, readings in READING_GROUPS.items()
+        for group, predictors in READING_GROUPS.items()
     ]

@@ -130,7 +130,7 @@ def fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
             table_cell(mean_and_deviation(classes), note=names[1]),
         ])  # fmt: skip
     return {
-        "caption": "Who is served worst: accuracy in % on the clients' own tests",
+        "caption": "Who is served worst: accuracy in % on the clients' local test sets",
         "columns": ["method", *FAIRNESS_TITLES.values(), "Jain's index", "worst class"],
         "rows": rows,
         "notes": [FAIRNESS_NOTE],

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from mpfedcl.convergence import BOUNDS, RoundMeasurement
-from mpfedcl.report.figures import COLOURS, figure_file
+from mpfedcl.report.figures import COLORS, figure_file
 from mpfedcl.report.tables import TextTable
 
 _STAGES = {
@@ -84,7 +84,7 @@ def _draw_objective(axes: Axes, numbers: Sequence[int], means: Sequence[Any]) ->
             places[:, index],
             values[:, index],
             label=label,
-            color=COLOURS[index],
+            color=COLORS[index],
             marker="osv"[index],
             ms=size,
             lw=0,

@@ -235,9 +235,9 @@ def _name_data(records: RunRecords) -> str:
 
 def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
     """Return rounds and learning rate of what is trained; of one exchange there are none."""
-    trained = [each.experiment for each in records if not each.is_one_exchange]
+    trained = [each.experiment for each in records if not each.is_one_shot]
     if not trained:
-        return ["one exchange"]
+        return ["one-shot"]
     rounds = max(each.rounds for each in trained)
     return [f"{rounds} rounds", f"learning rate {trained[0].train.lr:g}"]
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from mpfedcl.report.method_styles import style_of
 from mpfedcl.report.number_formatting import choose_evenly
-from mpfedcl.report.tables import READING_TITLES
+from mpfedcl.report.tables import PREDICTOR_TITLES
 
-# Colour-blind safe (Okabe and Ito), dark enough on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+# Color-blind safe (Okabe and Ito), dark enough on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
     "font.size": 10,
@@ -39,7 +39,7 @@ STYLE: Any = {
 
 _MOST_BANDS = 12
 _MOST_CLIENTS = 200
-"""Whose bubbles are drawn; more would be a grey wall."""
+"""Whose bubbles are drawn; more would be a gray wall."""
 
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) pairs."""
@@ -96,10 +96,16 @@ def draw_for_python(draw: Callable[[Path], object]) -> DrawnFigure | None:
 
 
 def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw one run's readings per round, on the clients' own tests: those of all these rounds."""
+    """Draw one run's predictors per round, on the clients' local test sets: those of all these rounds."""
     curves = {
-        label: [[(r["round"], r["accuracy"]["own"].get(reading)) for r in records if r["accuracy"]]]
-        for reading, label in READING_TITLES.items()
+        label: [
+            [
+                (r["round"], r["accuracy"]["local_test"].get(predictor))
+                for r in records
+                if r["accuracy"]
+            ]
+        ]
+        for predictor, label in PREDICTOR_TITLES.items()
     }
     known = {
         label: several
@@ -117,7 +123,7 @@ def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> No
     labels = list(values)[::-1]
     numbers = [values[label] or 0.0 for label in labels]
     with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (_, axes):
-        bars = axes.barh(labels, numbers, color=COLOURS[0], height=0.6)
+        bars = axes.barh(labels, numbers, color=COLORS[0], height=0.6)
         axes.bar_label(bars, fmt="%.1f", padding=4)
         axes.set(xlabel="accuracy (%)", title=title, xlim=(0, 108))
         axes.grid(visible=False, axis="y")
@@ -131,7 +137,7 @@ def draw_curves(
 ) -> None:
     """Draw accuracy per round; several curves of one label become their mean with a band.
 
-    `methods` names the method behind a label, whose colour it has. A curve of one point beside
+    `methods` names the method behind a label, whose color it has. A curve of one point beside
     longer ones is of one exchange: a dashed line across. A point without a number, of a seed that
     diverged, is a cross at the foot of the figure.
     """
@@ -187,10 +193,10 @@ def _curve_style(index: int, method: str | None) -> dict[str, Any]:
     if method is not None:
         return style_of(method).line()
     return {
-        "color": COLOURS[index % 7],
+        "color": COLORS[index % 7],
         "marker": MARKERS[index % 7],
-        # There are more readings than colours.
-        "linestyle": "-" if index < len(COLOURS) else ":",
+        # There are more predictors than colors.
+        "linestyle": "-" if index < len(COLORS) else ":",
     }
 
 
@@ -247,7 +253,7 @@ def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) ->
     size = counts[client, label] / max(1, counts.max())
     # The area speaks, so that twice the images look like twice as much.
     biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
-    axes.scatter(label, client, s=biggest * size, color=COLOURS[0], alpha=0.65, lw=0)
+    axes.scatter(label, client, s=biggest * size, color=COLORS[0], alpha=0.65, lw=0)
     if counts.size <= 120:
         for i, j in zip(client, label, strict=True):
             # A number that is wider than its bubble stands above it.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mpfedcl.core.json_files import FileContent
-from mpfedcl.methods import Reading
+from mpfedcl.methods import PredictorName
 
 
 class ComparedMethod(FileContent):
@@ -42,7 +42,7 @@ class PaperCell(FileContent):
     row: str
     column: str
     test: str
-    reading: str
+    predictor: str
     values: list[float | None]
     unit: str = "%"
     published: PublishedValue | None = None
@@ -129,9 +129,9 @@ class SearchRecord(FileContent):
     """The search for one method's settings."""
 
     method: str
-    reading: Reading
+    predictor: PredictorName
     base: dict[str, Any]
-    knobs_searched: dict[str, list[Any]]
+    search_space_used: dict[str, list[Any]]
     budget: int
     seeds: list[int]
     validation: float

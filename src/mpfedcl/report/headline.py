@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mpfedcl.report.tables import READING_TITLES, percent
+from mpfedcl.report.tables import PREDICTOR_TITLES, percent
 
 _MOST_NAMES = 5
 
@@ -36,24 +36,24 @@ def _describe_many(read: int, total: int) -> str:
 
 
 def describe_server_model(
-    readings: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
+    predictors: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
 ) -> list[str]:
     """Say of a run over a network what its server's model reaches, where clients' own are judged.
 
-    `judged` is the reading that the method is judged by on each test.
+    `judged` is the predictor that the method is judged by on each test.
     """
-    if not str(judged.get("own")).startswith("personal"):
+    if not str(judged.get("local_test")).startswith("personal"):
         return []
     stay = (
         "The headline is of the clients' own models, which stay with the clients: there, "
         "mpfedcl predict DIR/clients/NAME IMAGES uses them."
     )
-    reading = str(judged.get("union"))
-    value = readings.get("own", {}).get(reading)
-    if not reading.startswith("averaged") or value is None:
+    predictor = str(judged.get("global_test"))
+    value = predictors.get("local_test", {}).get(predictor)
+    if not predictor.startswith("global") or value is None:
         return [stay, "The server has no model that could be used without theirs."]
     return [
         f"The server's model reaches {percent(value)} % on the same tests "
-        f"({READING_TITLES[reading]}).",
+        f"({PREDICTOR_TITLES[predictor]}).",
         stay,
     ]

@@ -26,16 +26,16 @@ from mpfedcl.report.reproduction import (
     without_local_paths,
 )
 from mpfedcl.report.tables import (
-    READING_TITLES,
+    PREDICTOR_TITLES,
     TextTable,
     judged_by,
     percent,
-    readings_table,
+    predictors_table,
 )
 from mpfedcl.runs.directory import RunDirectory
 
 _KINDS = {
-    "averaged": "one averaged model",
+    "averaged": "one global model",
     "pool": "a pool of prototypes",
     "personal": "each client's own model",
 }
@@ -107,7 +107,7 @@ def _front_matter(subject: CardSubject) -> str:
         "metrics:",
         "- accuracy",
     ]
-    values = {test: summary["readings"][test][r] for test, r in judged_by(summary).items()}
+    values = {test: summary["predictors"][test][r] for test, r in judged_by(summary).items()}
     if any(value is not None for value in values.values()):
         lines += [
             "model-index:",
@@ -124,7 +124,7 @@ def _front_matter(subject: CardSubject) -> str:
         if value is not None:
             lines += [
                 "    - type: accuracy",
-                f"      name: {yaml_string(f'accuracy % on the {test} test, last round')}",
+                f"      name: {yaml_string(f'accuracy % on the {test.replace(chr(95), chr(32))} set, last round')}",
                 f"      value: {value:.4f}",
             ]
     return "\n".join([*lines, "---", ""])
@@ -136,17 +136,17 @@ def _introduction(subject: CardSubject) -> str:
     what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
     effort = f"{summary['rounds']:,} rounds" if subject.trains else "One exchange"
     union = ""
-    if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
+    if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
         union = (
             f"On all clients' test {subject.noun}s together: "
-            f"**{percent(summary['accuracy_union'])} %** "
-            f"({READING_TITLES[summary['reading_union']]}).\n"
+            f"**{percent(summary['accuracy_global'])} %** "
+            f"({PREDICTOR_TITLES[summary['predictor_global']]}).\n"
         )
     clients, spread = subject.partition["clients"], summary.get("accuracy_spread")
     told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients, spread))
     over = f", {told}" if "not read" in told else ""
     if subject.is_network:
-        said = describe_server_model(summary["readings"], judged_by(summary))
+        said = describe_server_model(summary["predictors"], judged_by(summary))
         union += "".join(f"{each}\n" for each in said)
     return (
         f"# {escape_markdown(subject.title)}\n\n"
@@ -157,8 +157,8 @@ def _introduction(subject: CardSubject) -> str:
         f"{effort}, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
-        f"Headline: **{percent(summary['accuracy'])} %** of the clients' own test "
-        f"{subject.noun}s right, in the last round ({READING_TITLES[summary['reading']]}){over}.\n"
+        f"Headline: **{percent(summary['accuracy'])} %** of the clients' local test set "
+        f"{subject.noun}s right, in the last round ({PREDICTOR_TITLES[summary['predictor']]}){over}.\n"
         f"{union}"
     )
 
@@ -208,7 +208,7 @@ def _data_section(subject: CardSubject) -> str:
         f"{summary} "
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
         f"{held}{_describe_pixels(experiment)}\n\n"
-        f"Source and licence: {source}\n\n"
+        f"Source and license: {source}\n\n"
         f"Skew: {split}; the clients are tested on "
         f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
         + ("\n" if experiment.privacy.has_budget else "")
@@ -244,12 +244,12 @@ def _list_classes(counts: list[int], classes: list[str]) -> str:
 
 
 def _readings_section(subject: CardSubject) -> str:
-    """Return all readings on both tests, their deviation over clients, the worst case."""
+    """Return all predictors on both tests, their deviation over clients, the worst case."""
     values, nouns = list(subject.accuracies.values()), f"{subject.noun}s"
     lines = [
         "## Readings\n",
-        readings_table("", subject.summary).markdown(),
-        f"*own*: each client on its own test {nouns}; *union*: on all clients' test {nouns} "
+        predictors_table("", subject.summary).markdown(),
+        f"*own*: each client on its local test set {nouns}; *union*: on all clients' test {nouns} "
         "together. *personal*: a client's own model after its training; *averaged*: the server's. "
         "A dash: this method has no such thing.\n",
     ]
@@ -300,8 +300,8 @@ def _shared_section(subject: CardSubject) -> str:
         else f"Nothing: each client {'trained' if subject.trains else 'was'} alone.",
         f"The guard rejected {summary['rejected']:,} updates.\n",
     ]
-    if subject.experiment.secure_sums:
-        lines.insert(2, "The server saw only totals over clients (secure sums).")
+    if subject.experiment.secure_aggregation:
+        lines.insert(2, "The server saw only totals over clients (secure aggregation).")
     return "\n".join(lines)
 
 

@@ -62,6 +62,8 @@ def describe_calibration(summary: Mapping[str, Any]) -> str:
     """Say how far a run's probabilities are off; nothing where it gives none."""
     found = summary.get("calibration_error") or {}
     told = [
-        f"{value:.1f} % on the {test} test" for test, value in found.items() if value is not None
+        f"{value:.1f} % on the {test.replace('_', ' ')} set"
+        for test, value in found.items()
+        if value is not None
     ]
     return f"calibration error of its probabilities: {', '.join(told)}" if told else ""

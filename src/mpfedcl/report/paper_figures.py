@@ -20,12 +20,12 @@ from mpfedcl.data.partition_table import expand_table
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
-from mpfedcl.report.figures import COLOURS, MARKERS, draw_partition_into, figure_file
+from mpfedcl.report.figures import COLORS, MARKERS, draw_partition_into, figure_file
 from mpfedcl.report.method_styles import is_styled, style_of
 from mpfedcl.studies.paper.item import PaperItem, Picture
 from mpfedcl.studies.paper.paper_runs import PaperRuns, resolve_with_seed
 
-_CLASS_COLOURS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_CLASS_COLORS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
 _BARS = "(bars: \u00b1 1 standard deviation over seeds, ddof 0)"
 _CLIENTS_SHOWN = 2
 _IMAGES_SHOWN = 600
@@ -93,10 +93,10 @@ def _draw_lines_into(axes: Axes, figure: Mapping[str, Any], names: Sequence[str]
 
 
 def _look(number: int, name: str) -> dict[str, Any]:
-    """Return a method's own colour and marker, and those of its place for what is no method."""
+    """Return a method's own color and marker, and those of its place for what is no method."""
     if is_styled(name):
         return style_of(name).dot()
-    return {"color": COLOURS[number % 7], "marker": MARKERS[number % 7]}
+    return {"color": COLORS[number % 7], "marker": MARKERS[number % 7]}
 
 
 def _legend_handle(number: int, name: str) -> Line2D:
@@ -104,20 +104,20 @@ def _legend_handle(number: int, name: str) -> Line2D:
 
 
 def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
-    """Draw each method's own test against its union test: a panel per column, a row per track."""
+    """Draw each method's local test set against its global test set: a panel per column, a row per track."""
     titles = {row["key"]: row["title"] for row in result["rows"]}
     tracks = list(dict.fromkeys(cell["track"] for cell in result["cells"]))
     columns = [column["key"] for column in result["columns"]]
     unions = {
         (cell["track"], cell["panel"], cell["row"], cell["column"]): cell
         for cell in result["cells"]
-        if cell["test"] == "union test"
+        if cell["test"] == "global test set"
     }
     size = (2.9 * len(columns), 3.0 * len(tracks) + 0.9)
     with figure_file(path, len(tracks), len(columns), figsize=size, squeeze=False) as (page, grid):
         for cell in result["cells"]:
             place = columns.index(cell["column"])
-            if cell["test"] == "own test" and None not in cell["values"]:
+            if cell["test"] == "local test set" and None not in cell["values"]:
                 union = unions[cell["track"], cell["panel"], cell["row"], cell["column"]]
                 number = list(titles).index(cell["row"])
                 grid[tracks.index(cell["track"])][place].errorbar(
@@ -136,8 +136,8 @@ def _draw_both_tests(result: Mapping[str, Any], path: Path) -> None:
                     f"{column['title']}, {track}" if len(tracks) > 1 else column["title"]
                 )
                 axes.plot([0, 100], [0, 100], color="#bbbbbb", lw=0.8, zorder=0)
-                axes.set_xlabel("own test, %")
-            row[0].set_ylabel("union test, %")
+                axes.set_xlabel("local test set, %")
+            row[0].set_ylabel("global test set, %")
         said = "right is better for a client, up is better for all"
         page.suptitle(f"{result['title']}: {said}\n{_BARS}")
         handles = [_legend_handle(number, name) for number, name in enumerate(titles.values())]
@@ -174,7 +174,7 @@ class EmbeddingMap:
 
 
 def _draw_embeddings(runs: PaperRuns, picture: Picture, path: Path) -> None:
-    """Draw a panel per method (columns) and client (rows); colours are classes."""
+    """Draw a panel per method (columns) and client (rows); colors are classes."""
     maps: list[EmbeddingMap] = []
     classes: tuple[str, ...] = ()
     for name, experiment in picture.experiments.items():
@@ -193,7 +193,7 @@ def _draw_embeddings(runs: PaperRuns, picture: Picture, path: Path) -> None:
             axes.set_title(f"{each.method}, {each.client}", fontsize=10)
         page.suptitle(picture.title)
         handles = [
-            Line2D([], [], ls="", marker="o", ms=6, color=_CLASS_COLOURS[k % 10], label=name)
+            Line2D([], [], ls="", marker="o", ms=6, color=_CLASS_COLORS[k % 10], label=name)
             for k, name in enumerate(classes)
         ]
         star = Line2D([], [], ls="", marker="X", ms=9, color="#444444", label="prototype")
@@ -236,9 +236,9 @@ def _map_clients(
 
 
 def _draw_map_into(axes: Axes, each: EmbeddingMap) -> None:
-    colours = [_CLASS_COLOURS[label % 10] for label in each.labels]
-    axes.scatter(each.samples[:, 0], each.samples[:, 1], s=7, c=colours, alpha=0.6, lw=0)
-    strong = [_CLASS_COLOURS[label % 10] for label in each.prototype_labels]
+    colors = [_CLASS_COLORS[label % 10] for label in each.labels]
+    axes.scatter(each.samples[:, 0], each.samples[:, 1], s=7, c=colors, alpha=0.6, lw=0)
+    strong = [_CLASS_COLORS[label % 10] for label in each.prototype_labels]
     if len(each.prototypes):
         axes.scatter(
             each.prototypes[:, 0],

@@ -14,7 +14,7 @@ from mpfedcl.report.number_formatting import (
     rounded,
 )
 from mpfedcl.report.paper_tables import READ_AS_IN_PAPER
-from mpfedcl.report.tables import READING_TITLES, mean_and_deviation, percent
+from mpfedcl.report.tables import PREDICTOR_TITLES, mean_and_deviation, percent
 from mpfedcl.report.tuning_section import format_settings
 
 _MOST_POINTS = 400
@@ -53,7 +53,7 @@ def describe_paper(path: Path) -> Json:
 
 
 def _is_read_by_prototype(cell: PaperCell) -> bool:
-    return cell.unit == "%" and cell.reading == "personal_prototype"
+    return cell.unit == "%" and cell.predictor == "personal_prototype"
 
 
 def _name_pictures(path: Path, result: PaperResultFile) -> list[str]:
@@ -74,7 +74,7 @@ def _table(result: PaperResultFile, track: str, panel: str, test: str) -> Json:
     units = dict.fromkeys(cell.unit for cells in places.values() for cell in cells)
     has_published = any(cell.published for cells in places.values() for cell in cells)
     # Tests have two names of their own; a table of another kind may call them otherwise.
-    of_test = f"{test} test" if test in ("own", "union") else test
+    of_test = f"{test.replace('_', ' ')} set" if test in ("local_test", "global_test") else test
     return {
         "caption": f"{f'{panel}. ' if panel else ''}Track {track}, {of_test}, in "
         f"{', '.join(units)}: {'ours as ' if has_published else ''}mean(std)"
@@ -115,10 +115,12 @@ def _chosen_settings_table(result: PaperResultFile) -> Json:
 def _describe_measurement(places: dict[tuple[str, str], list[PaperCell]], row: str) -> str:
     """Say by which reading and after how many rounds a row was measured."""
     cells = [cell for key, each in places.items() if key[0] == row for cell in each]
-    readings = dict.fromkeys(READING_TITLES.get(cell.reading, cell.reading) for cell in cells)
+    predictors = dict.fromkeys(
+        PREDICTOR_TITLES.get(cell.predictor, cell.predictor) for cell in cells
+    )
     rounds = dict.fromkeys(cell.rounds for cell in cells if cell.rounds is not None)
     spent = f"{' or '.join(str(number) for number in rounds)} rounds" if rounds else ""
-    return "; ".join(part for part in (" or ".join(readings), spent) if part)
+    return "; ".join(part for part in (" or ".join(predictors), spent) if part)
 
 
 def _describe_cell(cells: Sequence[PaperCell]) -> Json:
@@ -130,7 +132,7 @@ def _describe_cell(cells: Sequence[PaperCell]) -> Json:
         shown["mark"] = first.mark
     notes = [_compare_with_paper(first)] if first.published else []
     notes += [
-        f"{READING_TITLES.get(cell.reading, cell.reading)}: {_format_value(cell)}"
+        f"{PREDICTOR_TITLES.get(cell.predictor, cell.predictor)}: {_format_value(cell)}"
         for cell in cells[1:]
     ]
     return shown | ({"note": "; ".join(notes)} if notes else {})

@@ -103,7 +103,7 @@ def _format_published(cell: dict[str, Any] | None) -> str:
 def table_notes(result: dict[str, Any]) -> list[str]:
     """Return what is to be said below an item's tables."""
     is_marked = any(cell["mark"] for cell in result["cells"])
-    read = {(cell["unit"], cell["reading"]) for cell in result["cells"]}
+    read = {(cell["unit"], cell["predictor"]) for cell in result["cells"]}
     return [
         *([_QUICK] if result.get("quick") else []),
         *([explain_marks(len(result["seeds"]))] if is_marked else []),

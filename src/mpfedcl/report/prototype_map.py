@@ -90,15 +90,15 @@ def project_to_plane(
 
     A direction's sign is free; it is chosen so that its largest weight is positive.
     """
-    centred = vectors - vectors.mean(axis=0)
-    _, sizes, directions = numpy.linalg.svd(centred, full_matrices=False)
+    centered = vectors - vectors.mean(axis=0)
+    _, sizes, directions = numpy.linalg.svd(centered, full_matrices=False)
     axes = numpy.zeros((2, vectors.shape[1]))
     axes[: len(directions[:2])] = directions[:2]
     largest = axes[numpy.arange(2), numpy.abs(axes).argmax(axis=1)]
     axes *= numpy.where(largest < 0, -1, 1)[:, None]
     total = float((sizes**2).sum())
     shares = [float(size**2) / total if total else 0.0 for size in (*sizes[:2], 0.0, 0.0)[:2]]
-    return centred @ axes.T, shares
+    return centered @ axes.T, shares
 
 
 def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
@@ -159,7 +159,7 @@ def embed_test_images(
             return None, "Only the pool is shown: the data here are not those of the run."
         method = method_class(experiment, data.num_classes)
         model = method.own_model(data.input_size) or model
-        samples = _embed_with_averaged_model(
+        samples = _embed_with_global_model(
             path, data, model, method
         ) or _embed_with_personal_models(path, data, model, method)
     except InvalidInput as error:
@@ -176,7 +176,7 @@ def _count_samples(partition: Json) -> int:
     return tested + sum(sum(each["train"]) for each in held)
 
 
-def _embed_with_averaged_model(
+def _embed_with_global_model(
     path: Path, data: FederatedData, model: Model, method: Method
 ) -> EmbeddedImages | None:
     if not (path / "model.safetensors").is_file() or not len(data.test_labels):
@@ -187,7 +187,7 @@ def _embed_with_averaged_model(
     places = data.table.sole_testers(len(data.test_labels))[rows.numpy()].tolist()
     vectors = _embed(path / "model.safetensors", data.test_inputs[rows], model, method)
     owners = [None if place < 0 else data.names[place] for place in places]
-    return EmbeddedImages(vectors, data.test_labels[rows].tolist(), owners, "the averaged model")
+    return EmbeddedImages(vectors, data.test_labels[rows].tolist(), owners, "the global model")
 
 
 def _embed_with_personal_models(
@@ -207,7 +207,7 @@ def _embed_with_personal_models(
         vectors.append(_embed(file, data.test_inputs[rows], model, method))
         labels += data.test_labels[rows].tolist()
         owners += [client.name] * len(rows)
-    by_whom = "each client's own model, on its own test images"
+    by_whom = "each client's own model, on its local test set images"
     return EmbeddedImages(numpy.concatenate(vectors), labels, list(owners), by_whom)
 
 

@@ -13,7 +13,7 @@ from mpfedcl.report.tables import mean_and_deviation
 _COLUMNS = 5
 
 
-def draw_reliability(content: Content, title: str, path: Path, test: Test = "own") -> bool:
+def draw_reliability(content: Content, title: str, path: Path, test: Test = "local_test") -> bool:
     """Draw a diagram per method that is judged by probabilities; tell whether there is any."""
     found: dict[str, Mapping[str, Any]] = {
         name: entry["calibration"][test]
@@ -30,7 +30,7 @@ def draw_reliability(content: Content, title: str, path: Path, test: Test = "own
         for axes in list(grid.flat)[len(found) :]:
             axes.set_visible(False)
         for axes, (name, each) in zip(grid.flat, found.items(), strict=False):
-            _draw_diagram(axes, each["bins"], PALETTE[style_of(name).colour])
+            _draw_diagram(axes, each["bins"], PALETTE[style_of(name).color])
             error = mean_and_deviation(each["error"])
             axes.set_title(f"{escape_math(name)}\nECE {error} %", fontsize=9.5)
         page.supylabel("right answers (%)")
@@ -44,15 +44,15 @@ def draw_reliability(content: Content, title: str, path: Path, test: Test = "own
     return True
 
 
-def _draw_diagram(axes: Any, bins: Sequence[Sequence[float]], colour: str) -> None:
+def _draw_diagram(axes: Any, bins: Sequence[Sequence[float]], color: str) -> None:
     images = sum(count for count, _, _ in bins)
     said = [100 * probability for _, _, probability in bins]
     right = [100 * correct / count for count, correct, _ in bins]
     axes.plot([0, 100], [0, 100], color="#999999", lw=1, ls="--")
     for x, y in zip(said, right, strict=True):
-        axes.plot([x, x], [x, y], color=colour, lw=1, alpha=0.5)
+        axes.plot([x, x], [x, y], color=color, lw=1, alpha=0.5)
     axes.scatter(
-        said, right, s=[12 + 160 * count / images for count, _, _ in bins], color=colour, alpha=0.8
+        said, right, s=[12 + 160 * count / images for count, _, _ in bins], color=color, alpha=0.8
     )
     axes.set(xlim=(-4, 104), ylim=(-4, 104), aspect="equal")
     axes.set(xticks=(0, 50, 100), yticks=(0, 50, 100))

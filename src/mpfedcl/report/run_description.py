@@ -11,7 +11,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test, find_method, is_built_in
+from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorName, Test, find_method, is_built_in
 from mpfedcl.report.client_description import (
     describe_clients,
     describe_holdings,
@@ -72,15 +72,15 @@ class RunRecords:
         )
 
     @cached_property
-    def readings(self) -> dict[Test, Reading]:
+    def predictors(self) -> dict[Test, PredictorName]:
         """The reading by which the method is judged on each test."""
         if self.summary:
-            own = self.summary.reading
-            return {"own": own, "union": self.summary.reading_union or own}
+            own = self.summary.predictor
+            return {"local_test": own, "global_test": self.summary.predictor_global or own}
         if is_built_in(self.experiment.method):
             num_classes = len(self.partition.classes) if self.partition else 1
             method = find_method(self.experiment.method)(self.experiment, num_classes)
-            return {test: method.reading_on(test) for test in TESTS}
+            return {test: method.predictor_on(test) for test in TESTS}
         return dict.fromkeys(TESTS, self._recognize_reading())
 
     @cached_property
@@ -89,7 +89,7 @@ class RunRecords:
         if self.experiment.partition.test != "shared" or self.is_network:
             return False
         read = self.last_evaluated.accuracy if self.last_evaluated else None
-        return not read or not tests_differ(read["own"], read["union"])
+        return not read or not tests_differ(read["local_test"], read["global_test"])
 
     @property
     def has_diverged(self) -> bool:
@@ -97,7 +97,7 @@ class RunRecords:
         is_over = self.rounds and self.rounds[-1].round >= self.experiment.rounds
         if not is_over and self.summary is None:
             return False
-        return bool(self.rounds) and self.rounds[-1].has_diverged(self.readings["own"])
+        return bool(self.rounds) and self.rounds[-1].has_diverged(self.predictors["local_test"])
 
     @property
     def method_name(self) -> str:
@@ -111,7 +111,7 @@ class RunRecords:
         return self.partition is not None and self.partition.network
 
     @property
-    def is_one_exchange(self) -> bool:
+    def is_one_shot(self) -> bool:
         """Whether clients send sums once and nobody trains."""
         if is_built_in(self.experiment.method):
             return not find_method(self.experiment.method).trains
@@ -135,8 +135,8 @@ class RunRecords:
         known = self.partition.clients if self.partition else (last and last.accuracy_per_client)
         return len(known or ())
 
-    def _recognize_reading(self) -> Reading:
-        """Tell by the numbers: those of the clients are of the reading that is judged by."""
+    def _recognize_reading(self) -> PredictorName:
+        """Tell by the numbers: those of the clients are of the predictor that is judged by."""
         # Somebody else's method is not asked: a report runs no code that a run names.
         read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
         spreads = [line.accuracy_spread for line in self.rounds if line.accuracy]
@@ -144,19 +144,19 @@ class RunRecords:
             spread.mean if spread else mean(finite_values(list((each or {}).values())))
             for spread, (_, each) in zip(spreads, read, strict=True)
         ]
-        for reading in READINGS:
-            shown = [(table or {}).get("own", {}).get(reading) for table, _ in read]
+        for predictor in PREDICTORS:
+            shown = [(table or {}).get("local_test", {}).get(predictor) for table, _ in read]
             if means and all(
                 a is not None and b is not None and math.isclose(a, b, abs_tol=1e-6)
                 for a, b in zip(shown, means, strict=True)
             ):
-                return reading
-        return Method.reading
+                return predictor
+        return Method.predictor
 
-    def value(self, test: str, reading: str) -> float | None:
-        """Return a reading of the last evaluated round."""
+    def value(self, test: str, predictor: str) -> float | None:
+        """Return a predictor of the last evaluated round."""
         table = self.last_evaluated.accuracy if self.last_evaluated else None
-        return rounded((table or {}).get(test, {}).get(reading), 4)  # type: ignore[call-overload]
+        return rounded((table or {}).get(test, {}).get(predictor), 4)  # type: ignore[call-overload]
 
     @property
     def name(self) -> str:
@@ -184,7 +184,7 @@ def describe_run(records: RunRecords) -> Json:
         "planned": experiment.rounds,
         "finished": records.summary is not None,
         "damaged": records.damaged,
-        "reading": records.readings["own"],
+        "predictor": records.predictors["local_test"],
         "read_in": records.last_evaluated.round if records.last_evaluated else None,
         "clients": clients,
         "population": records.num_clients,

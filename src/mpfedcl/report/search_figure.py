@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
 
-from mpfedcl.report.figures import COLOURS, escape_math, figure_file
+from mpfedcl.report.figures import COLORS, escape_math, figure_file
 from mpfedcl.report.file_schemas import SearchRecord
 from mpfedcl.report.tuning_section import format_settings
 
@@ -19,10 +19,10 @@ def draw_scores(searches: Sequence[SearchRecord], path: Path) -> None:
                 known = sorted((n, score) for n, score in trial.scores.items() if score is not None)
                 style = {"color": "#b0b0b0", "lw": 1.0, "zorder": 1}
                 if trial.number == 0:
-                    style = {"color": COLOURS[1], "lw": 1.8, "zorder": 2, "label": "the defaults"}
+                    style = {"color": COLORS[1], "lw": 1.8, "zorder": 2, "label": "the defaults"}
                 if trial.number == search.chosen:
                     told = f"chosen: {format_settings(trial.changes)}"
-                    style = {"color": COLOURS[0], "lw": 2.2, "zorder": 3, "label": told}
+                    style = {"color": COLORS[0], "lw": 2.2, "zorder": 3, "label": told}
                 rounds, scores = [number for number, _ in known], [score for _, score in known]
                 axes.plot(rounds, scores, marker="o", ms=4, **style)
             axes.set(

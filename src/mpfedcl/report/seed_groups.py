@@ -5,7 +5,7 @@ from typing import Any
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import READINGS, TESTS, Reading, Test, find_method, is_built_in
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test, find_method, is_built_in
 from mpfedcl.report.comparison_section import describe_calibration, describe_cost, fairness_table
 from mpfedcl.report.comparison_section import table_cell as _cell
 from mpfedcl.report.headline import describe_mean, describe_server_model
@@ -21,19 +21,19 @@ from mpfedcl.report.number_formatting import (
 from mpfedcl.report.round_costs import describe_round_costs
 from mpfedcl.report.run_description import RunRecords
 from mpfedcl.report.tables import (
+    PREDICTOR_TITLES,
     READING_GROUPS,
-    READING_TITLES,
     explain_deviation,
     explain_divergence,
     explain_prior,
     mean_and_deviation,
     name_encoders,
-    name_readings,
+    name_predictors,
 )
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.studies.statistics import mark_best
 
-_TEST_TITLES: dict[Test, str] = {"own": "own test", "union": "union test"}
+_TEST_TITLES: dict[Test, str] = {"local_test": "local test set", "global_test": "global test set"}
 _LEGEND = (
     "best: the highest mean. ≈: not clearly different from the best, because the 95 % interval of "
     "the difference, paired by seed, contains 0. With few seeds such intervals are wide."
@@ -54,10 +54,12 @@ def describe_seed_group(
     style = style or style_of(runs[0].experiment.method)
     accuracy = {
         test: {
-            reading: curve
-            for reading in READINGS
+            predictor: curve
+            for predictor in PREDICTORS
             if (
-                curve := _mean_curve([_accuracy_by_round(run, test, reading) for run in runs], most)
+                curve := _mean_curve(
+                    [_accuracy_by_round(run, test, predictor) for run in runs], most
+                )
             )
         }
         for test in TESTS
@@ -69,12 +71,12 @@ def describe_seed_group(
         "name": name,
         "style": style.to_json(),
         "shared_test": all(run.has_shared_test for run in runs),
-        "end": {test: [run.value(test, run.readings[test]) for run in runs] for test in TESTS},
+        "end": {test: [run.value(test, run.predictors[test]) for run in runs] for test in TESTS},
         "diverged": [run.has_diverged for run in runs],
         "costs": [describe_cost(run) for run in runs],
         "calibration": {test: describe_calibration(runs, test) for test in TESTS},
-        "judged_by": runs[0].readings,
-        "one_exchange": runs[0].is_one_exchange,
+        "judged_by": runs[0].predictors,
+        "one_shot": runs[0].is_one_shot,
         "runs": list(places),
         "seeds": [run.experiment.seed for run in runs],
         "curves": {
@@ -90,23 +92,23 @@ def describe_seed_group(
 
 
 def run_readings_table(run: RunRecords) -> Json:
-    """Return all readings of one run on both tests."""
+    """Return all predictors of one run on both tests."""
     number = run.last_evaluated.round if run.last_evaluated else None
 
-    def cell(test: Test, reading: Reading) -> Json:
-        value, is_judged = run.value(test, reading), reading == run.readings[test]
+    def cell(test: Test, predictor: PredictorName) -> Json:
+        value, is_judged = run.value(test, predictor), predictor == run.predictors[test]
         note = "judged by this" if is_judged else None
         return {**_cell("-" if value is None else f"{value:.2f}", note=note), "strong": is_judged}
 
     titles = _title_tests([run])
     rows = [
-        [_cell(READING_TITLES[reading]), *(cell(test, reading) for test in titles)]
-        for reading in READINGS
+        [_cell(PREDICTOR_TITLES[predictor]), *(cell(test, predictor) for test in titles)]
+        for predictor in PREDICTORS
     ]
     return {
         "caption": "Accuracy in %"
         + (f" in round {number}, the last one evaluated" if number else ""),
-        "columns": ["reading", *titles.values()],
+        "columns": ["predictor", *titles.values()],
         "rows": rows,
         "notes": [
             "personal: each client's own model after its training, averaged over clients; "
@@ -115,10 +117,10 @@ def run_readings_table(run: RunRecords) -> Json:
             + (
                 _ONE_TEST
                 if len(titles) == 1
-                else "own: each client on its own test images; union: on everybody's."
+                else "own: each client on its local test set images; union: on everybody's."
             ),
             *_describe_headline(run),
-            explain_prior(READINGS),
+            explain_prior(PREDICTORS),
         ],
     }
 
@@ -131,9 +133,9 @@ def _describe_headline(run: RunRecords) -> list[str]:
     last = run.last_evaluated
     spread = last.accuracy_spread.to_json() if last.accuracy_spread else None
     told = describe_mean(last.accuracy_per_client, known, spread)
-    notes = [f"Personal readings: {told}."] if "not read" in told else []
+    notes = [f"Personal predictors: {told}."] if "not read" in told else []
     if run.is_network and run.last_evaluated.accuracy:
-        notes += describe_server_model(run.last_evaluated.accuracy, run.readings)
+        notes += describe_server_model(run.last_evaluated.accuracy, run.predictors)
     return notes
 
 
@@ -155,7 +157,7 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
     if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
         found.append("seeds differ")
     # What does not train is complete after one round.
-    trained = [group for group in groups if not group["one_exchange"]]
+    trained = [group for group in groups if not group["one_shot"]]
     if len({_last_evaluated_round(runs[place]) for e in trained for place in e["runs"]}) > 1:
         ends = [
             f"{group['name']} {_round_range(runs[place] for place in group['runs'])}"
@@ -188,7 +190,7 @@ def comparison_tables(
     content: Sequence[Json],
     obstacles: Sequence[str] = (),
 ) -> list[Json]:
-    """Return the headline of several groups, then all readings on each test.
+    """Return the headline of several groups, then all predictors on each test.
 
     Nobody is marked as best where there are obstacles to a ranking; they are named.
     """
@@ -237,14 +239,14 @@ def _headline_table(
         notes.append(_ONE_SEED)
     if obstacles:
         notes.append(f"Nothing is marked as best: {'; '.join(obstacles)}.")
-    if closed := [group["name"] for group in groups if group["one_exchange"]]:
+    if closed := [group["name"] for group in groups if group["one_shot"]]:
         notes.append(f"Without rounds and training: {', '.join(closed)}.")
-    judged = [reading for group in groups for reading in group["judged_by"].values()]
+    judged = [predictor for group in groups for predictor in group["judged_by"].values()]
     encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
     notes += [each for each in (explain_prior(judged), name_encoders(encoders)) if each]
     rows = [
         [
-            _cell(group["name"], note=name_readings(group["judged_by"][test] for test in titles)),
+            _cell(group["name"], note=name_predictors(group["judged_by"][test] for test in titles)),
             *(column[place] for column in columns),
             _cell(f"{sum(group['bytes'].values()) / 1e6:,.1f}"),
             _cell(f"{training_seconds(group['seconds']):,.1f}"),
@@ -264,13 +266,13 @@ def _headline_table(
 
 
 def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
-    """Return all readings: for each test those without a label prior, then those with one.
+    """Return all predictors: for each test those without a label prior, then those with one.
 
     They stand below the charts: there are many, and few look for them first.
     """
 
     def values(group: Json, test: Test) -> dict[str, list[float | None]]:
-        return {r: [runs[place].value(test, r) for place in group["runs"]] for r in READINGS}
+        return {r: [runs[place].value(test, r) for place in group["runs"]] for r in PREDICTORS}
 
     named = _title_tests([runs[place] for group in groups for place in group["runs"]])
     titles = {test: f"the {title}" for test, title in named.items()}
@@ -278,39 +280,39 @@ def _reading_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[
         {
             "caption": f"Readings {name} on {title}, accuracy in % of the last round",
             "later": True,
-            "columns": ["method", *(READING_TITLES[reading] for reading in readings)],
+            "columns": ["method", *(PREDICTOR_TITLES[predictor] for predictor in predictors)],
             "rows": [
                 [
                     _cell(group["name"]),
                     *(
                         {
-                            **_cell(mean_and_deviation(values(group, test)[reading])),
-                            "strong": reading == group["judged_by"][test],
+                            **_cell(mean_and_deviation(values(group, test)[predictor])),
+                            "strong": predictor == group["judged_by"][test],
                         }
-                        for reading in readings
+                        for predictor in predictors
                     ),
                 ]
                 for group in groups
             ],
             "notes": [
-                "Bold: the reading by which the method is judged on this test.",
-                *([note] if (note := explain_prior(readings)) else []),
+                "Bold: the predictor by which the method is judged on this test.",
+                *([note] if (note := explain_prior(predictors)) else []),
             ],
         }
         for test, title in titles.items()
-        for name, readings in READING_GROUPS.items()
+        for name, predictors in READING_GROUPS.items()
     ]
 
 
 def _title_tests(runs: Sequence[RunRecords]) -> dict[Test, str]:
     """Return the tests with their titles: one where all clients of all runs share it."""
-    return {"own": "test"} if all(run.has_shared_test for run in runs) else _TEST_TITLES
+    return {"local_test": "test"} if all(run.has_shared_test for run in runs) else _TEST_TITLES
 
 
-def _accuracy_by_round(run: RunRecords, test: Any, reading: Any) -> dict[int, float | None]:
+def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, float | None]:
     """Return a reading in the rounds in which it was read."""
     tables = {line.round: line.accuracy.get(test, {}) for line in run.rounds if line.accuracy}
-    return {number: table[reading] for number, table in tables.items() if reading in table}
+    return {number: table[predictor] for number, table in tables.items() if predictor in table}
 
 
 def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:

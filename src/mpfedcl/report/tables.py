@@ -13,22 +13,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpfedcl.methods import READINGS, TESTS
+from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.report.number_formatting import deviation, finite_values, mean
 from mpfedcl.studies.statistics import interval_half_width
 
-READING_TITLES = {
+PREDICTOR_TITLES = {
     "personal_classifier": "personal, classifier",
     "personal_prototype": "personal, prototype",
-    "averaged_classifier": "averaged, classifier",
-    "averaged_prototype": "averaged, prototype",
+    "global_classifier": "global, classifier",
+    "global_prototype": "global, prototype",
     "personal_classifier_prior": "personal, classifier + prior",
-    "averaged_classifier_prior": "averaged, classifier + prior",
-    "averaged_prototype_prior": "averaged, prototype + prior",
-    "averaged_classifier_estimated": "averaged, classifier + estimated prior",
+    "global_classifier_prior": "global, classifier + prior",
+    "global_prototype_prior": "global, prototype + prior",
+    "global_classifier_estimated": "global, classifier + estimated prior",
 }
-READING_GROUPS = {"without a label prior": READINGS[:4], "with a label prior": READINGS[4:]}
-"""All readings, in two tables: side by side they do not fit."""
+READING_GROUPS = {"without a label prior": PREDICTORS[:4], "with a label prior": PREDICTORS[4:]}
+"""All predictors, in two tables: side by side they do not fit."""
 FAIRNESS_TITLES = {
     "worst": "worst client",
     "worst_decile": "worst tenth",
@@ -40,7 +40,7 @@ FAIRNESS_NOTE = (
     "deviation over clients (ddof 1); Jain's index: 1 where all clients are served alike."
 )
 MARKS = {"best": "▲", "within": "≈"}
-"""Signs before a number, so that numbers stay in line: not the star that marks a reading."""
+"""Signs before a number, so that numbers stay in line: not the star that marks a predictor."""
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
 _MOST_CLIENTS, _WORST_CLIENTS = 20, 5
@@ -161,12 +161,15 @@ def explain_marks(num_seeds: int) -> str:
 
 def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the reading for each test; older files name one for both."""
-    return {"own": entry["reading"], "union": entry.get("reading_union") or entry["reading"]}
+    return {
+        "local_test": entry["predictor"],
+        "global_test": entry.get("predictor_global") or entry["predictor"],
+    }
 
 
-def name_readings(readings: Iterable[str]) -> str:
-    """Return readings in words, each once."""
-    return "; ".join(READING_TITLES[each] for each in dict.fromkeys(readings))
+def name_predictors(predictors: Iterable[str]) -> str:
+    """Return predictors in words, each once."""
+    return "; ".join(PREDICTOR_TITLES[each] for each in dict.fromkeys(predictors))
 
 
 def name_encoders(encoders: Mapping[str, str | None]) -> str:
@@ -180,13 +183,13 @@ def name_encoders(encoders: Mapping[str, str | None]) -> str:
     return f"The methods use different encoders: {seen}."
 
 
-def explain_prior(readings: Iterable[str]) -> str:
-    """Return what a prior is, where one of the readings has one."""
-    if not {*readings} & {*READING_GROUPS["with a label prior"]}:
+def explain_prior(predictors: Iterable[str]) -> str:
+    """Return what a prior is, where one of the predictors has one."""
+    if not {*predictors} & {*READING_GROUPS["with a label prior"]}:
         return ""
     return (
         "prior: the client's own shares of labels are added to the scores;\n"
-        "estimated: they are found from its unlabelled test samples."
+        "estimated: they are found from its unlabeled test samples."
     )
 
 
@@ -209,7 +212,7 @@ def fairness_table(methods: Mapping[str, Any]) -> TextTable:
         rows.append([name, *(mean_and_deviation(each) for each in numbers)])
         rows[-1].append(f"{mean(jain):.3f}" if (jain := _known(known, "jain")) else "-")
     return TextTable(
-        "who is served worst, by the method's own reading on each client's own test",
+        "who is served worst, by the method's own predictor on each client's local test set",
         ["method", *FAIRNESS_TITLES.values(), "Jain's index"],
         rows,
         FAIRNESS_NOTE,
@@ -220,23 +223,27 @@ def _known(several: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return finite_values([each.get(key) for each in several])
 
 
-def readings_table(title: str, summary: Mapping[str, Any]) -> TextTable:
-    """Return the readings on both tests of a run, of which its summary tells."""
-    readings, judged = summary["readings"], judged_by(summary)
-    is_known = any(value is not None for value in readings["union"].values())
-    shared = is_known and not tests_differ(readings["own"], readings["union"])
+def predictors_table(title: str, summary: Mapping[str, Any]) -> TextTable:
+    """Return the predictors on both tests of a run, of which its summary tells."""
+    predictors, judged = summary["predictors"], judged_by(summary)
+    is_known = any(value is not None for value in predictors["global_test"].values())
+    shared = is_known and not tests_differ(predictors["local_test"], predictors["global_test"])
     shared = shared and len(set(judged.values())) == 1
-    titles = {"own": "test"} if shared else {test: f"{test} test" for test in TESTS}
+    titles = (
+        {"local_test": "test"}
+        if shared
+        else {test: f"{test.replace('_', ' ')} set" for test in TESTS}
+    )
 
-    def cell(test: str, reading: str) -> str:
-        star = "*" if reading == judged[test] else ""
-        return percent(readings[test].get(reading)) + star
+    def cell(test: str, predictor: str) -> str:
+        star = "*" if predictor == judged[test] else ""
+        return percent(predictors[test].get(predictor)) + star
 
     return TextTable(
         title,
         ["accuracy %, last round", *titles.values()],
-        [[READING_TITLES[each], *(cell(test, each) for test in titles)] for each in READINGS],
-        f"* the reading that the method is judged by on this test.\n{explain_prior(READINGS)}",
+        [[PREDICTOR_TITLES[each], *(cell(test, each) for test in titles)] for each in PREDICTORS],
+        f"* the predictor that the method is judged by on this test.\n{explain_prior(PREDICTORS)}",
     )
 
 

@@ -12,7 +12,7 @@ from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.report.file_schemas import SearchRecord, SearchTrial, TuningFile
 from mpfedcl.report.number_formatting import rounded
 from mpfedcl.report.reproduction import tune_command
-from mpfedcl.report.tables import READING_TITLES, percent
+from mpfedcl.report.tables import PREDICTOR_TITLES, percent
 
 _MOST_LINES = 12
 """Lines of a chart: as many as the usual budget, and as one can still tell apart."""
@@ -40,7 +40,7 @@ def describe_tuning(files: Sequence[Path]) -> Json:
     found = [each for file in files for each in _read(file)]
     settings = list(dict.fromkeys(_describe_setting(each) for each in found))
     # Where there is nothing to choose, there is no rule to choose by.
-    tried = [each.record for each in found if each.record.knobs_searched]
+    tried = [each.record for each in found if each.record.search_space_used]
     rules = list(dict.fromkeys(map(_describe_rule, tried)))
     methods = list(dict.fromkeys(each.record.method for each in found))
     of_what = f"{len(methods)} methods" if len(methods) > 1 else "".join(methods)
@@ -104,13 +104,13 @@ def _overview_table(found: Sequence[_ReadSearch], *, with_setting: bool) -> Json
     rows = []
     for each in found:
         record = each.record
-        place = _describe_setting(each) if with_setting else READING_TITLES[record.reading]
+        place = _describe_setting(each) if with_setting else PREDICTOR_TITLES[record.predictor]
         rows.append(
             [
                 {"text": record.method, "note": place},
                 {
                     "text": format_settings(record.trials[record.chosen].changes)
-                    if record.knobs_searched
+                    if record.search_space_used
                     else "nothing to choose"
                 },
                 {"text": percent(each.score(record.chosen)), "strong": True},
@@ -133,7 +133,7 @@ def _trials_table(found: _ReadSearch, *, rule: str | None) -> Json:
     rounds = [rung.rounds for rung in record.rungs]
     grid = "; ".join(
         f"{_flag(name)} {', '.join(str(value) for value in values)}"
-        for name, values in record.knobs_searched.items()
+        for name, values in record.search_space_used.items()
     )
     defaults = format_settings(record.trials[0].values)
     has_gaps = any(None in trial.scores.values() for trial in record.trials)

@@ -17,11 +17,11 @@ from mpfedcl.rounds.arrival_state import ArrivalState, Dispatch, SentModel
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.listed_clients import NOT_READ
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.population import sample_names
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.update_collector import UpdateCollector
 
 
@@ -32,11 +32,11 @@ class ArrivalLoop(RoundLoop, ABC):
     that so many rounds are the same work with every method.
     """
 
-    def __init__(self, assembly: Assembly, engine: Engine, pace: Pace | None = None) -> None:
+    def __init__(self, assembly: Assembly, engine: Engine, pace: SystemModel | None = None) -> None:
         super().__init__(assembly, engine, pace)
         assert isinstance(assembly.method, Asynchronous)
         self._rule = assembly.method
-        template = [*self._guard.template.values(), *self._guard.sums.values()]
+        template = [*self._validator.template.values(), *self._validator.sums.values()]
         self._bytes_up = sum(each.numel() * each.element_size() for each in template)
         self._tiers = [sorted(engine.sizes)]
         """The clients; where there are tiers, the fastest first."""
@@ -87,7 +87,7 @@ class ArrivalLoop(RoundLoop, ABC):
     @property
     def _concurrency(self) -> int:
         """Clients that are under way at the same time, at most."""
-        asked = self._experiment.pace.concurrency or self._per_record
+        asked = self._experiment.systems.concurrency or self._per_record
         return min(len(self.engine.sizes), asked)
 
     def accepts(self, state: RoundState) -> bool:
@@ -127,14 +127,18 @@ class ArrivalLoop(RoundLoop, ABC):
         self.state = replace(self.state, round=number)
         self._end_record()
         read = self._choose_to_evaluate(number, counted.accepted) if evaluate else []
-        readings = self._evaluate(read, with_confusion=with_confusion) if evaluate else None
-        self.confusion = readings.confusion if readings else {}
+        predictors = self._evaluate(read, with_confusion=with_confusion) if evaluate else None
+        self.confusion = predictors.confusion if predictors else {}
         heard = {*counted.accepted, *counted.rejected}
-        listed = readings.listed(self._rule.reading_on("own"), heard) if readings else NOT_READ
+        listed = (
+            predictors.listed(self._rule.predictor_on("local_test"), heard)
+            if predictors
+            else NOT_READ
+        )
         return RoundRecord(
             round=number,
             loss=counted.mean_loss(),
-            accuracy=readings.table() if readings else None,
+            accuracy=predictors.table() if predictors else None,
             accuracy_per_client=listed.rows,
             accuracy_spread=listed.spread,
             loss_per_client=dict(sorted(counted.loss_by_client.items())),
@@ -150,8 +154,12 @@ class ArrivalLoop(RoundLoop, ABC):
             withheld=sorted(counted.withheld),
             processed={mark: sorted(who) for mark, who in sorted(counted.processed.items())},
             remarks={**remarks, **self.engine.remarks()},
-            calibration_error=readings.calibration_error() if readings and with_confusion else None,
-            calibration_bins=readings.calibration_bins() if readings and with_confusion else None,
+            calibration_error=predictors.calibration_error()
+            if predictors and with_confusion
+            else None,
+            calibration_bins=predictors.calibration_bins()
+            if predictors and with_confusion
+            else None,
             **self._show_clock(),
         )
 
@@ -247,7 +255,7 @@ class ArrivalLoop(RoundLoop, ABC):
         self._population.begin_round()
         sizes, num_samples = self.engine.sizes, self._population.num_samples
         collector = UpdateCollector(
-            self._rule, self._guard, self.state.server, self._sent_to(back[0]), names
+            self._rule, self._validator, self.state.server, self._sent_to(back[0]), names
         )
         for name in names:
             answer = self.engine.answer(name)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from mpfedcl.experiment.settings import GuardSettings
+from mpfedcl.experiment.settings import ValidationSettings
 from mpfedcl.rounds.standing import trusted, update_standings
 
 _MOST_MEDIANS = 5
@@ -34,7 +34,7 @@ class RelativeBounds:
 
     def __init__(
         self,
-        settings: GuardSettings,
+        settings: ValidationSettings,
         median_size: int | None,
         length: float | None,
         standings: Mapping[str, float] = MappingProxyType({}),
@@ -68,7 +68,7 @@ class RelativeBounds:
             return None
         return (
             f"it claims {num_samples:,} samples; at most {most:,.0f}, as the others have so few. "
-            f"If it is true, say so: --guard.sizes {client}:{num_samples}"
+            f"If it is true, say so: --validation.sizes {client}:{num_samples}"
         )
 
     def share(self, client: str, num_samples: int) -> float:

@@ -4,8 +4,8 @@ import math
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, Reading
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods import Method, PredictorName
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.privacy.extra import require_extra
 
 BOTH = math.sqrt(2)
@@ -18,7 +18,7 @@ def check_budget(method: Method) -> None:
     if not settings.has_budget:
         return
     require_extra()
-    if isinstance(method, OneExchange):
+    if isinstance(method, OneShot):
         if not method.has_private_sums:
             raise _no_mechanism(method, "it needs each client's own means")
     elif not (method.trains and method.shares_model):
@@ -28,11 +28,11 @@ def check_budget(method: Method) -> None:
     if method.trains and settings.unit == "record":
         raise InvalidInput(
             "privacy.unit is 'record'; with rounds of training it must be client: what one image "
-            "does to a model is not bounded here. Methods of one exchange keep it for images."
+            "does to a model is not bounded here. One-shot methods keep it for images."
         )
-    if method.trains and settings.trust == "nobody":
+    if method.trains and settings.model == "local":
         raise InvalidInput(
-            "privacy.trust is 'nobody'; with rounds of training it must be server: noise of each "
+            "privacy.model is 'local'; with rounds of training it must be central: noise of each "
             "client's own would drown the model."
         )
     required = {"aggregation__rule": "mean", "prototypes__min_cluster_size": 1}
@@ -76,13 +76,13 @@ def planned_releases(
     return {sensitivity: count for sensitivity, count in planned.items() if count}
 
 
-def told_readings(method: Method) -> tuple[Reading, ...]:
-    """Return the readings that may be told: under a budget, not all that there are.
+def released_predictors(method: Method) -> tuple[PredictorName, ...]:
+    """Return the predictors that may be told: under a budget, not all that there are.
 
     Those of a personal model, of a client's label shares and of prototypes that never travel look
     at training samples without noise.
     """
     if not method.experiment.privacy.has_budget:
-        return method.readings
-    plain: tuple[Reading, ...] = ("averaged_classifier", "averaged_classifier_estimated")
-    return (*plain, "averaged_prototype") if method.shares_prototypes else plain
+        return method.predictors
+    plain: tuple[PredictorName, ...] = ("global_classifier", "global_classifier_estimated")
+    return (*plain, "global_prototype") if method.shares_prototypes else plain

@@ -10,7 +10,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.update_collector import UpdateCollector
 
 _NO_DISPATCHES = (
@@ -61,7 +61,7 @@ class Engine(ABC):
     ) -> Iterator[Update | Failure | Total]:
         """Train the named clients and yield their updates in any order; name order is cheapest.
 
-        With secure sums yield their total instead, at the end.
+        With secure aggregation yield their total instead, at the end.
 
         Only of the clients in `keep` may `evaluate` and `personal_models` be asked afterwards for
         models that clients do not need themselves.
@@ -112,11 +112,11 @@ class Engine(ABC):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> RoundReadings | None:
-        """Read this round's personal models of the named clients, and the averaged model.
+    ) -> RoundEvaluation | None:
+        """Read this round's personal models of the named clients, and the global model.
 
         None where they cannot be read, or not yet.
-        `with_confusion`: also count the confusion matrix, by the method's own reading.
+        `with_confusion`: also count the confusion matrix, by the method's own predictor.
         """
         return None
 
@@ -186,7 +186,7 @@ class WrappedEngine(Engine):
         names: Sequence[str],
         *,
         with_confusion: bool = False,
-    ) -> RoundReadings | None:
+    ) -> RoundEvaluation | None:
         return self._engine.evaluate(averaged, pool, names, with_confusion=with_confusion)
 
     def agree(self, content: bytes) -> bytes:  # noqa: D102

@@ -1,4 +1,4 @@
-"""RoundReadings: which model predicts, by which rule, on whose test images."""
+"""RoundEvaluation: which model predicts, by which rule, on whose test images."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import READINGS, TESTS, Method, Reading, Test
+from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.calibration_error import (
     BinSums,
@@ -21,8 +21,8 @@ AccuracyTable = dict[str, dict[str, float | None]]
 where nobody has read it."""
 Column = list[float | None]
 """One reading of several clients, in their order."""
-ReadingColumns = dict[Test, dict[Reading, Column]]
-WantedReadings = Mapping[Test, Collection[Reading]]
+PredictorColumns = dict[Test, dict[PredictorName, Column]]
+WantedPredictors = Mapping[Test, Collection[PredictorName]]
 """What is to be read on which test."""
 ConfusionCounts = list[list[int]]
 """Test images by true class (rows) and by the class said (columns); the last column: no answer."""
@@ -33,29 +33,29 @@ _READ_AT_ONCE = 16384
 """Images times models that are read together."""
 
 
-def wanted_readings(method: Method, *, is_complete: bool) -> WantedReadings:
+def wanted_predictors(method: Method, *, is_complete: bool) -> WantedPredictors:
     """Return what a round reads: everything, or only what the method is judged by on each test.
 
     Everything in a round that is read completely, as the last one is, or where settings ask for it.
     """
-    if is_complete or method.experiment.evaluate_readings == "all":
-        return dict.fromkeys(TESTS, READINGS)
-    return {test: (method.reading_on(test),) for test in TESTS}
+    if is_complete or method.experiment.evaluate_predictors == "all":
+        return dict.fromkeys(TESTS, PREDICTORS)
+    return {test: (method.predictor_on(test),) for test in TESTS}
 
 
 @dataclass(frozen=True)
-class RoundReadings:
+class RoundEvaluation:
     """What every client measured in a round."""
 
     names: Sequence[str]
-    columns: ReadingColumns
+    columns: PredictorColumns
     """What was read, of each client in the order of names."""
     trained: Collection[str]
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
-    """Counted only where asked for: the method's own reading on each client's own test."""
+    """Counted only where asked for: the method's own predictor on each client's local test set."""
     bins: dict[Test, BinSums] = field(default_factory=dict)
-    """Counted with it: probabilities of the reading that each test is judged by, of all clients."""
+    """Counted with it: probabilities of the predictor that each test is judged by, of all clients."""
 
     @classmethod
     def of_tables(
@@ -65,36 +65,36 @@ class RoundReadings:
         confusion: dict[str, ConfusionCounts] | None = None,
     ) -> Self:
         """Join what clients have read one by one."""
-        columns: ReadingColumns = {
-            test: {r: [table[test].get(r) for table in tables.values()] for r in READINGS}
+        columns: PredictorColumns = {
+            test: {r: [table[test].get(r) for table in tables.values()] for r in PREDICTORS}
             for test in TESTS
         }
         return cls(list(tables), columns, trained, confusion or {})
 
     def table(self) -> AccuracyTable:
-        """Average over clients: averaged models over all, personal models over the trained."""
+        """Average over clients: global models over all, personal models over the trained."""
         return {test: {r: self._mean(test, r) for r in self.columns[test]} for test in TESTS}
 
-    def per_client(self, reading: Reading) -> dict[str, float | None]:
-        """Return one reading on each client's own test."""
-        return dict(zip(self.names, self.columns["own"][reading], strict=True))
+    def per_client(self, predictor: PredictorName) -> dict[str, float | None]:
+        """Return one predictor on each client's local test set."""
+        return dict(zip(self.names, self.columns["local_test"][predictor], strict=True))
 
-    def listed(self, reading: Reading, took_part: Collection[str]) -> ListedAccuracies:
-        """Return what a record says of that reading."""
-        return list_accuracies(self.per_client(reading), took_part)
+    def listed(self, predictor: PredictorName, took_part: Collection[str]) -> ListedAccuracies:
+        """Return what a record says of that predictor."""
+        return list_accuracies(self.per_client(predictor), took_part)
 
-    def only(self, told: Collection[Reading]) -> Self:
-        """Return the readings that may be told; the others are as if there were no such thing."""
+    def only(self, told: Collection[PredictorName]) -> Self:
+        """Return the predictors that may be told; the others are as if there were no such thing."""
         hidden: Column = [None] * len(self.names)
-        columns: ReadingColumns = {
+        columns: PredictorColumns = {
             test: {r: column if r in told else hidden for r, column in row.items()}
             for test, row in self.columns.items()
         }
         return replace(self, columns=columns)
 
-    def limited_to(self, wanted: WantedReadings) -> Self:
-        """Return the wanted readings; the others are as if nobody had read them."""
-        columns: ReadingColumns = {
+    def limited_to(self, wanted: WantedPredictors) -> Self:
+        """Return the wanted predictors; the others are as if nobody had read them."""
+        columns: PredictorColumns = {
             test: {r: column for r, column in row.items() if r in wanted[test]}
             for test, row in self.columns.items()
         }
@@ -109,9 +109,9 @@ class RoundReadings:
         found = {test: describe_bins(bins) for test, bins in self.bins.items()}
         return {test: bins for test, bins in found.items() if bins} or None
 
-    def _mean(self, test: Test, reading: Reading) -> float | None:
-        column = self.columns[test][reading]
-        if reading.startswith("personal"):
+    def _mean(self, test: Test, predictor: PredictorName) -> float | None:
+        column = self.columns[test][predictor]
+        if predictor.startswith("personal"):
             trained = set(self.trained)
             column = [c for n, c in zip(self.names, column, strict=True) if n in trained]
         known = [value for value in column if value is not None]

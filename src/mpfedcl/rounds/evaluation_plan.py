@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import TESTS, Method
-from mpfedcl.rounds.evaluation import WantedReadings, wanted_readings
+from mpfedcl.rounds.evaluation import WantedPredictors, wanted_predictors
 
 MANY_CLIENTS = 1000
 """Of a population with more, not all personal models are read."""
 SOME_CLIENTS, FEWEST_CLIENTS = 100, 10
 """How many are then read at most, and at least where their reading is dear."""
 _STEP = 1.5
-"""Multiplications of training, in small batches, take so many times as long as those of reading."""
+"""Multiplications of training, in small batches, take so many times as long as those of predictor."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Workload:
     test_images: int
     """Of the union of all tests."""
     own_images: int
-    """Of all clients' own tests, added up."""
+    """Of all clients' local test sets, added up."""
     parameters: int
     """Multiplications of a sample's way through the model, about."""
     prototype_numbers: int
@@ -46,7 +46,7 @@ class Workload:
         parameters: int,
         width: int,
     ) -> "Workload":
-        """Count; `label_counts` are [N, C], `tests` images of the union and of own tests."""
+        """Count; `label_counts` are [N, C], `tests` images of the union and of local test sets."""
         settings = method.experiment.prototypes
         held = int((label_counts > 0).sum()) * (method.num_prototypes or 1)
         most = held if settings.pool_size is None else settings.pool_size * label_counts.shape[1]
@@ -64,7 +64,7 @@ class Workload:
         passes = 3 * method.epochs * method.repeats if method.trains else 1
         return _STEP * passes * share * self.train_samples * self.parameters
 
-    def reading(self, method: Method, wanted: WantedReadings) -> float:
+    def predictor(self, method: Method, wanted: WantedPredictors) -> float:
         """Return the work of an evaluation: which models read how many images, and how."""
         experiment = method.experiment
         part = self.taking_part(experiment)
@@ -72,12 +72,12 @@ class Workload:
         is_shared = self.own_images >= self.num_clients * self.test_images
         personal = {t: [r for r in wanted[t] if r.startswith("personal")] for t in TESTS}
         images = 0.0
-        if personal["union"] or (personal["own"] and is_shared):
+        if personal["global_test"] or (personal["local_test"] and is_shared):
             images = read * self.test_images
-        elif personal["own"]:
+        elif personal["local_test"]:
             images = read * self.own_images / max(1, self.num_clients)
         work = images * self._image(any("prototype" in r for t in TESTS for r in personal[t]))
-        averaged = [r for t in TESTS for r in wanted[t] if r.startswith("averaged")]
+        averaged = [r for t in TESTS for r in wanted[t] if r.startswith("global")]
         if averaged:
             work += self.test_images * self._image(any("prototype" in r for r in averaged))
         return work
@@ -93,8 +93,8 @@ def settle_evaluation(experiment: Experiment, method: Method, work: Workload) ->
         method = type(method)(experiment, method.num_classes)
     if experiment.evaluate_every != "auto":
         return experiment
-    between = work.reading(method, wanted_readings(method, is_complete=False))
-    last = work.reading(method, wanted_readings(method, is_complete=True))
+    between = work.predictor(method, wanted_predictors(method, is_complete=False))
+    last = work.predictor(method, wanted_predictors(method, is_complete=True))
     every = choose_spacing(experiment.rounds, work.training(method), between, last)
     return experiment.replace(evaluate_every=every)
 
@@ -102,9 +102,9 @@ def settle_evaluation(experiment: Experiment, method: Method, work: Workload) ->
 def _choose_clients(method: Method, work: Workload) -> int | None:
     """Return how many personal models the last round reads in a fifth of the run's work."""
     part = work.taking_part(method.experiment)
-    wanted = wanted_readings(method, is_complete=True)
+    wanted = wanted_predictors(method, is_complete=True)
     one, two = (
-        work.reading(type(method)(method.experiment.replace(evaluate_clients=n), 1), wanted)
+        work.predictor(type(method)(method.experiment.replace(evaluate_clients=n), 1), wanted)
         for n in (1, 2)
     )
     left = method.experiment.rounds * work.training(method) / 4 - (one - (two - one))

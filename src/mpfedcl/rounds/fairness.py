@@ -8,7 +8,7 @@ from mpfedcl.core.json_files import FileContent
 
 
 class Fairness(FileContent):
-    """Accuracies of clients on their own tests, in %, in a few numbers."""
+    """Accuracies of clients on their local test sets, in %, in a few numbers."""
 
     clients: int
     """How many were read."""

@@ -22,7 +22,7 @@ def log_prior(counts: Tensor) -> Tensor:
 
 
 def estimate_prior(scores: Tensor) -> Tensor:
-    """Find a label prior from unlabelled samples by EM (Saerens et al., 2002); its log [C].
+    """Find a label prior from unlabeled samples by EM (Saerens et al., 2002); its log [C].
 
     Args:
         scores: [B, C] log-likelihoods of each class, up to a number per sample.

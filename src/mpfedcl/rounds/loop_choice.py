@@ -2,14 +2,14 @@
 
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.real_arrivals import RealArrivals
 from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.timing_checks import check_clock
 from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
 
 
-def make_loop(assembly: Assembly, engine: Engine, pace: Pace | None = None) -> RoundLoop:
+def make_loop(assembly: Assembly, engine: Engine, pace: SystemModel | None = None) -> RoundLoop:
     """Return the loop of rounds, or one of arrivals: by a virtual clock, or as they really come."""
     if assembly.method.timing == "rounds":
         return RoundLoop(assembly, engine, pace)

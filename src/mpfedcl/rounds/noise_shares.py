@@ -12,7 +12,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method, find_method
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.noise import draw_noise, share_sigma
 from mpfedcl.privacy.secure_aggregation import least_left
@@ -28,7 +28,7 @@ def fix_noise(experiment: Experiment) -> Experiment:
     It stays what it is when the run is resumed, however many rounds are asked for then.
     """
     settings, method = experiment.privacy, find_method(experiment.method)
-    if not (experiment.secure_sums and settings.epsilon and method.trains) or settings.noise:
+    if not (experiment.secure_aggregation and settings.epsilon and method.trains) or settings.noise:
         return experiment
     planned = planned_releases(experiment, shares_prototypes=False)
     return experiment.replace(
@@ -40,7 +40,7 @@ class NoiseShares:
     """One client's shares of the noise.
 
     Args:
-        method: With a budget, and secure sums.
+        method: With a budget, and secure aggregation.
     """
 
     def __init__(self, method: Method) -> None:
@@ -56,13 +56,13 @@ class NoiseShares:
         rounds = self._method.experiment.rounds
         if noise is None or spent_epsilon({noise: rounds}, self._settings.delta) > epsilon * _SLACK:
             raise InvalidInput(
-                f"privacy.noise is {noise}; with secure_sums it must be so much that {rounds} "
+                f"privacy.noise is {noise}; with secure_aggregation it must be so much that {rounds} "
                 f"rounds cost at most privacy.epsilon, {epsilon:g}."
             )
 
     def on_sums(self, summed: Tensors, num_clients: int) -> Tensors:
         """Return a client's sums of one exchange with its share of the noise."""
-        assert isinstance(self._method, OneExchange)
+        assert isinstance(self._method, OneShot)
         mechanism = self._method.private_sums
         assert mechanism is not None
         sigma = share_sigma(mechanism.sigma, least_left(num_clients, self._share))

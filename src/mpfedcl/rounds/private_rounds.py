@@ -1,6 +1,6 @@
 """Rounds under a privacy budget: who takes part, and what leaves the server's hands.
 
-Of a method of one exchange that are noisy sums, once. Of a method that averages it is, in each
+Of a one-shot method that are noisy sums, once. Of a method that averages it is, in each
 round, the mean change of the model with noise (DP-FedAvg: each client's change is clipped, all
 count alike, and the sum is divided by the number of clients that are expected, which is no secret),
 and now and then one noisy prototype per class. All else that a round makes of clients' samples is
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.methods import Method
-from mpfedcl.methods._one_exchange import OneExchange
+from mpfedcl.methods._one_shot import OneShot
 from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.ledger import Ledger, ReleaseLog
 from mpfedcl.privacy.noise import add_exact_noise, draw_noise
@@ -48,7 +48,7 @@ class Released:
     prototypes: dict[str, Prototypes] | None
     """None: those of before stay."""
     statistics: Tensors = field(default_factory=dict)
-    """What a method of one exchange keeps."""
+    """What a one-shot method keeps."""
 
 
 class PrivateRounds:
@@ -83,7 +83,7 @@ class PrivateRounds:
         sampling = self._experiment.fraction if self._method.trains else 1.0
         unit = settings.unit_for(trains=self._method.trains)
         multiplier = self._settings.noise
-        if isinstance(self._method, OneExchange):
+        if isinstance(self._method, OneShot):
             assert self._method.private_sums is not None
             multiplier = self._method.private_sums.multiplier
         elif multiplier is None:
@@ -118,7 +118,7 @@ class PrivateRounds:
         self.begin()
         assert self.log.ledger is not None
         ledger = self.log.ledger
-        if isinstance(self._method, OneExchange):
+        if isinstance(self._method, OneShot):
             made = self.log.release(
                 round_number, ledger.multiplier, lambda: self._noisy_sums(collector)
             )
@@ -138,7 +138,7 @@ class PrivateRounds:
     def open(self, content: bytes, like: Tensor) -> Released:
         """Return what the server goes on with, from a release and nothing else."""
         released = {name: value.to(like.device) for name, value in load(content).items()}
-        if isinstance(self._method, OneExchange):
+        if isinstance(self._method, OneShot):
             return self._open_sums(self._method, released, like)
         noisy = _group(released, "prototypes")
         rows = {EVERYBODY: self._class_prototypes(noisy, like)} if noisy else None
@@ -167,7 +167,7 @@ class PrivateRounds:
     # One exchange
 
     def _noisy_sums(self, collector: UpdateCollector) -> Tensors:
-        assert isinstance(self._method, OneExchange)
+        assert isinstance(self._method, OneShot)
         mechanism = self._method.private_sums
         assert mechanism is not None
         if collector.noise is not None:
@@ -176,7 +176,7 @@ class PrivateRounds:
         noises = len(collector.accepted) if mechanism.is_local else 1
         return {**noisy, "noises": torch.tensor(float(noises), dtype=torch.float64)}
 
-    def _open_sums(self, method: OneExchange, noisy: Tensors, like: Tensor) -> Released:
+    def _open_sums(self, method: OneShot, noisy: Tensors, like: Tensor) -> Released:
         mechanism = method.private_sums
         assert mechanism is not None
         own = mechanism.repair(noisy, float(noisy["noises"]))

@@ -13,7 +13,7 @@ from mpfedcl.rounds.arrival_loop import ArrivalLoop
 from mpfedcl.rounds.arrival_state import Dispatch
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.pace import sort_into_tiers
+from mpfedcl.rounds.systems import sort_into_tiers
 
 _LOOK_SECONDS = 1.0
 """Between two looks at who is connected, where there is a place to fill."""
@@ -117,7 +117,7 @@ class RealArrivals(ArrivalLoop):
         return self._rule.num_tiers > 1 and not self._arrivals.counts.tiers
 
     def _may_be_sent(self, client: str) -> bool:
-        most, last = self._experiment.pace.most_per_minute, self._last_sent.get(client)
+        most, last = self._experiment.systems.most_per_minute, self._last_sent.get(client)
         return not most or last is None or self._now() - last >= 60 / most
 
     def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class RealArrivals(ArrivalLoop):
         self._take_in(due)
 
     def _take_at_tick(self) -> None:
-        tick = self._experiment.pace.tick or self._arrivals.counts.tick
+        tick = self._experiment.systems.tick or self._arrivals.counts.tick
         if tick is None:
             self._measure_tick()
             return

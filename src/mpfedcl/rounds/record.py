@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from mpfedcl.core.json_files import FileContent, Json, load_json
-from mpfedcl.methods import Reading, Test
+from mpfedcl.methods import PredictorName, Test
 from mpfedcl.rounds.listed_clients import AccuracySpread
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -50,7 +50,7 @@ class RoundRecord(FileContent):
 
     round: Annotated[int, Field(ge=1, le=10**9)]
     loss: _Number | None
-    accuracy: dict[Test, dict[Reading, _Percent | None]] | None
+    accuracy: dict[Test, dict[PredictorName, _Percent | None]] | None
     accuracy_per_client: dict[str, _Percent | None] | None
     """Of all clients; where there are more than 1,000, of those that took part and were read."""
     loss_per_client: dict[str, _Number | None] | None = None
@@ -69,7 +69,7 @@ class RoundRecord(FileContent):
     remarks: dict[str, Any] = Field(default_factory=dict)
     """What else the method and the engine say of the round."""
     calibration_error: dict[Test, _Percent | None] | None = None
-    """Expected calibration error in %, of the readings that are judged; of the last round."""
+    """Expected calibration error in %, of the predictors that are judged; of the last round."""
     calibration_bins: dict[Test, list[CalibrationBin]] | None = None
     """What it is made of: bins that hold images, by rising probability."""
     privacy: dict[str, Any] | None = None
@@ -85,14 +85,14 @@ class RoundRecord(FileContent):
     arrivals: ArrivalRecord | None = None
     """Asynchronous methods: a record is of as many answers as a round has clients."""
 
-    def has_diverged(self, reading: Reading) -> bool:
+    def has_diverged(self, predictor: PredictorName) -> bool:
         """Tell of a last round whether the run ended in numbers that are none.
 
         Then no update of it was accepted, or the reading has no finite accuracy.
         """
         if self.unchanged and self.clients.rejected:
             return True
-        return self.accuracy is not None and self.accuracy["own"].get(reading) is None
+        return self.accuracy is not None and self.accuracy["local_test"].get(predictor) is None
 
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""

@@ -6,25 +6,25 @@ from dataclasses import replace
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import READINGS, Method, Tally
+from mpfedcl.methods import PREDICTORS, Method, Tally
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.bounds import RelativeBounds
-from mpfedcl.rounds.budget_check import told_readings
+from mpfedcl.rounds.budget_check import released_predictors
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation import ConfusionCounts, RoundReadings
-from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.evaluation import ConfusionCounts, RoundEvaluation
 from mpfedcl.rounds.listed_clients import NOT_READ
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.population import Population, sample_names
 from mpfedcl.rounds.private_rounds import PrivateRounds
 from mpfedcl.rounds.prototype_pooling import PrototypePooling
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector, in_name_order
+from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.rounds.waiting import WaitingRound
 
 _MOST_KEPT, _MOST_STATISTICS = 10**9, 10_000
@@ -39,7 +39,7 @@ class RoundLoop:
     the first `network.enough` of them.
     """
 
-    def __init__(self, assembly: Assembly, engine: Engine, pace: Pace | None = None) -> None:
+    def __init__(self, assembly: Assembly, engine: Engine, pace: SystemModel | None = None) -> None:
         self._experiment, self._method = assembly.experiment, assembly.method
         if self._experiment.min_clients > len(engine.sizes):
             raise InvalidInput(
@@ -67,24 +67,24 @@ class RoundLoop:
             device=like.device,
         )
         self._pooling = PrototypePooling(self._method, self._empty_pool)
-        self._guard = Guard(assembly, engine.sizes, engine.label_counts)
+        self._validator = UpdateValidator(assembly, engine.sizes, engine.label_counts)
         self.private: PrivateRounds | None = None
         """What may leave the server's hands, under a privacy budget."""
         if self._experiment.privacy.has_budget:
             size = assembly.model.embedding_size
             self.private = PrivateRounds(self._method, len(engine.sizes), size)
-        if engine.label_counts is None and self._guard.template:
+        if engine.label_counts is None and self._validator.template:
             rule = find_aggregator(self._experiment.aggregation.rule)
             rule.check(self._experiment, len(self._choose(1, ())))
         # Clients on other machines are strangers.
         automatic = engine.label_counts is not None
-        asked = self._experiment.guard.bounds
+        asked = self._experiment.validation.bounds
         self._is_bounded = asked == "on" or (asked == "auto" and automatic)
-        if self.private is not None or self._experiment.secure_sums:
+        if self.private is not None or self._experiment.secure_aggregation:
             # Bounds compare single clients: noise does not cover that, and masks hide them.
             if asked == "on":
                 raise InvalidInput(
-                    "guard.bounds is 'on'; with a privacy budget or secure_sums it must be auto or "
+                    "validation.bounds is 'on'; with a privacy budget or secure_aggregation it must be auto or "
                     "off: bounds compare single clients."
                 )
             self._is_bounded = False
@@ -96,7 +96,7 @@ class RoundLoop:
         return {name: value for name, value in params.items() if self._method.shared(name)}
 
     @property
-    def averaged_model(self) -> Tensors | None:
+    def global_model(self) -> Tensors | None:
         """The model that clients share, or None where some of it stays at home."""
         params = self.state.server.params
         return params if all(self._method.shared(name) for name in params) else None
@@ -127,10 +127,10 @@ class RoundLoop:
             waiting = self._wait_for(broadcast, chosen)
             reached = chosen if waiting is None else waiting.in_time
         server = self.state.server
-        collect = TotalCollector if self._experiment.secure_sums else UpdateCollector
+        collect = TotalCollector if self._experiment.secure_aggregation else UpdateCollector
         collector = collect(
             self._method,
-            self._guard,
+            self._validator,
             server,
             broadcast,
             reached,
@@ -162,17 +162,21 @@ class RoundLoop:
         self.engine.keep_accepted(collector.accepted, self.broadcast)
         accepted = set(collector.accepted)
         own = [name for name in read if name in accepted]
-        readings = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
-        self.confusion = readings.confusion if readings else {}
+        predictors = self._evaluate(own, with_confusion=with_confusion) if evaluate else None
+        self.confusion = predictors.confusion if predictors else {}
         # The next round's broadcast brings the outcome; of one exchange it is the other half.
         is_half = not self._method.trains and broadcast.round == self._experiment.rounds
         closing = self.broadcast().num_bytes * len(collector.accepted) if is_half else 0
         heard = {*collector.accepted, *collector.rejected}
-        listed = readings.listed(self._method.reading_on("own"), heard) if readings else NOT_READ
+        listed = (
+            predictors.listed(self._method.predictor_on("local_test"), heard)
+            if predictors
+            else NOT_READ
+        )
         record = RoundRecord(
             round=broadcast.round,
             loss=self._mean_loss(collector),
-            accuracy=readings.table() if readings else None,
+            accuracy=predictors.table() if predictors else None,
             accuracy_per_client=listed.rows,
             accuracy_spread=listed.spread,
             loss_per_client={name: collector.losses[name] for name in sorted(collector.losses)},
@@ -193,8 +197,12 @@ class RoundLoop:
                 **collector.remarks(),
                 **self.engine.remarks(),
             },
-            calibration_error=readings.calibration_error() if readings and with_confusion else None,
-            calibration_bins=readings.calibration_bins() if readings and with_confusion else None,
+            calibration_error=predictors.calibration_error()
+            if predictors and with_confusion
+            else None,
+            calibration_bins=predictors.calibration_bins()
+            if predictors and with_confusion
+            else None,
             diagnostics=self.engine.diagnostics(),
             virtual_seconds=None if self._pace is None else self.state.virtual_seconds,
         )
@@ -222,7 +230,7 @@ class RoundLoop:
             return None
         state = self.state
         return RelativeBounds(
-            self._experiment.guard,
+            self._experiment.validation,
             self._population.median_size if self.engine.sizes else None,
             state.median_length,
             state.standings,
@@ -231,10 +239,10 @@ class RoundLoop:
     def _keeps_client_sums(self) -> bool:
         """Tell whether each client's sums are kept beside the total."""
         keep = self._experiment.statistics.keep
-        is_blind = self.private is not None or self._experiment.secure_sums
+        is_blind = self.private is not None or self._experiment.secure_aggregation
         if not self._method.keeps_sums or keep == "pooled" or is_blind:
             return False
-        own = self._method.own_statistics(self._guard.sums)
+        own = self._method.own_statistics(self._validator.sums)
         size = 8 * sum(each.numel() for each in own.values())
         count = len(self.engine.sizes)
         is_little = size * count <= _MOST_KEPT and count <= _MOST_STATISTICS
@@ -255,7 +263,7 @@ class RoundLoop:
         """Return whom the round waits for on the virtual clock; None: there is none."""
         if self._pace is None:
             return None
-        enough, bytes_up = self._experiment.network.enough, self._guard.bytes_up
+        enough, bytes_up = self._experiment.network.enough, self._validator.bytes_up
         return WaitingRound(self._pace, broadcast, chosen, enough=enough, bytes_up=bytes_up)
 
     def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
@@ -282,7 +290,7 @@ class RoundLoop:
             kept.pop(name, None)
         server, means = self.state.server, collector.means()
         # Where all have withheld what is averaged there is nothing to fold.
-        if means or self._guard.sums or not self._guard.template:
+        if means or self._validator.sums or not self._validator.template:
             server = self._method.reduce(server, means, self._tally(collector))
         length = collector.median_length or self.state.median_length
         standings = {**self.state.standings, **collector.standings}
@@ -315,15 +323,15 @@ class RoundLoop:
         server = self._method.reduce(server, released.means, tally)
         self.state = replace(self.state, round=number, server=server, prototypes=prototypes)
 
-    def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundReadings | None:
+    def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundEvaluation | None:
         with self._clock.phase("evaluate"):
             has_pool = self._method.shares_prototypes_in(self.state.round)
             pool = self.pool if has_pool else None
-            readings = self.engine.evaluate(
-                self.averaged_model, pool, read, with_confusion=with_confusion
+            predictors = self.engine.evaluate(
+                self.global_model, pool, read, with_confusion=with_confusion
             )
-            told = told_readings(self._method)
-            return readings if readings is None or told is READINGS else readings.only(told)
+            told = released_predictors(self._method)
+            return predictors if predictors is None or told is PREDICTORS else predictors.only(told)
 
     def _mean_loss(self, collector: UpdateCollector) -> float | None:
         known = [

@@ -1,4 +1,4 @@
-"""What goes together with secure sums; the rest is refused before anything is begun."""
+"""What goes together with secure aggregation; the rest is refused before anything is begun."""
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -6,60 +6,60 @@ from mpfedcl.methods import Method, built_in_methods, find_method
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_installed
 
 _BLINDED = (
-    "Secure sums: only totals over clients are seen, so no single client's update can be checked, "
+    "Secure aggregation: only totals over clients are seen, so no single client's update can be checked, "
     "clipped or left out; totals are checked as far as they can be."
 )
 
 
-def describe_secure_sums(experiment: Experiment) -> list[str]:
-    """Return what must be said at the start of a run; nothing without secure sums."""
-    if not experiment.secure_sums:
+def describe_secure_aggregation(experiment: Experiment) -> list[str]:
+    """Return what must be said at the start of a run; nothing without secure aggregation."""
+    if not experiment.secure_aggregation:
         return []
     lost = find_method(experiment.method).lost_by_totals
     return [_BLINDED, lost] if lost else [_BLINDED]
 
 
-def check_secure_sums(experiment: Experiment) -> None:
+def check_secure_aggregation(experiment: Experiment) -> None:
     """Refuse a resolved experiment whose server would need to see single clients."""
-    if not experiment.secure_sums:
+    if not experiment.secure_aggregation:
         return
     check_installed()
     method = find_method(experiment.method)
     if not method.totals_suffice or method.weigh is not Method.weigh:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
-            f"method is {experiment.method!r}; with secure_sums it must be one of "
+            f"method is {experiment.method!r}; with secure_aggregation it must be one of "
             f"{', '.join(able)}: the others need single clients' updates."
         )
     rule = experiment.aggregation.rule
     if rule != "mean":
         raise InvalidInput(
-            f"aggregation.rule is {rule!r}; with secure_sums it must be 'mean': other rules "
+            f"aggregation.rule is {rule!r}; with secure_aggregation it must be 'mean': other rules "
             "compare single clients' updates, which nobody sees."
         )
     if experiment.statistics.keep == "clients":
         raise InvalidInput(
-            "statistics.keep is 'clients'; with secure_sums it must be auto or pooled: nobody has "
+            "statistics.keep is 'clients'; with secure_aggregation it must be auto or pooled: nobody has "
             "the sums of single clients."
         )
     if experiment.privacy.has_budget:
         _check_budget(experiment)
     if experiment.asked_workers > 1:
         raise InvalidInput(
-            f"workers is {experiment.workers}; with secure_sums it must be 1: clients of one run "
+            f"workers is {experiment.workers}; with secure_aggregation it must be 1: clients of one run "
             "mask their updates for each other."
         )
 
 
 def _check_budget(experiment: Experiment) -> None:
-    if experiment.privacy.trust == "nobody":
+    if experiment.privacy.model == "local":
         raise InvalidInput(
-            "privacy.trust is 'nobody'; with secure_sums it must be server, which still sees no "
+            "privacy.model is 'local'; with secure_aggregation it must be central, which still sees no "
             "sum without noise: clients add shares of the noise."
         )
     if experiment.fraction < 1:
         raise InvalidInput(
-            f"fraction is {experiment.fraction:g}; with secure_sums and a privacy budget it must "
+            f"fraction is {experiment.fraction:g}; with secure_aggregation and a privacy budget it must "
             "be 1: the server knows who is drawn, so drawing protects nobody from it."
         )
 
@@ -69,7 +69,7 @@ def check_enough_clients(experiment: Experiment, num_clients: int) -> None:
     chosen = min(num_clients, max(experiment.min_clients, round(experiment.fraction * num_clients)))
     if chosen < LEAST_CLIENTS:
         raise InvalidInput(
-            f"{chosen} clients take part in a round (clients, fraction); with secure_sums it must "
+            f"{chosen} clients take part in a round (clients, fraction); with secure_aggregation it must "
             f"be at least {LEAST_CLIENTS}: with two, each could compute the other's update from "
             "the sum."
         )

@@ -9,14 +9,18 @@ from mpfedcl.methods import Asynchronous, Method
 
 def check_timing(method: type[Method], experiment: Experiment) -> None:
     """Refuse what a method without rounds cannot be run with, and what lost answers cannot."""
-    if experiment.pace.drop and experiment.secure_sums:
+    if experiment.systems.drop and experiment.secure_aggregation:
         raise InvalidInput(
-            f"pace.drop is {experiment.pace.drop:g}; with secure_sums it must be 0: clients that "
+            f"systems.drop is {experiment.systems.drop:g}; with secure_aggregation it must be 0: clients that "
             "vanish from a sum are not simulated."
         )
-    if experiment.pace.has_clock and experiment.secure_sums and experiment.network.enough < 1:
+    if (
+        experiment.systems.has_clock
+        and experiment.secure_aggregation
+        and experiment.network.enough < 1
+    ):
         raise InvalidInput(
-            f"network.enough is {experiment.network.enough:g}; with secure_sums on a virtual clock "
+            f"network.enough is {experiment.network.enough:g}; with secure_aggregation on a virtual clock "
             "it must be 1: clients that vanish from a sum are not simulated."
         )
     if method.timing == "rounds":
@@ -41,9 +45,9 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         raise InvalidInput(
             f"workers is {experiment.workers}; {told} 1: clients answer one after the other."
         )
-    if experiment.secure_sums:
+    if experiment.secure_aggregation:
         raise InvalidInput(
-            f"secure_sums is on; {told} off: there is no round whose clients could be summed."
+            f"secure_aggregation is on; {told} off: there is no round whose clients could be summed."
         )
     if experiment.privacy.has_budget:
         raise InvalidInput(
@@ -55,9 +59,9 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"aggregation.rule is {experiment.aggregation.rule!r}; {told} mean: other rules "
             "compare the clients of a round."
         )
-    if experiment.guard.bounds == "on":
+    if experiment.validation.bounds == "on":
         raise InvalidInput(
-            f"guard.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
+            f"validation.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
         )
     if experiment.diagnostics:
         raise InvalidInput(
@@ -68,19 +72,19 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
 
 def check_clock(method: type[Method], experiment: Experiment) -> None:
     """Refuse to simulate a method without rounds where there is no clock."""
-    if method.timing != "rounds" and not experiment.pace.has_clock:
+    if method.timing != "rounds" and not experiment.systems.has_clock:
         raise InvalidInput(
-            f"pace.kind is {experiment.pace.kind or 'none'!r}; with {experiment.method}, which is "
+            f"systems.kind is {experiment.systems.kind or 'none'!r}; with {experiment.method}, which is "
             "asynchronous, it must be lognormal or tiers. Clients are equally fast with lognormal "
-            "and pace.spread 0."
+            "and systems.spread 0."
         )
 
 
 def refuse_over_network(method: type[Method], experiment: Experiment) -> None:
     """Refuse what only a simulation has: its clock, and images that no client holds."""
-    if experiment.pace.has_clock:
+    if experiment.systems.has_clock:
         raise InvalidInput(
-            f"pace.kind is {experiment.pace.kind!r}; over a network it must be none or left out: "
+            f"systems.kind is {experiment.systems.kind!r}; over a network it must be none or left out: "
             "time is real there."
         )
     if experiment.public.size and "public__size" not in method.defaults:

@@ -1,4 +1,4 @@
-"""What comes in during a round of secure sums: one total, judged as far as a total can be."""
+"""What comes in during a round of secure aggregation: one total, judged as far as a total can be."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class TotalCollector(UpdateCollector):
         if isinstance(update, Failure):
             self._reject(update, update.reason)
         elif isinstance(update, Update):
-            self._reject(update, "its update is not masked, and this run has secure sums")
+            self._reject(update, "its update is not masked, and this run has secure aggregation")
         elif reason := self._judge(update):
             for name in update.clients:
                 self._reject(Failure(name, ""), f"the total of all clients is impossible: {reason}")
@@ -42,7 +42,7 @@ class TotalCollector(UpdateCollector):
         """Return Σ w_i x_i / Σ w_i, in the types that clients send."""
         if self._total is None or not self._total.weight:
             return {}
-        weight, template = self._total.weight, self._guard.template
+        weight, template = self._total.weight, self._validator.template
         return {
             name: (value / weight).to(template[name])
             for name, value in self._total.averaged.items()
@@ -88,7 +88,7 @@ class TotalCollector(UpdateCollector):
                 float((value / total.weight - sent.get(name, 0)).square().sum())
                 for name, value in total.averaged.items()
             )
-            most = self._method.experiment.guard.max_norm
+            most = self._method.experiment.validation.max_norm
             if math.sqrt(squares) > most:
                 return f"the model changed by {math.sqrt(squares):.3g}; at most {most:g}"
         elif any(bool(value.any()) for value in total.averaged.values()):

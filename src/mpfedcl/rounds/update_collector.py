@@ -16,9 +16,9 @@ from mpfedcl.rounds.aggregation import Peers, find_aggregator
 from mpfedcl.rounds.bounded_aggregation import BoundedAggregation
 from mpfedcl.rounds.bounds import RelativeBounds
 from mpfedcl.rounds.class_outliers import FEWEST_HOLDERS, drop_misplaced, find_odd_clients
-from mpfedcl.rounds.guard import Guard
 from mpfedcl.rounds.process_messages import gather_prototypes
 from mpfedcl.rounds.processors import ProcessorChain
+from mpfedcl.rounds.validation import UpdateValidator
 
 _LONGEST_REASON = 300
 """It may quote what a stranger sent, and stays in the records."""
@@ -32,7 +32,7 @@ class UpdateCollector:
     def __init__(
         self,
         method: Method,
-        guard: Guard,
+        validator: UpdateValidator,
         server: Server,
         broadcast: Broadcast,
         chosen: Collection[str],
@@ -67,10 +67,10 @@ class UpdateCollector:
         """The largest upload of one client."""
         experiment = method.experiment
         rule = find_aggregator(experiment.aggregation.rule)
-        self.template = guard.template
+        self.template = validator.template
         """Tensors of the shapes and types of what is averaged."""
         self._aggregation = BoundedAggregation(
-            rule(guard.template, experiment, broadcast.round), broadcast, bounds
+            rule(validator.template, experiment, broadcast.round), broadcast, bounds
         )
         self._bounds = bounds
         self._waiting: list[Update] = []
@@ -79,7 +79,7 @@ class UpdateCollector:
         self._remarks: dict[str, Any] = {}
         self._processors = ProcessorChain(experiment)
         self._method = method
-        self._guard = guard
+        self._validator = validator
         self._server = server
         self._broadcast = broadcast
         self._chosen = frozenset(chosen)
@@ -95,7 +95,7 @@ class UpdateCollector:
         if isinstance(update, Failure):
             self._reject(update, update.reason)
             return
-        if malformed := self._guard.judge_form(update):
+        if malformed := self._validator.judge_form(update):
             self._reject(update, malformed)
             return
         num_bytes = update.num_bytes
@@ -104,7 +104,7 @@ class UpdateCollector:
         update, problem = self._process(update)
         if update.client in self.prototypes or update.client in self.rejected:
             self._reject(update, "this client answered twice")
-        elif reason := self._guard.judge(update, self._broadcast) or problem:
+        elif reason := self._validator.judge(update, self._broadcast) or problem:
             self._reject(update, reason)
         elif update.client not in self._chosen:
             self._reject(update, "this client was not asked")
@@ -117,11 +117,11 @@ class UpdateCollector:
         """Take in what the updates in other processes came to; the rest is plain values."""
         self.settle(peers)
         self._add_stack()
-        for name, zero in self._guard.sums.items():
+        for name, zero in self._validator.sums.items():
             self._add_up(name, zero)
         self.sums = peers.sum(self.sums)
         if self._totals is not None:
-            self._totals.add(self._guard.sums)
+            self._totals.add(self._validator.sums)
             self._parts = peers.sum(self._totals.parts())
 
     def settle(self, peers: Peers | None = None) -> None:
@@ -137,7 +137,7 @@ class UpdateCollector:
 
     def drop_misplaced_prototypes(self) -> None:
         """Leave out prototypes that lie where the other clients have another class."""
-        if self._bounds is None or self._guard.sums:
+        if self._bounds is None or self._validator.sums:
             return
         kept = drop_misplaced(self.prototypes, self._method.num_classes, self._bounds.odd_factor)
         self.prototypes = kept.prototypes
@@ -203,7 +203,7 @@ class UpdateCollector:
         try:
             unpacked = self._processors.unpack(update, self._broadcast)
             # Before more is computed with them: a small tensor may be stretched to a huge one.
-            if problem := self._guard.judge_shapes(unpacked):
+            if problem := self._validator.judge_shapes(unpacked):
                 return update, problem
             return self._processors.incoming(unpacked, self._broadcast), None
         # What a stranger sends may fail in any way; the guard knows better words for most of them.
@@ -255,7 +255,7 @@ class UpdateCollector:
 
     def _reject_odd_sums(self, bounds: RelativeBounds, peers: Peers | None) -> None:
         """Add up what has waited, but for clients whose class means are odd beside the others'."""
-        if not self._guard.sums:
+        if not self._validator.sums:
             return
         own = {each.client: self.prototypes[each.client] for each in self._waiting}
         everyone = gather_prototypes(own, peers) if peers else own

@@ -8,9 +8,9 @@ from mpfedcl.rounds.arrival_loop import ArrivalLoop
 from mpfedcl.rounds.arrival_state import Dispatch
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.population import Others
 from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.systems import SystemModel
 
 _ROUNDING = 1e-9
 """Who is due at a tick has come by it, whatever sums of seconds round to."""
@@ -21,17 +21,17 @@ _FINEST_TICK = 1e-3
 class VirtualArrivals(ArrivalLoop):
     """A simulated server: it knows when each client under way is due."""
 
-    def __init__(self, assembly: Assembly, engine: Engine, pace: Pace) -> None:
+    def __init__(self, assembly: Assembly, engine: Engine, pace: SystemModel) -> None:
         super().__init__(assembly, engine, pace)
         self._speeds = pace
         if self._rule.timing == "tiers":
             (names,) = self._tiers
             self._tiers = pace.in_tiers(names, self._rule.num_tiers, self._bytes_up)
         typical = pace.typical(self.broadcast().num_bytes, self._bytes_up)
-        self._tick = self._experiment.pace.tick or typical
+        self._tick = self._experiment.systems.tick or typical
         if self._tick < _FINEST_TICK * typical:
             raise InvalidInput(
-                f"pace.tick is {self._tick:g}; it must be at least {_FINEST_TICK * typical:.3g}, a "
+                f"systems.tick is {self._tick:g}; it must be at least {_FINEST_TICK * typical:.3g}, a "
                 "thousandth of what clients usually need."
             )
 

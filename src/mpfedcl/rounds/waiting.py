@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mpfedcl.methods.messages import Broadcast
-from mpfedcl.rounds.pace import Pace
+from mpfedcl.rounds.systems import SystemModel
 
 
 class WaitingRound:
@@ -22,7 +22,7 @@ class WaitingRound:
 
     def __init__(
         self,
-        pace: Pace,
+        pace: SystemModel,
         broadcast: Broadcast,
         chosen: Sequence[str],
         *,

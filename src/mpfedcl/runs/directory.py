@@ -15,7 +15,7 @@ from mpfedcl.core.json_files import load_json, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.partition_table import compact_table, expand_table
 from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, Experiment
-from mpfedcl.methods import Reading
+from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
@@ -175,7 +175,7 @@ class RunDirectory:
         pool: PrototypePool | None,
         personal: Iterable[tuple[str, Tensors]],
     ) -> None:
-        """Write the averaged model, the pool and the personal models, as far as there are any."""
+        """Write the global model, the pool and the personal models, as far as there are any."""
         for name, content in (
             ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
             ("pool.safetensors", None if pool is None else pack_pool(pool)),
@@ -194,7 +194,7 @@ class RunDirectory:
         confusion: Mapping[str, ConfusionCounts],
         *,
         round_number: int,
-        reading: Reading,
+        predictor: PredictorName,
         class_names: Sequence[str],
     ) -> None:
         """Write the confusion matrix: for each client [C][C] counts, rows = truth.
@@ -205,7 +205,7 @@ class RunDirectory:
         silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
         content = Confusion(
             round=round_number,
-            reading=reading,
+            predictor=predictor,
             classes=list(class_names),
             clients={name: [row[:-1] for row in each] for name, each in confusion.items()},
             unanswered={name: each for name, each in silent.items() if any(each)},

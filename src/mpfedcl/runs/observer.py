@@ -29,7 +29,7 @@ class RunResult:
     path: Path
     experiment: Experiment
     accuracy: float | None
-    """The headline: the method's reading on the clients' own tests in the last round, in %."""
+    """The headline: the method's reading on the clients' local test sets in the last round, in %."""
     history: list[dict[str, Any]]
     """The rounds' records."""
     pool: PrototypePool | None
@@ -52,12 +52,12 @@ class FinalModels:
     test_inputs: Tensor
     """The test images of all clients together."""
     test_labels: Tensor
-    own_tests: Mapping[str, Tensor]
+    local_tests: Mapping[str, Tensor]
     """Which of them each client has."""
     label_counts: Mapping[str, Sequence[int]]
     """How many training images of each class each client has."""
     fitted: Tensors
-    """What the server keeps beside the averaged model."""
+    """What the server keeps beside the global model."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ WrapEngine = Callable[[Assembly, Engine, InProcessEngine, Peers | None], Engine]
 
 
 @dataclass(frozen=True)
-class Companions:
+class Callbacks:
     """What accompanies a run from outside; by default nothing does."""
 
     attach: Callable[[Experiment], Attach] = lambda _: lambda _path, observer: observer
@@ -95,4 +95,4 @@ class Companions:
     `mpfedcl.inference.exchange_over_network` says how."""
 
 
-NO_COMPANIONS = Companions()
+NO_COMPANIONS = Callbacks()

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mpfedcl.core.files import FORMAT
 from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.data.table_columns import TableColumns
-from mpfedcl.methods import TESTS, Reading, Test
+from mpfedcl.methods import TESTS, PredictorName, Test
 from mpfedcl.rounds.fairness import Fairness
 from mpfedcl.rounds.listed_clients import AccuracySpread
 
@@ -30,14 +30,14 @@ class Summary(FileContent):
     dataset: str = ""
     seed: int = 0
     rounds: int = 0
-    reading: Reading
-    """The reading that the method is judged by on the clients' own tests."""
-    reading_union: Reading | None = None
+    predictor: PredictorName
+    """The reading that the method is judged by on the clients' local test sets."""
+    predictor_global: PredictorName | None = None
     """The same on all clients' tests together."""
     accuracy: float | None = None
-    """The headline: that reading on the clients' own tests in the last round, in %."""
-    accuracy_union: float | None = None
-    """The same of `reading_union`."""
+    """The headline: that predictor on the clients' local test sets in the last round, in %."""
+    accuracy_global: float | None = None
+    """The same of `predictor_global`."""
     accuracy_per_client: dict[str, float | None] | None = None
     accuracy_spread: AccuracySpread | None = None
     """Of all clients that were read, where not all are listed; else it is not in the file."""
@@ -46,9 +46,9 @@ class Summary(FileContent):
     calibration_error: dict[Test, float | None] = Field(
         default_factory=lambda: dict.fromkeys(TESTS)
     )
-    """Expected calibration error of the two readings above in the last round, in %, over all
-    clients' test samples together; None where the reading is no classifier."""
-    readings: dict[Test, dict[Reading, float | None]] = Field(default_factory=dict)
+    """Expected calibration error of the two predictors above in the last round, in %, over all
+    clients' test samples together; None where the predictor is no classifier."""
+    predictors: dict[Test, dict[PredictorName, float | None]] = Field(default_factory=dict)
     loss: float | None = None
     bytes: dict[str, int] = Field(default_factory=dict)
     """Of all rounds, up and down."""
@@ -117,7 +117,7 @@ class Partition(FileContent):
     encoder: str | None = None
     """What tells the encoder from others."""
     image_shape: list[int] | None = None
-    """Of one image, where model or encoder is made for images of their own size and colour."""
+    """Of one image, where model or encoder is made for images of their own size and color."""
     columns: TableColumns | None = None
     """Of a table: what turns its rows into the model's inputs."""
     network: bool = False
@@ -142,7 +142,7 @@ class Confusion(FileContent):
 
     format: int = FORMAT
     round: int
-    reading: Reading
+    predictor: PredictorName
     classes: list[str]
     clients: dict[str, list[list[int]]]
     unanswered: dict[str, list[int]] = Field(default_factory=dict)

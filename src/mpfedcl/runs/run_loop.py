@@ -17,8 +17,8 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, StatePlace
 from mpfedcl.rounds.evaluation import ConfusionCounts
 from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
     Checkpoint,
@@ -54,7 +54,7 @@ class RunLoop:
         assembly: Assembly,
         engine: Engine,
         class_names: Sequence[str],
-        pace: Pace | None = None,
+        pace: SystemModel | None = None,
     ) -> None:
         self._assembly = assembly
         self._experiment = assembly.experiment
@@ -72,7 +72,7 @@ class RunLoop:
             self._round_loop.private.log = ReleaseFolder(directory.path)
         num_records = len(self._restore(directory, observer))
         rounds, done = self._experiment.rounds, self._round_loop.state.round
-        # A round that was not run as the last one has left no models, and perhaps no readings.
+        # A round that was not run as the last one has left no models, and perhaps no predictors.
         if done >= rounds and not done == rounds == directory.read_experiment().rounds:
             raise InvalidInput(
                 f"rounds is {rounds}; this run has already done {done}, so it must be at least "
@@ -209,7 +209,7 @@ class RunLoop:
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
         """Write the models and the pool that the last round has left."""
-        directory.write_models(self._round_loop.averaged_model, self._pool, ())
+        directory.write_models(self._round_loop.global_model, self._pool, ())
 
     def _describe_models_left_out(self, num_trained: int) -> list[str]:
         """Say where not all clients of the last round have left their model."""
@@ -222,7 +222,7 @@ class RunLoop:
         ]
 
     def _write_statistics(self, directory: RunDirectory) -> None:
-        """Write the sums that a method of one exchange keeps, if anybody has sent some."""
+        """Write the sums that a one-shot method keeps, if anybody has sent some."""
         if not self._method.keeps_sums:
             return
         path, pooled = directory.path, self._round_loop.statistics
@@ -243,7 +243,7 @@ class RunLoop:
         directory.write_confusion(
             confusion,
             round_number=self._experiment.rounds,
-            reading=self._method.reading_on("own"),
+            predictor=self._method.predictor_on("local_test"),
             class_names=self._class_names,
         )
 

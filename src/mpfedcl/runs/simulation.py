@@ -30,16 +30,16 @@ from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation_plan import Workload, settle_evaluation
 from mpfedcl.rounds.noise_shares import fix_noise
-from mpfedcl.rounds.pace import Pace
 from mpfedcl.rounds.secure_checks import (
     check_enough_clients,
-    check_secure_sums,
-    describe_secure_sums,
+    check_secure_aggregation,
+    describe_secure_aggregation,
 )
+from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.timing_checks import check_clock, check_timing
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Companions, FinalModels, Observer, RunResult, WrapEngine
+from mpfedcl.runs.observer import Callbacks, FinalModels, Observer, RunResult, WrapEngine
 from mpfedcl.runs.run_loop import RunLoop
 from mpfedcl.runs.worker_count import choose_workers
 
@@ -48,7 +48,7 @@ _WORKER = "mpfedcl.runs.worker"
 
 
 def run_simulation(
-    experiment: Experiment, out: Path | str | None, observer: Observer, companions: Companions
+    experiment: Experiment, out: Path | str | None, observer: Observer, callbacks: Callbacks
 ) -> RunResult:
     """Run an experiment into a new run directory."""
     _refuse_in_worker()
@@ -59,25 +59,25 @@ def run_simulation(
     experiment = experiment.resolved(method.defaults)
     check_timing(method, experiment)
     check_clock(method, experiment)
-    check_secure_sums(experiment)
+    check_secure_aggregation(experiment)
     if asked not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         observer.on_warning(
             f"rounds is {asked}, but {experiment.method} has one exchange and trains nothing: one "
             "round is run."
         )
     experiment = fix_noise(limit_rounds(experiment, observer.on_warning))
-    attach = companions.attach(experiment)
+    attach = callbacks.attach(experiment)
     notices: list[str] = []
     with _lead_processes(experiment, notices) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
-        simulation = _Simulation(experiment, group, companions.wrap_engine, notices)
+        simulation = _Simulation(experiment, group, callbacks.wrap_engine, notices)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, simulation.experiment) as directory:
             return simulation.run(directory, attach(path, observer))
 
 
 def resume_simulation(
-    path: Path, changes: Mapping[str, Any], observer: Observer, companions: Companions
+    path: Path, changes: Mapping[str, Any], observer: Observer, callbacks: Callbacks
 ) -> RunResult:
     """Resume a run from its newest sound checkpoint, with some settings changed."""
     _refuse_in_worker()
@@ -86,10 +86,10 @@ def resume_simulation(
         for check in (check_timing, check_clock):
             check(find_method(changed.method), changed)
         changed = limit_rounds(changed, observer.on_warning, path)
-        attach = companions.attach(changed)
+        attach = callbacks.attach(changed)
         notices: list[str] = []
         with _lead_processes(changed, notices) as (experiment, group):
-            simulation = _Simulation(experiment, group, companions.wrap_engine, notices)
+            simulation = _Simulation(experiment, group, callbacks.wrap_engine, notices)
             return simulation.run(directory, attach(path, observer))
 
 
@@ -121,7 +121,7 @@ class _Simulation(RunLoop):
         device = find_device(experiment.device)
         self._group = group
         self._data, model = _load_in_turn(experiment, device, group)
-        self._own_tests = self._data.table.own_tests()
+        self._own_tests = self._data.table.local_tests()
         self._label_counts = self._data.label_counts_by_client()
         self.experiment = experiment = _settle_evaluation(experiment, self._data, model)
         """With all that was left open filled in."""
@@ -135,9 +135,9 @@ class _Simulation(RunLoop):
         )
         engine, local = self._make_engine(assembly, group, device)
         engine = wrap_engine(assembly, engine, local, group)
-        if experiment.secure_sums:
+        if experiment.secure_aggregation:
             engine = _add_securely(assembly, engine)
-        pace = Pace.of(assembly, self._label_counts)
+        pace = SystemModel.of(assembly, self._label_counts)
         super().__init__(assembly, engine, self._data.class_names, pace)
 
     def _make_engine(
@@ -165,7 +165,7 @@ class _Simulation(RunLoop):
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
         self._check_data(directory)
-        secure = describe_secure_sums(self._experiment)
+        secure = describe_secure_aggregation(self._experiment)
         for notice in [*self._data.notices, *secure, *self._notices]:
             observer.on_warning(notice)
         return super().run(directory, observer)
@@ -179,11 +179,11 @@ class _Simulation(RunLoop):
             method=self._method,
             model=self._assembly.model,
             pool=self._pool,
-            averaged=self._round_loop.averaged_model,
+            averaged=self._round_loop.global_model,
             personal=self._personal_models(),
             test_inputs=self._data.test_inputs,
             test_labels=self._data.test_labels,
-            own_tests=self._own_tests,
+            local_tests=self._own_tests,
             label_counts=self._label_counts,
             fitted={**server.extra, **server.private},
         )
@@ -207,10 +207,10 @@ class _Simulation(RunLoop):
 
 def _add_securely(assembly: Assembly, engine: Engine) -> Engine:
     # Only now: what it needs is an extra.
-    from mpfedcl.engines.secure_sums import SecureSumsEngine
+    from mpfedcl.engines.secure_aggregation import SecureAggregationEngine
 
     check_enough_clients(assembly.experiment, len(engine.sizes))
-    return SecureSumsEngine(assembly, engine)
+    return SecureAggregationEngine(assembly, engine)
 
 
 def _refuse_in_worker() -> None:

@@ -16,23 +16,23 @@ from mpfedcl.runs.run_files import Summary
 def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
     """Return the summary of a finished run, drawn from its records alone."""
     experiment, last = method.experiment, records[-1]
-    own, union = method.reading_on("own"), method.reading_on("union")
+    own, union = method.predictor_on("local_test"), method.predictor_on("global_test")
     return Summary(
         method=experiment.method,
         method_name=name_method(experiment.method, type(method)),
         dataset=experiment.dataset.name,
         seed=experiment.seed,
         rounds=last["round"],
-        reading=own,
-        reading_union=union,
-        accuracy=last["accuracy"]["own"][own],
-        accuracy_union=last["accuracy"]["union"][union],
+        predictor=own,
+        predictor_global=union,
+        accuracy=last["accuracy"]["local_test"][own],
+        accuracy_global=last["accuracy"]["global_test"][union],
         accuracy_per_client=last["accuracy_per_client"],
         accuracy_spread=last.get("accuracy_spread"),
         fairness=last.get("accuracy_spread")
         or measure_fairness((last["accuracy_per_client"] or {}).values()),
         calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
-        readings=last["accuracy"],
+        predictors=last["accuracy"],
         loss=last["loss"],
         bytes=_total(record["bytes"] for record in records),
         seconds=_total(record["seconds"] for record in records),

@@ -125,8 +125,8 @@ def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
         return "this process works beside others already"
     if method.timing != "rounds":
         return f"with {experiment.method}, which is asynchronous, clients answer one by one"
-    if experiment.secure_sums:
-        return "with secure sums clients mask their updates for each other"
+    if experiment.secure_aggregation:
+        return "with secure aggregation clients mask their updates for each other"
     if experiment.device != "cpu":
         return f"all would share the device {experiment.device}"
     if experiment.method.startswith("__main__:"):

@@ -9,7 +9,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.chosen_settings import take_choices
-from mpfedcl.methods import READINGS, TESTS, find_method
+from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.rounds.fairness import measure_fairness
@@ -76,7 +76,7 @@ class Comparison:
         return run_planned(self.planned_runs, options)
 
     def collect(self) -> dict[str, Any]:
-        """Return all readings by method, test and reading, a number per seed."""
+        """Return all predictors by method, test and reading, a number per seed."""
         methods: dict[str, Any] = {}
         for planned in self.planned_runs:
             summary = planned.summary()
@@ -90,12 +90,12 @@ class Comparison:
             entry = methods.setdefault(
                 planned.experiment.method,
                 {
-                    "reading": summary["reading"],
+                    "predictor": summary["predictor"],
                     # Runs of older versions have one reading for both tests.
-                    "reading_union": summary.get("reading_union") or summary["reading"],
+                    "predictor_global": summary.get("predictor_global") or summary["predictor"],
                     "accuracy": [],
-                    "accuracy_union": [],
-                    "readings": {test: {r: [] for r in READINGS} for test in TESTS},
+                    "accuracy_global": [],
+                    "predictors": {test: {r: [] for r in PREDICTORS} for test in TESTS},
                     "accuracy_per_client": {name: [] for name in listed},
                     "fairness": [],
                     "calibration": {test: {"error": [], "bins": []} for test in TESTS},
@@ -105,25 +105,29 @@ class Comparison:
                     "diverged": [],
                 },
             )
-            if last.has_diverged(entry["reading"]):
+            if last.has_diverged(entry["predictor"]):
                 entry["diverged"].append(planned.experiment.seed)
             fairness = measure_fairness((listed or {}).values())
             entry["fairness"].append(spread or (fairness and fairness.to_json()))
             _add_calibration(entry["calibration"], last)
-            entry["accuracy"].append(summary["readings"]["own"].get(entry["reading"]))
-            entry["accuracy_union"].append(summary["readings"]["union"].get(entry["reading_union"]))
+            entry["accuracy"].append(summary["predictors"]["local_test"].get(entry["predictor"]))
+            entry["accuracy_global"].append(
+                summary["predictors"]["global_test"].get(entry["predictor_global"])
+            )
             for client, accuracy in listed.items():
                 entry["accuracy_per_client"][client].append(accuracy)
             for test in TESTS:
-                for reading in READINGS:
-                    entry["readings"][test][reading].append(summary["readings"][test].get(reading))
+                for predictor in PREDICTORS:
+                    entry["predictors"][test][predictor].append(
+                        summary["predictors"][test].get(predictor)
+                    )
             entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
             entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
             entry["runs"].append(planned.path.name)
         # In the order given, which is also the order of the numbers above.
         seeds = list(dict.fromkeys(planned.experiment.seed for planned in self.planned_runs))
         return {
-            # Methods of one exchange have one, whatever the others have.
+            # One-shot methods have one, whatever the others have.
             "rounds": max(planned.experiment.rounds for planned in self.planned_runs),
             "seeds": seeds,
             "shared_test": all(
@@ -132,13 +136,15 @@ class Comparison:
             "methods": methods,
             "differences": {
                 "level": LEVEL,
-                "own": _compare({name: each["accuracy"] for name, each in methods.items()}),
-                "union": _compare({name: each["accuracy_union"] for name, each in methods.items()}),
+                "local_test": _compare({name: each["accuracy"] for name, each in methods.items()}),
+                "global_test": _compare(
+                    {name: each["accuracy_global"] for name, each in methods.items()}
+                ),
             },
         }
 
     def write(self, content: dict[str, Any]) -> None:
-        """Write the collected readings beside the runs."""
+        """Write the collected predictors beside the runs."""
         RunDirectory(self.path).write_json("comparison.json", content)
 
 
@@ -153,7 +159,7 @@ def _add_calibration(calibration: dict[str, Any], last: RoundRecord) -> None:
 
 
 def _compare(values: dict[str, Any]) -> dict[str, Any]:
-    """Compare the methods on a test, by the reading of each, with the best and with the first."""
+    """Compare the methods on a test, by the predictor of each, with the best and with the first."""
     best, first = find_best(values), next(iter(values))
     return {
         "marks": mark_best(values),

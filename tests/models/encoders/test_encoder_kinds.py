@@ -47,7 +47,7 @@ def find_real_data() -> Path | None:
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (28, 28), (9, 21, 3), (128, 128, 3)])
-def test_any_size_and_colour_gives_features_of_one_kind(
+def test_any_size_and_color_gives_features_of_one_kind(
     encoder: ResNetEncoder, shape: tuple[int, ...]
 ) -> None:
     images = draw_images(3, *shape)
@@ -58,10 +58,10 @@ def test_any_size_and_colour_gives_features_of_one_kind(
     assert numpy.abs(features[0] - features[1]).max() > 1e-3
 
 
-def test_grey_is_the_same_as_three_equal_channels(encoder: ResNetEncoder) -> None:
-    grey = draw_images(2, 20, 20)
-    colour = numpy.repeat(grey[..., None], 3, axis=3)
-    assert numpy.array_equal(encoder.encode(grey), encoder.encode(colour))
+def test_gray_is_the_same_as_three_equal_channels(encoder: ResNetEncoder) -> None:
+    gray = draw_images(2, 20, 20)
+    color = numpy.repeat(gray[..., None], 3, axis=3)
+    assert numpy.array_equal(encoder.encode(gray), encoder.encode(color))
 
 
 def test_batches_do_not_matter(encoder: ResNetEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_real_weights_give_real_images_features_of_their_own() -> None:
     assert found.preprocessing == Preprocessing(64)
     classes = sorted((folder / "office10" / "dslr").iterdir())
     paths = [sorted(each.iterdir())[number] for each in classes[:3] for number in range(2)]
-    large = ImageFormat(128, 128, is_colour=True)
+    large = ImageFormat(128, 128, is_color=True)
     images = ImageFileStore(paths).load(numpy.arange(len(paths)), large)
     features = found.encode(images)
     assert numpy.array_equal(features, find_encoder("resnet18", None, folder).encode(images))

@@ -61,7 +61,7 @@ def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_weights(asked, data) == asked
 
 
-def test_a_data_folder_given_as_a_dot_has_its_real_neighbour(
+def test_a_data_folder_given_as_a_dot_has_its_real_neighbor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = touch(tmp_path / "weights" / "resnet18.safetensors")
@@ -157,7 +157,7 @@ def test_finds_the_weights_inside_a_training_checkpoint(
         (
             {
                 "resolution": "48x48 RGB (first 40% of training time at 32x32)",
-                "normalisation": "x/255 then mean [0.5,0.25,.125] std [0.2, 0.3, 0.4]",
+                "normalization": "x/255 then mean [0.5,0.25,.125] std [0.2, 0.3, 0.4]",
             },
             Preprocessing(48, (0.5, 0.25, 0.125), (0.2, 0.3, 0.4)),
         ),
@@ -165,7 +165,7 @@ def test_finds_the_weights_inside_a_training_checkpoint(
             {"image_size": "32", "mean": "[0.1, 0.2, 0.3]", "std": "(1, 1, 2)"},
             Preprocessing(32, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0)),
         ),
-        ({"resolution": "several", "normalisation": "as usual"}, IMAGENET),
+        ({"resolution": "several", "normalization": "as usual"}, IMAGENET),
         (
             {"mpfedcl": json.dumps({"preprocessing": {"image_size": 96, "std": [1, 2, 3]}})},
             Preprocessing(96, IMAGENET.mean, (1.0, 2.0, 3.0)),

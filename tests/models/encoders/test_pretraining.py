@@ -33,7 +33,7 @@ SIZE = 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a set of two domains and three classes that colour and stripes tell apart."""
+    """Return a set of two domains and three classes that color and stripes tell apart."""
     root = tmp_path_factory.mktemp("pictures")
     generator = numpy.random.default_rng(0)
     for domain in ("day", "night"):

@@ -63,7 +63,7 @@ def test_a_filter_has_mean_0_and_length_1(channels: int) -> None:
     assert filters.shape == (32, channels, 5, 5)
     assert filters.sum(dim=(1, 2, 3)).abs().max() < 1e-6
     assert (filters.square().sum(dim=(1, 2, 3)) - 1).abs().max() < 1e-6
-    # Over all its weights: a filter may tell colours from each other.
+    # Over all its weights: a filter may tell colors from each other.
     assert channels == 1 or filters.sum(dim=(2, 3)).abs().max() > 0.1
 
 
@@ -106,10 +106,10 @@ def test_an_image_has_the_same_features_alone_and_among_others(shape: tuple[int,
     assert encoder.encode(images[:0]).shape == (0, 1024)
 
 
-def test_images_of_another_size_or_grey_ones_are_brought_to_the_format() -> None:
-    encoder, grey = make_filters((12, 10, 3)), draw_images(2, 12, 10)
-    colour = numpy.repeat(grey[..., None], 3, axis=3)
-    assert numpy.array_equal(encoder.encode(grey), encoder.encode(colour))
+def test_images_of_another_size_or_gray_ones_are_brought_to_the_format() -> None:
+    encoder, gray = make_filters((12, 10, 3)), draw_images(2, 12, 10)
+    color = numpy.repeat(gray[..., None], 3, axis=3)
+    assert numpy.array_equal(encoder.encode(gray), encoder.encode(color))
     assert encoder.encode(draw_images(2, 40, 41)).shape == (2, 1024)
 
 

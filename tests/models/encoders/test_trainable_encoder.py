@@ -172,8 +172,8 @@ def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
 
 def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:
     preprocessing = Preprocessing(8, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))
-    grey = numpy.full((2, 5, 9), 255, dtype=numpy.uint8)
-    arranged = preprocessing.to_input_bytes(grey)
+    gray = numpy.full((2, 5, 9), 255, dtype=numpy.uint8)
+    arranged = preprocessing.to_input_bytes(gray)
     assert arranged.shape == (2, 3, 8, 8)
     assert arranged.dtype == numpy.uint8
     inputs = preprocessing.standardize(torch.from_numpy(arranged), torch.float64)

@@ -1,4 +1,4 @@
-"""Whole secure sums in this process, in which clients vanish at any stage."""
+"""Whole secure aggregation in this process, in which clients vanish at any stage."""
 
 from collections.abc import Collection, Mapping
 

@@ -45,7 +45,9 @@ def test_whole_numbers_are_exact(values: list[int]) -> None:
 
 @pytest.mark.parametrize("value", [numpy.nan, numpy.inf, -numpy.inf, 2.0**38 / 3 * 1.001, -1e300])
 def test_out_of_range_is_refused_not_cut(value: float) -> None:
-    with pytest.raises(OutOfRange, match=r"weight holds .*; with secure sums of 3 clients it must"):
+    with pytest.raises(
+        OutOfRange, match=r"weight holds .*; with secure aggregation of 3 clients it must"
+    ):
         encode("weight", numpy.array([0.0, value]), 3)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_runs import NAMES, SESSION, Sum, add_up, draw
 
-from mpfedcl import secure_sums
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.privacy import secure_aggregation
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
 from mpfedcl.privacy.secure_aggregation.client import Revealed, SumClient
 from mpfedcl.privacy.secure_aggregation.primitives import join_shares, split_secret
@@ -313,6 +313,10 @@ def test_clients_refuse_names_that_are_not_in_the_sum() -> None:
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secure_sums, "find_spec", lambda name: None if name == "Crypto" else name)
-    with pytest.raises(InvalidInput, match=r"secure_sums is True; it needs .*mpfedcl\[flower\]"):
-        secure_sums.check_installed()
+    monkeypatch.setattr(
+        secure_aggregation, "find_spec", lambda name: None if name == "Crypto" else name
+    )
+    with pytest.raises(
+        InvalidInput, match=r"secure_aggregation is True; it needs .*mpfedcl\[flower\]"
+    ):
+        secure_aggregation.check_installed()

@@ -191,7 +191,7 @@ def test_who_was_rejected_and_why(tmp_path: Path) -> None:
 DAMAGE = {
     "experiment.toml": [b"", b"\xff\xfe", b'format = 99\nmethod = "mp-fedcl"', b"[" * 5000],
     "rounds.jsonl": [b"", b"{" * 9999, b"\x00" * 100, b"NaN\n1\n"],
-    "summary.json": [b"", b"[]", b'{"reading": 1}', b"[" * 5000],
+    "summary.json": [b"", b"[]", b'{"predictor": 1}', b"[" * 5000],
     "partition.json": [b"{}", b'{"classes": ["a"], "clients": {"x": {"train": [], "test": 1}}}'],
     "confusion.json": [b"null", b'{"round": NaN}'],
 }
@@ -248,7 +248,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     for line in lines:
         line |= {"loss": float("nan"), "accuracy_per_client": {"client-0": float("inf")}}
-        line["accuracy"]["own"] = dict.fromkeys(line["accuracy"]["own"], float("nan"))
+        line["accuracy"]["local_test"] = dict.fromkeys(line["accuracy"]["local_test"], float("nan"))
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     watcher = WatchedRuns(tmp_path)
     entry = look(watcher)["run"]
@@ -259,7 +259,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 
 def test_a_file_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
-    write_json(secret, {"reading": "averaged_classifier", "versions": {"secret": "1"}})
+    write_json(secret, {"predictor": "global_classifier", "versions": {"secret": "1"}})
     path = write_run(tmp_path / "runs" / "run", finished=False)
     (path / "summary.json").symlink_to(secret)
     records = tmp_path / "records"
@@ -293,7 +293,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert {name: group["seeds"] for name, group in groups.items()} == {
         "mp-fedcl": [0, 1], "fedavg": [0, 1]
     }  # fmt: skip
-    assert groups["fedavg"]["curves"]["accuracy"]["own"]["averaged_classifier"]["std"]
+    assert groups["fedavg"]["curves"]["accuracy"]["local_test"]["global_classifier"]["std"]
     assert found["tables"][0]["columns"][0] == "method"
     assert found["troubles"] == ["other has no round yet."]
     assert strict(watcher.compare([])) == {"groups": [], "tables": [], "troubles": []}

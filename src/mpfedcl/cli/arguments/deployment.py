@@ -38,7 +38,7 @@ class Predict:
     or - for paths on standard input, one per line. A run on vectors takes npz archives, one on a
     table CSV or Parquet files with the same columns."""
     client: _Client = None
-    """Predict with this client's personal model [default: the averaged model; in a client's folder
+    """Predict with this client's personal model [default: the global model; in a client's folder
     the one that the run is judged by]."""
     false_alarms: float = 0.05
     """Flag an image as unknown if it is farther away than all but this share of held-out images."""
@@ -77,7 +77,7 @@ class Export:
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
     """onnx: images in, label, distance and scores out; torch-export: the same as a .pt2 program;
     safetensors: only the tensors."""
-    reading: Annotated[
+    predictor: Annotated[
         Literal["prototype", "classifier"] | None,
         tyro.conf.arg(metavar="{prototype,classifier}", help_behavior_hint=""),
     ] = None
@@ -120,7 +120,7 @@ class Join:
     """
 
     run: _TrainedRun
-    """Folder of a finished run, of a method with prototypes and an averaged model."""
+    """Folder of a finished run, of a method with prototypes and an global model."""
     data: _Samples = None
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
     or FILE.npz (images or vectors, as the run has), for a run on a table a CSV or Parquet file;
@@ -170,12 +170,12 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Worth:
+class Contributions:
     """Show what each client of a run of one exchange is worth to the others.
 
     For each client in turn: the accuracy of the others without it, exactly, because its sums can be
     subtracted; nothing is trained. Needs each client's sums (statistics.keep) and the run's data.
-    Writes worth.json and worth.png into the run's folder. Example: `mpfedcl worth runs/mine`.
+    Writes contribution.json and contribution.png into the run's folder. Example: `mpfedcl contribution runs/mine`.
     """
 
     run: _TrainedRun

@@ -48,8 +48,8 @@ class Run:
     resume: _Folder = None
     """Resume the run in this folder; only --rounds, --engine, --workers, --worker-timeout,
     --trail, --track and --track-to may be given too."""
-    readings: Literal["headline", "all"] = "headline"
-    """all: personal and averaged model, by classifier and by nearest prototype, on both tests."""
+    predictors: Literal["headline", "all"] = "headline"
+    """all: personal and global model, by classifier and by nearest prototype, on both tests."""
     json: Flag = False
     """Print the summary as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)
@@ -73,8 +73,8 @@ class Compare:
     """Folder for the comparison [default: a new one below runs/]."""
     jobs: _Jobs = "auto"
     """Runs at the same time [default: auto, as many as cores and memory allow]."""
-    readings: Literal["headline", "all"] = "headline"
-    """all: every method by all readings on both tests."""
+    predictors: Literal["headline", "all"] = "headline"
+    """all: every method by all predictors on both tests."""
     json: Flag = False
     """Print the comparison as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)
@@ -124,7 +124,7 @@ class PaperRun:
     seeds: tuple[int, ...] = ()
     """The seeds [default: 0 1 2; with --quick 0]."""
     tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
-    """paper: its settings; tuned: each method's own knobs chosen on validation data."""
+    """paper: its settings; tuned: each method's own search_space chosen on validation data."""
     out: _Paper = Path("runs/paper")
     """Folder for runs and results."""
     root: _Root = None
@@ -138,7 +138,7 @@ class PaperRun:
 class Tune:
     """Choose each method's settings on validation images, with the same budget for all.
 
-    Every method is tried with the same number of settings, a grid search over its own knobs;
+    Every method is tried with the same number of settings, a grid search over its own search_space;
     hopeless ones are dropped early. Images are held out of the clients' training images: no test
     image is opened. Runs that are already there are not repeated: the same command continues after
     an interruption. Example:
@@ -147,7 +147,7 @@ class Tune:
     """
 
     file: ExperimentFile = None
-    """A TOML file of settings that all runs have in common; its knobs' values are the defaults."""
+    """A TOML file of settings that all runs have in common; its search_space' values are the defaults."""
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
     """The methods, by name."""
     budget: int = 12

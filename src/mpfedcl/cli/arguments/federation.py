@@ -80,8 +80,8 @@ class FederationClient:
     max_epsilon: _OpenFloat = None
     """Take part only under a privacy budget whose noise this client adds itself, and spend at most
     this epsilon in all runs together."""
-    secure_sums: Flag = False
-    """Take part only with secure sums: the server must not see this client's updates."""
+    secure_aggregation: Flag = False
+    """Take part only with secure aggregation: the server must not see this client's updates."""
     device: str = "cpu"
     """Device to compute on: cpu, cuda, cuda:1."""
     methods: tuple[str, ...] = ()
@@ -111,8 +111,8 @@ class FederationStart:
     """Folder for the run [default: a new one below runs/]."""
     resume: _OpenPath = None
     """Resume the run in this folder; only --rounds may be given too."""
-    readings: Literal["headline", "all"] = "headline"
-    """all: personal and averaged model, by classifier and by nearest prototype."""
+    predictors: Literal["headline", "all"] = "headline"
+    """all: personal and global model, by classifier and by nearest prototype."""
     json: Flag = False
     """Print the summary as JSON and nothing else."""
     settings: ExperimentSettings = field(default_factory=Experiment)

@@ -18,7 +18,7 @@ _OpenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint
 class PrivacyPlan:
     """Say what a privacy budget costs, before anything is run; no data are read.
 
-    For methods of one exchange: how much noise gets into which field, what that does to class means
+    For one-shot methods: how much noise gets into which field, what that does to class means
     and second moments, and which of them to send. With --rounds: what it does to a model. Examples:
     `mpfedcl privacy plan --images 10000`,
     `mpfedcl privacy plan --epsilon 1 3 --images 2000 --classes 5 --trust nobody --clients 4`,
@@ -31,7 +31,7 @@ class PrivacyPlan:
     """Delta: the probability with which the guarantee may fail."""
     unit: Literal["record", "client"] = "record"
     """Whether the guarantee is about one image, or about all images of a client."""
-    trust: Literal["server", "nobody"] = "server"
+    model: Literal["central", "local"] = "central"
     """Who adds the noise: the server, or each client."""
     images: int = 2000
     """Training images of all clients together."""

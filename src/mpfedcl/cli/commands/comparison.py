@@ -46,7 +46,7 @@ def compare_command(arguments: Compare) -> int:
     for each in comparison.planned_runs:
         for sentence in read_failures(each.path):
             console.print(f"{each.path.name}: {sentence}")
-    content, tables = write_comparison(comparison, all_readings=arguments.readings == "all")
+    content, tables = write_comparison(comparison, all_predictors=arguments.predictors == "all")
     if arguments.json:
         print(json.dumps({"path": str(path), **content}, indent=2))
         return 0

@@ -23,7 +23,7 @@ def export_command(arguments: Export) -> int:
     )
     wanted = ExportSettings(
         arguments.format,
-        arguments.reading,
+        arguments.predictor,
         arguments.encoder == "include",
         arguments.quantize is not None,
         arguments.check_images,
@@ -40,7 +40,7 @@ def export_command(arguments: Export) -> int:
     note = done.note
     shape = " x ".join(str(size) for size in note["input"]["shape"])
     stdout_console().print(
-        f"{note['model']} model, by {note['reading']}: {note['input']['name']} {shape} "
+        f"{note['model']} model, by {note['predictor']}: {note['input']['name']} {shape} "
         f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
         f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
     )

@@ -126,7 +126,7 @@ def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str,
         "methods": " ".join(arguments.methods),
         "encoder": arguments.encoder or "",
         "insecure": arguments.insecure,
-        "secure-sums": arguments.secure_sums,
+        "secure-aggregation": arguments.secure_aggregation,
         **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
     if arguments.max_epsilon is not None:

@@ -219,7 +219,7 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
     summary = directory.read_summary()
     assert summary is not None
     result = RunResult(path, experiment, summary["accuracy"], records, None, summary)
-    show_result(result, draw_figures(result), arguments.readings, as_json=arguments.json)
+    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
     return 0
 
 

@@ -48,7 +48,7 @@ def _check(arguments: FederationUpdate) -> tuple[Path, str]:
     assert arguments.client is not None
     if not is_exchange(arguments.run):
         raise InvalidInput(
-            f"run is {str(arguments.run)!r}; it must be of a method of one exchange, such as "
+            f"run is {str(arguments.run)!r}; it must be of a one-shot method, such as "
             "fedgauss: the others have trained with their clients."
         )
     check_change(arguments.run, arguments.client, leave=arguments.leave)
@@ -69,7 +69,7 @@ def _show(arguments: FederationUpdate, change: dict[str, Any]) -> None:
     )
     if change["after"] is not None:
         console.print(
-            f"accuracy % on its own test: {percent(change['before'])} with the run's classifier "
+            f"accuracy % on its local test set: {percent(change['before'])} with the run's classifier "
             f"before, {percent(change['after'])} with the client's own, which it has now"
         )
     elif change["event"] != "left":

@@ -24,7 +24,7 @@ from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12
 _MOST_CLIENTS_SHOWN = 200
-_PICTURE = ImageFormat(96, 96, is_colour=True)
+_PICTURE = ImageFormat(96, 96, is_color=True)
 
 _PICTURE_FORMATS = (".png", ".pdf", ".svg")
 
@@ -39,7 +39,7 @@ def methods_command(arguments: Methods) -> int:
         told = [_describe(cls) for cls in methods.values() if cls.family == family]
         rows = [
             [
-                each["name"] + ("*" if each["our_reading"] else ""),
+                each["name"] + ("*" if each["interpretation"] else ""),
                 each["summary"],
                 each["sends"],
                 each["keeps"],
@@ -64,12 +64,12 @@ def _describe(method: type[Method]) -> dict[str, Any]:
         "summary": method.summary,
         "family": method.family,
         "paper": method.paper,
-        "our_reading": method.our_reading,
+        "interpretation": method.interpretation,
         "sends": method.sends,
         "keeps": method.keeps,
-        "reading": method.reading,
-        "reading_union": method.union_reading or method.reading,
-        "knobs": {name: list(values) for name, values in method.knobs.items()},
+        "predictor": method.predictor,
+        "predictor_global": method.global_test_predictor or method.predictor,
+        "search_space": {name: list(values) for name, values in method.search_space.items()},
     }
 
 

@@ -126,7 +126,7 @@ def _report_drift(
 
 def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:
     experiment = predictor.trained.experiment
-    whose = "the averaged model" if predictor.client is None else f"{predictor.client}'s own model"
+    whose = "the global model" if predictor.client is None else f"{predictor.client}'s own model"
     data, _ = describe_data(experiment, predictor.trained.partition)
     title = f"{experiment.method} on {data}, {whose}"
     note = _sum_up(predictor, [each for _, each in predicted])

@@ -38,7 +38,7 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
         rounds=arguments.rounds,
         fraction=arguments.fraction,
         parameters=arguments.parameters,
-        trust=arguments.trust,
+        model=arguments.model,
         clip=arguments.clip,
     )
     rows: Sequence[SumsPlan | RoundsPlan]
@@ -50,7 +50,7 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
     whom = {"record": "one image", "client": "all images of one client"}[plan.unit]
     console.print(
         f"What a budget costs, at delta {plan.delta:g}, if {whom} may be added or removed; noise "
-        f"is added by {'the server' if plan.trust == 'server' else 'each client'}."
+        f"is added by {'the server' if plan.model == 'central' else 'each client'}."
     )
     if plan.rounds:
         _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
@@ -178,9 +178,9 @@ def _tell_budget(receipt: Receipt) -> str:
         return "Privacy budget: none, so there is no guarantee about what is sent."
     unit = {"record": "one image", "client": "all images of this client"}[receipt.unit]
     who = {
-        "nobody": "protected by this client's own noise, also against the server",
+        "local": "protected by this client's own noise, also against the server",
         "sum": "protected by all clients' shares of noise in their sum, also against the server",
         "server": "protected by the server's noise: the server itself sees the bare numbers",
-    }[receipt.trust]
+    }[receipt.model]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
     return f"Privacy budget: {promise}, {who}."

@@ -63,17 +63,17 @@ def run_command(arguments: Run) -> int:
             f"Resume with: mpfedcl run --resume {result.path}{again}"
         )
         return 130
-    show_result(result, draw_figures(result), arguments.readings, as_json=arguments.json)
+    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
     return 0
 
 
-def show_result(result: RunResult, figures: list[Path], readings: str, *, as_json: bool) -> None:
+def show_result(result: RunResult, figures: list[Path], predictors: str, *, as_json: bool) -> None:
     """Print what came of a finished run."""
     assert result.summary is not None
     if as_json:
         print(json.dumps({"path": str(result.path), **result.summary}, indent=2))
     else:
-        _show(stdout_console(), result, figures, all_readings=readings == "all")
+        _show(stdout_console(), result, figures, all_predictors=predictors == "all")
 
 
 def draw_figures(result: RunResult) -> list[Path]:
@@ -85,7 +85,7 @@ def draw_figures(result: RunResult) -> list[Path]:
     data, split = describe_data(result.experiment, content)
     name = f"{_name(result.experiment)} on {data}"
     curves, partition = result.path / "accuracy.png", result.path / "partition.png"
-    draw_run_curves(result.history, f"{name}, clients' own tests", curves)
+    draw_run_curves(result.history, f"{name}, clients' local test sets", curves)
     draw_partition(content, f"training images, {split}", partition)
     if not result.experiment.diagnostics:
         return [curves, partition]
@@ -120,15 +120,17 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
     return f"sent once per client: {parameters:,} numbers of sums"
 
 
-def _show(console: Console, result: RunResult, figures: list[Path], *, all_readings: bool) -> None:
+def _show(
+    console: Console, result: RunResult, figures: list[Path], *, all_predictors: bool
+) -> None:
     from mpfedcl.report.headline import describe_mean, describe_server_model
     from mpfedcl.report.number_formatting import describe_calibration, describe_fairness
     from mpfedcl.report.tables import (
-        READING_TITLES,
+        PREDICTOR_TITLES,
         clients_table,
         judged_by,
         percent,
-        readings_table,
+        predictors_table,
     )
 
     summary = result.summary
@@ -136,10 +138,10 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     experiment = result.experiment
     content = RunDirectory(result.path).read_json("partition.json") or {}
     title = f"{_name(experiment)} on {', '.join(describe_data(experiment, content))}"
-    if all_readings:
-        readings_table(title, summary).show(console)
+    if all_predictors:
+        predictors_table(title, summary).show(console)
     clients_table(
-        f"{title}\n{READING_TITLES[summary['reading']]}, own test, round {summary['rounds']}",
+        f"{title}\n{PREDICTOR_TITLES[summary['predictor']]}, local test set, round {summary['rounds']}",
         summary["accuracy_per_client"],
         spread := summary.get("accuracy_spread"),
     ).show(console)
@@ -148,11 +150,11 @@ def _show(console: Console, result: RunResult, figures: list[Path], *, all_readi
     if spread := describe_fairness(summary):
         console.print(spread)
     if content.get("network"):
-        for sentence in describe_server_model(summary["readings"], judged_by(summary)):
+        for sentence in describe_server_model(summary["predictors"], judged_by(summary)):
             console.print(sentence)
-    if summary["accuracy_union"] is not None and experiment.partition.test != "shared":
-        read_by = READING_TITLES[summary["reading_union"]]
-        console.print(f"everybody's test: {percent(summary['accuracy_union'])} % ({read_by})")
+    if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
+        read_by = PREDICTOR_TITLES[summary["predictor_global"]]
+        console.print(f"global test set: {percent(summary['accuracy_global'])} % ({read_by})")
     console.print(_describe_sent(experiment, summary))
     if told := describe_calibration(summary):
         console.print(told)

@@ -2,7 +2,7 @@
 
 Its function `partition(labels, num_clients, *, ...)` returns the positions of each client's images
 among the labels of all. Keyword arguments have the names of what it needs: settings of
-[partition], `seed`, and `test_fraction`, the share that each client holds out for its own test
+[partition], `seed`, and `test_fraction`, the share that each client holds out for its local test set
 (None: nothing). One whose first argument is `domains`, the names of the domains, returns the
 positions of each client's domains instead.
 """

@@ -4,7 +4,7 @@ Each first draws a table of counts [clients, classes], again and again until eve
 `min_size` training images, and only then assigns the images of each class at random. Every image
 goes to exactly one client; only `classes` leaves out classes that nobody holds.
 
-With a `test_fraction`, each client holds out that share of each of its classes for its own test
+With a `test_fraction`, each client holds out that share of each of its classes for its local test set
 (`partition.test` "matched"), and `min_size` counts only what is left to train on.
 """
 

@@ -256,7 +256,7 @@ def _describe(predictor: Predictor, wanted: ExportSettings, rule: PredictionRule
         "method": trained.experiment.method,
         "dataset": trained.experiment.dataset.name,
         "model": predictor.client or "averaged",
-        "reading": rule,
+        "predictor": rule,
         "classes": list(trained.class_names),
         "input": _describe_input(trained, wanted),
         "outputs": outputs,
@@ -287,7 +287,7 @@ def _describe_input(trained: TrainedRun, wanted: ExportSettings) -> dict[str, An
         "shape": ["batch", *input_format.shape],
         "height": input_format.height,
         "width": input_format.width,
-        "colour": "RGB" if input_format.is_colour else "grey",
+        "color": "RGB" if input_format.is_color else "gray",
         "resize": _RESIZE,
         "scaling": "none: bytes 0 to 255, the rest is inside",
     }

@@ -102,8 +102,8 @@ def _make_preprocessing(onnx: Any, encoder: OnnxEncoder, name: str, source: Any,
         helper.make_node("Transpose", [name], ["front/planes"], perm=[0, 3, 1, 2]),
         helper.make_node("Cast", ["front/planes"], ["front/float"], to=kinds.FLOAT),
         helper.make_node("Div", ["front/float", "front/255"], ["front/unit"]),
-        helper.make_node("Sub", ["front/unit", "front/mean"], ["front/centred"]),
-        helper.make_node("Div", ["front/centred", "front/std"], ["front/scaled"]),
+        helper.make_node("Sub", ["front/unit", "front/mean"], ["front/centered"]),
+        helper.make_node("Div", ["front/centered", "front/std"], ["front/scaled"]),
         helper.make_node(
             "Cast", ["front/scaled"], ["standard"], to=source.type.tensor_type.elem_type
         ),

@@ -36,7 +36,7 @@ _SAMPLES_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class CheckSamples:
-    """Samples to check with: the run's own test samples, else others of the same format."""
+    """Samples to check with: the run's local test set samples, else others of the same format."""
 
     samples: Samples
     labels: NDArray[numpy.int64] | None
@@ -62,7 +62,7 @@ def load_check_samples(
 ) -> CheckSamples:
     """Return up to so many samples in the model's input format.
 
-    Those that are given, else the run's own test samples (a client's, if it has some), else others.
+    Those that are given, else the run's local test set samples (a client's, if it has some), else others.
     """
     experiment, wanted = trained.experiment, trained.input_format
     if held_out is not None:
@@ -76,7 +76,7 @@ def load_check_samples(
             raise InvalidInput("the classes are different now.")
         if sample_index.vector_width != wanted.vector_width:
             raise InvalidInput("the samples are different now.")
-        own = split.own_test.get(client) if client is not None else None
+        own = split.local_test.get(client) if client is not None else None
         whose = "" if own is None or not len(own) else f"{client}'s own "
         tested = split.test.select(own) if own is not None and whose else split.test
         test = draw_evenly(tested, most)
@@ -95,7 +95,7 @@ def load_check_samples(
     (domain,) = sample_index.domains
     assert domain.test is not None
     rows = draw_evenly(domain.test, most).rows
-    digits = sample_index.store.load(rows, ImageFormat(28, 28, is_colour=False))
+    digits = sample_index.store.load(rows, ImageFormat(28, 28, is_color=False))
     origin = f"test images of {sample_index.name}, because the run's own are not here"
     return CheckSamples(wanted.convert(digits), None, None, origin)
 

@@ -1,4 +1,4 @@
-"""What happens to an image before an encoder sees it: size, colour and scale, all in one place."""
+"""What happens to an image before an encoder sees it: size, color and scale, all in one place."""
 
 import json
 import re
@@ -17,7 +17,7 @@ NOTE = "mpfedcl"
 """The metadata key that holds everything as JSON: one key, so that equal files have equal bytes."""
 
 _LARGEST_SIZE = 1024
-_Colour = tuple[float, float, float]
+_Color = tuple[float, float, float]
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?"
 _THREE_NUMBERS = rf"\[?\(?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})"
 
@@ -27,10 +27,10 @@ class InputPreparation(Protocol):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """The shape of one image as bytes: (height, width), or (height, width, 3) in colour."""
+        """The shape of one image as bytes: (height, width), or (height, width, 3) in color."""
 
     def to_input_bytes(self, images: Images) -> Images:
-        """Return the images as bytes [images, channels, height, width] in that size and colour."""
+        """Return the images as bytes [images, channels, height, width] in that size and color."""
 
     def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Return these bytes as the numbers a network expects."""
@@ -41,15 +41,15 @@ class InputPreparation(Protocol):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Images become RGB squares (grey is replicated) whose pixels are (x / 255 - mean) / std.
+    """Images become RGB squares (gray is replicated) whose pixels are (x / 255 - mean) / std.
 
     Images that shrink (photos, mostly) are resampled by Lanczos, images that grow (digits) by
     bicubic interpolation; see `resize_image`.
     """
 
     image_size: int = 64
-    mean: _Colour = (0.485, 0.456, 0.406)
-    std: _Colour = (0.229, 0.224, 0.225)
+    mean: _Color = (0.485, 0.456, 0.406)
+    std: _Color = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         if not 1 <= self.image_size <= _LARGEST_SIZE:
@@ -66,7 +66,7 @@ class Preprocessing:
 
     def to_input_bytes(self, images: Images) -> Images:
         """Return the images as RGB bytes [images, 3, image_size, image_size]."""
-        resized = resize_images(images, (self.image_size, self.image_size), is_colour=True)
+        resized = resize_images(images, (self.image_size, self.image_size), is_color=True)
         return numpy.ascontiguousarray(resized.transpose(0, 3, 1, 2))
 
     def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,7 +87,7 @@ class Preprocessing:
         """Read the metadata of an encoder file; what they do not say is as in `default`.
 
         Understood are the JSON that `mpfedcl pretrain` writes, and flat keys as people write them:
-        image_size or resolution ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalisation
+        image_size or resolution ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalization
         ("x/255 then mean [...] std [...]").
         """
         if NOTE in metadata:
@@ -95,15 +95,13 @@ class Preprocessing:
         size = re.match(
             r"\s*(\d{1,4})(?!\d)", metadata.get("image_size") or metadata.get("resolution") or ""
         )
-        scale = metadata.get("normalisation") or metadata.get("normalization") or ""
+        scale = metadata.get("normalization") or metadata.get("normalization") or ""
         return cls(
             int(size[1]) if size else default.image_size,
-            _find_colour(metadata.get("mean", ""))
-            or _find_colour(scale, after="mean")
+            _find_color(metadata.get("mean", ""))
+            or _find_color(scale, after="mean")
             or default.mean,
-            _find_colour(metadata.get("std", ""))
-            or _find_colour(scale, after="std")
-            or default.std,
+            _find_color(metadata.get("std", "")) or _find_color(scale, after="std") or default.std,
         )
 
     @classmethod
@@ -125,22 +123,22 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class PixelScaling:
-    """Images keep the data's own size and colour; pixels are (x / 255 - mean) / deviation."""
+    """Images keep the data's own size and color; pixels are (x / 255 - mean) / deviation."""
 
     image_shape: tuple[int, ...]
-    """(height, width), or (height, width, 3) in colour."""
+    """(height, width), or (height, width, 3) in color."""
     mean: float
     deviation: float
 
     @property
     def channels(self) -> int:
-        """3 in colour, else 1."""
+        """3 in color, else 1."""
         return 3 if len(self.image_shape) == 3 else 1
 
     def to_input_bytes(self, images: Images) -> Images:
-        """Return images that are grey, or RGB for colour, as bytes [images, channels, h, w]."""
+        """Return images that are gray, or RGB for color, as bytes [images, channels, h, w]."""
         height, width = self.image_shape[:2]
-        resized = resize_images(images, (height, width), is_colour=self.channels == 3)
+        resized = resize_images(images, (height, width), is_color=self.channels == 3)
         # A copy: torch takes no array that cannot be written to, as decoded images may be.
         planes = resized[:, None] if resized.ndim == 3 else resized.transpose(0, 3, 1, 2)
         return numpy.array(planes, order="C")
@@ -155,11 +153,11 @@ class PixelScaling:
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """Return grey [B, h, w] or colour [B, h, w, 3] as [B, channels, h, w]."""
+    """Return gray [B, h, w] or color [B, h, w, 3] as [B, channels, h, w]."""
     return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
 
 
-def _find_colour(text: str, after: str = "") -> _Colour | None:
+def _find_color(text: str, after: str = "") -> _Color | None:
     """Return the first three numbers of a list that follows a word, or None."""
     found = re.search(rf"{after}\s*[:=]?\s*{_THREE_NUMBERS}", text)
     return (float(found[1]), float(found[2]), float(found[3])) if found else None

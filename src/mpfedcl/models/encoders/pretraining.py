@@ -238,7 +238,7 @@ class _Training:
         order = torch.randperm(
             count, generator=generator(self._settings.seed, "pretrain", epoch, "batches")
         )
-        # Never a batch of one image: it has no variance to normalise by.
+        # Never a batch of one image: it has no variance to normalize by.
         number = min(math.ceil(count / self._settings.batch_size), count // 2)
         return order.tensor_split(number)
 

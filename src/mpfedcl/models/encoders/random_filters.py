@@ -40,7 +40,7 @@ _ANSWERS_AT_ONCE = 2**24
 
 
 class RandomFilters:
-    """Filters for images of one size and colour: 32 numbers per filter, whatever the size."""
+    """Filters for images of one size and color: 32 numbers per filter, whatever the size."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ def draw_filters(seed: int, num_filters: int, channels: int) -> Tensor:
         generator=generator(seed, KIND, channels),
         dtype=torch.float64,
     )
-    centred = draw - draw.mean(dim=(1, 2, 3), keepdim=True)
-    return (centred / centred.square().sum(dim=(1, 2, 3), keepdim=True).sqrt()).float()
+    centered = draw - draw.mean(dim=(1, 2, 3), keepdim=True)
+    return (centered / centered.square().sum(dim=(1, 2, 3), keepdim=True).sqrt()).float()
 
 
 def apply_filters(tensors: Tensors, inputs: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TrainableEncoder(Model):
     (see `Preprocessing.to_input_bytes`); the model standardizes them itself. Parameters are
     `encoder.*`, `hidden.0.*` and `classifier.*`.
 
-    The running statistics of batch normalisation are constants of this object and no parameters:
+    The running statistics of batch normalization are constants of this object and no parameters:
     they stay what they were in the weights file, so they never travel, get no gradient, and a
     client with few, skewed images cannot spoil them. The affine weights and biases are trained.
     """

@@ -21,7 +21,7 @@ from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model
 from mpfedcl.network.client.final_models import FinalState, keep_final_state
-from mpfedcl.network.client.secure_sums import SecureSums, SumRefusal, draw_once
+from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.message import FORMAT, Kind, Message
@@ -36,7 +36,7 @@ from mpfedcl.network.part_messages import pack_part_update, unpack_part
 from mpfedcl.privacy.ledger import BudgetSpent
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.secure_checks import check_secure_sums
+from mpfedcl.rounds.secure_checks import check_secure_aggregation
 from mpfedcl.rounds.sum_layout import SumLayout
 
 _MOST_EPSILON = 100.0
@@ -66,9 +66,9 @@ class ClientSettings:
     methods: tuple[str, ...] = ()
     """Methods of the form package.module:Class that a server may ask this client to import."""
     key: Path | None = None
-    """The client's key in the federation, by which it signs its part in secure sums."""
-    only_secure_sums: bool = False
-    """Whether it takes part in no run but those with secure sums."""
+    """The client's key in the federation, by which it signs its part in secure aggregation."""
+    only_secure_aggregation: bool = False
+    """Whether it takes part in no run but those with secure aggregation."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -100,7 +100,7 @@ class ClientSettings:
             device=str(values.get("device", "cpu")),
             methods=tuple(str(values.get("methods", "")).split()),
             key=paths["key"],
-            only_secure_sums=values.get("secure-sums") is True,
+            only_secure_aggregation=values.get("secure-aggregation") is True,
         )
 
 
@@ -171,13 +171,13 @@ class NetworkClient:
             has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
             confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
-            readings = trainer.evaluate(broadcast, own, confuses)
-            late = {"late": readings.to_values()}
+            predictors = trainer.evaluate(broadcast, own, confuses)
+            late = {"late": predictors.to_values()}
             # Whoever trains has kept it; nothing is made of one exchange before its outcome.
             if kind == "close" and own and not assembly.method.trains:
                 store.replace(after, state | as_personal(own))
             if kind == "close":
-                final = trainer.final_state(broadcast, state, readings)
+                final = trainer.final_state(broadcast, state, predictors)
                 self._keep(store, final, assembly.method, experiment, data)
         if kind == "close":
             return Message(late)
@@ -189,7 +189,7 @@ class NetworkClient:
         elif self._settings.min_cluster_size > 1:
             update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.dispatch or broadcast.round, kept, after=after)
-        if experiment.secure_sums:
+        if experiment.secure_aggregation:
             encode = partial(SumLayout(assembly).encode, update)
             if experiment.privacy.has_budget:
                 encode = partial(draw_once, store, broadcast.round, experiment, encode)
@@ -214,15 +214,15 @@ class NetworkClient:
             # What it has read is worth more to the others than its own copy.
             print(f"its models are not kept: {error}", file=sys.stderr, flush=True)
 
-    def _sums(self, experiment: Experiment, message: Message) -> SecureSums:
-        if not experiment.secure_sums:
-            raise ClientRefusal("secure_sums is False; it must be True for such a message.")
+    def _sums(self, experiment: Experiment, message: Message) -> SecureAggregation:
+        if not experiment.secure_aggregation:
+            raise ClientRefusal("secure_aggregation is False; it must be True for such a message.")
         try:
-            check_secure_sums(experiment)
+            check_secure_aggregation(experiment)
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
         settings = self._settings
-        return SecureSums(settings.name, settings.state, settings.key, experiment, message)
+        return SecureAggregation(settings.name, settings.state, settings.key, experiment, message)
 
     def _release(
         self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
@@ -232,7 +232,7 @@ class NetworkClient:
         Noise is drawn once for a round, and stored before it leaves: asked again, the client
         sends the same numbers again.
         """
-        if experiment.privacy.trust == "nobody" and update.summed:
+        if experiment.privacy.model == "local" and update.summed:
             drawn = dict(update.summed)
             mechanism = PrivateSums.of(experiment.privacy, has_moments="moment" in drawn)
             assert mechanism is not None
@@ -248,10 +248,10 @@ class NetworkClient:
         most, privacy = self._settings.max_epsilon, experiment.privacy
         if most is None:
             return
-        if privacy.epsilon is None or privacy.epsilon > most or privacy.trust != "nobody":
+        if privacy.epsilon is None or privacy.epsilon > most or privacy.model != "local":
             asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
             raise ClientRefusal(
-                f"privacy.epsilon is {asked} and privacy.trust {privacy.trust!r}; this client "
+                f"privacy.epsilon is {asked} and privacy.model {privacy.model!r}; this client "
                 f"takes part with at most {most:g}, and with noise of its own (trust nobody)."
             )
 
@@ -273,10 +273,10 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
-        if settings.only_secure_sums and not experiment.secure_sums:
+        if settings.only_secure_aggregation and not experiment.secure_aggregation:
             raise ClientRefusal(
-                "secure_sums is False; this client takes part only with secure sums "
-                "(--secure-sums)."
+                "secure_aggregation is False; this client takes part only with secure aggregation "
+                "(--secure-aggregation)."
             )
         name = settings.encoder or experiment.encoder.name
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):

@@ -14,7 +14,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
-from mpfedcl.network.readings import ClientReadings
+from mpfedcl.network.evaluation import ClientEvaluation
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Summary
@@ -35,7 +35,7 @@ class FinalState:
     """The prototypes that the server sends; None where it sends none."""
     personal: Tensors
     """The client's own model; empty where it has none."""
-    readings: ClientReadings
+    predictors: ClientEvaluation
 
 
 def keep_final_state(
@@ -80,18 +80,18 @@ def _write(
     )
     personal = [(name, state.personal)] if state.personal else []
     directory.write_models(state.averaged, state.pool, personal)
-    table = state.readings.table
-    own = method.reading_on("own")
+    table = state.predictors.table
+    own = method.predictor_on("local_test")
     summary = Summary(
         method=experiment.method,
         dataset=experiment.dataset.name,
         seed=experiment.seed,
         rounds=state.round,
-        reading=own,
-        reading_union=method.reading_on("union"),
-        accuracy=table["own"][own],
-        accuracy_per_client={name: table["own"][own]},
-        readings=table,
+        predictor=own,
+        predictor_global=method.predictor_on("global_test"),
+        accuracy=table["local_test"][own],
+        accuracy_per_client={name: table["local_test"][own]},
+        predictors=table,
         versions=versions(),
     )
     # Last: without it a run has not ended.

@@ -7,14 +7,14 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.methods import READINGS, Asynchronous, Reading
+from mpfedcl.methods import PREDICTORS, Asynchronous, PredictorName
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.client.final_models import FinalState
-from mpfedcl.network.readings import ClientReadings
+from mpfedcl.network.evaluation import ClientEvaluation
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.budget_check import told_readings
-from mpfedcl.rounds.client_tests import AveragedReader, PersonalReader
+from mpfedcl.rounds.budget_check import released_predictors
+from mpfedcl.rounds.client_tests import GlobalReader, PersonalReader
 from mpfedcl.rounds.evaluation import (
     Evaluator,
     Predictions,
@@ -44,7 +44,7 @@ class ClientTrainer:
         return self._method.personalize(received, client.inputs, client.labels) or {}
 
     def received_models(self, broadcast: Broadcast) -> tuple[Tensors | None, PrototypePool | None]:
-        """Return the averaged model and what predictions are compared with, as far as sent."""
+        """Return the global model and what predictions are compared with, as far as sent."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
         has_pool = is_shared and self._method.sends_pool
@@ -52,7 +52,7 @@ class ClientTrainer:
 
     def evaluate(
         self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
-    ) -> ClientReadings:
+    ) -> ClientEvaluation:
         """Evaluate the round before: the client's own model after it, and the averaged one."""
         averaged, pool = self.received_models(broadcast)
         evaluator = Evaluator(
@@ -70,39 +70,39 @@ class ClientTrainer:
             own_reference = self._method.own_reference(evaluator.reference, self._name)
             evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
-        read, judged = self._read_own(shared, own), self._method.reading_on("own")
-        said, told = read.get(judged), told_readings(self._method)
+        read, judged = self._read_own(shared, own), self._method.predictor_on("local_test")
+        said, told = read.get(judged), released_predictors(self._method)
         truth, counts = self._data.test_labels, None
         if with_confusion and said is not None and len(truth):
             counts = count_confusions(said, truth, self._data.num_classes)
         # Nobody here knows the others' test images.
-        union: dict[str, float | None] = dict.fromkeys(READINGS)
-        mine: dict[str, float | None] = dict.fromkeys(READINGS)
+        union: dict[str, float | None] = dict.fromkeys(PREDICTORS)
+        mine: dict[str, float | None] = dict.fromkeys(PREDICTORS)
         mine |= {r: percent_correct(each == truth) for r, each in read.items() if r in told}
         is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
-        return ClientReadings({"own": mine, "union": union}, is_personal, counts)
+        return ClientEvaluation({"local_test": mine, "global_test": union}, is_personal, counts)
 
     def _read_own(
         self, averaged: Predictions | None, personal: Predictions | None
-    ) -> dict[Reading, Tensor]:
-        """Return the classes said of the client's own test, which is all that it has."""
-        tests = self._engine.readings.tests
-        said: dict[Reading, Tensor | None] = {}
+    ) -> dict[PredictorName, Tensor]:
+        """Return the classes said of the client's local test set, which is all that it has."""
+        tests = self._engine.predictors.tests
+        said: dict[PredictorName, Tensor | None] = {}
         if averaged is not None and len(tests.labels):
-            everybody = AveragedReader(tests, averaged, tests.sizes.new_zeros(1))
-            said |= {r: everybody.say(r, 0) for r in READINGS if r.startswith("averaged")}
+            everybody = GlobalReader(tests, averaged, tests.sizes.new_zeros(1))
+            said |= {r: everybody.say(r, 0) for r in PREDICTORS if r.startswith("global")}
         if personal is not None:
             own = PersonalReader(tests, 0, personal, True)
-            said |= {r: own.say("own", r) for r in READINGS if r.startswith("personal")}
-        return {reading: each for reading, each in said.items() if each is not None}
+            said |= {r: own.say("local_test", r) for r in PREDICTORS if r.startswith("personal")}
+        return {predictor: each for predictor, each in said.items() if each is not None}
 
     def final_state(
-        self, broadcast: Broadcast, state: Tensors, readings: ClientReadings
+        self, broadcast: Broadcast, state: Tensors, predictors: ClientEvaluation
     ) -> FinalState:
         """Return what the client has after the last round, the one before the broadcast's."""
         averaged, pool = self.received_models(broadcast)
         personal = self.personal_model(broadcast, state)
-        return FinalState(broadcast.round - 1, averaged, pool, personal, readings)
+        return FinalState(broadcast.round - 1, averaged, pool, personal, predictors)
 
     def _predict(
         self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False

@@ -26,7 +26,7 @@ from mpfedcl.network.message import Kind, Message, MessageError
 if TYPE_CHECKING:
     from flwr.superlink.grid import HttpGrid
 
-    from mpfedcl.runs.observer import Companions
+    from mpfedcl.runs.observer import Callbacks
 
 RequestHandler = Callable[[Kind, Message], Message]
 
@@ -45,20 +45,18 @@ _KINDS: dict[str, Kind] = {
 client_app = ClientApp()
 
 
-def make_server_app(find_companions: "Callable[[], Companions]") -> ServerApp:
+def make_server_app(find_callbacks: "Callable[[], Callbacks]") -> ServerApp:
     """Return the app that runs or resumes an experiment, with what accompanies its run."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_experiment(cast("HttpGrid", grid), context.run_config, find_companions())
+        run_experiment(cast("HttpGrid", grid), context.run_config, find_callbacks())
 
     return server_app
 
 
-def run_experiment(
-    grid: "HttpGrid", run_config: Mapping[str, Any], companions: "Companions"
-) -> None:
+def run_experiment(grid: "HttpGrid", run_config: Mapping[str, Any], callbacks: "Callbacks") -> None:
     """Run or resume an experiment with the clients of this Flower federation."""
     # Only now: torch takes a second to load, and whoever lists apps does not need it.
     from mpfedcl.network.flower.run_config import parse_run_config
@@ -74,9 +72,9 @@ def run_experiment(
     _end_with_parent(status.show_alive)
     try:
         request = parse_run_config(run_config)
-        shared = (request.status, observer, companions)
+        shared = (request.status, observer, callbacks)
         if request.update is not None:
-            told = companions.change_exchange(
+            told = callbacks.change_exchange(
                 transport,
                 request.update,
                 request.client,

@@ -36,7 +36,7 @@ from mpfedcl.network.flower.secret_client import open_client
 from mpfedcl.network.setup.folders import ServerFolder
 
 if TYPE_CHECKING:
-    from mpfedcl.runs.observer import Companions
+    from mpfedcl.runs.observer import Callbacks
 
 _POLL_SECONDS = 0.5
 _OUR_APPS = ("mpfedcl/mpfedcl-app", "mpfedcl/mpfedcl")
@@ -57,7 +57,7 @@ class _Grid(HttpGrid):
         client._interceptors = (*client._interceptors, ShowSecret(self._secret))
 
 
-def execute_next_run(folder: ServerFolder, find_companions: "Callable[[], Companions]") -> int:
+def execute_next_run(folder: ServerFolder, find_callbacks: "Callable[[], Callbacks]") -> int:
     """Wait for a run, run it, and return the exit code of this process."""
     token = _wait_for_task(folder)
     signal.signal(signal.SIGINT, _end_now)
@@ -69,7 +69,7 @@ def execute_next_run(folder: ServerFolder, find_companions: "Callable[[], Compan
     try:
         run = _open(task)
         grid.set_run(run)
-        run_experiment(grid, run.override_config, find_companions())
+        run_experiment(grid, run.override_config, find_callbacks())
         status, details = SubStatus.COMPLETED, ""
     except (InvalidInput, LostWorker) as error:
         status, details = SubStatus.FAILED, str(error)

@@ -13,13 +13,13 @@ import torch
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Update
+from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations
 from mpfedcl.network.message import Kind, Message, MessageError
 from mpfedcl.network.packing import unpack_update
-from mpfedcl.network.readings import ClientReadings, gather_readings
 from mpfedcl.network.server.client_registry import POLL_SECONDS
 from mpfedcl.network.server.engine import NetworkEngine, read_reply
 from mpfedcl.network.transport import AnswerLimit, Reply
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 
 _RECEIVE_SECONDS = 30.0
 """That fetching an answer may take before others are looked at."""
@@ -49,7 +49,7 @@ class ArrivalEngine(NetworkEngine):
         """What has come and is not settled, with what it answers."""
         self._delays: dict[str, float] = {}
         """Seconds that each client's last accepted answer was under way."""
-        self._read: dict[str, tuple[int, ClientReadings]] = {}
+        self._read: dict[str, tuple[int, ClientEvaluation]] = {}
         """What accepted clients have read in the time of this record, and of which version."""
         self._num_answered = 0
 
@@ -119,11 +119,15 @@ class ArrivalEngine(NetworkEngine):
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Close a record: what was read in its time is told with the one before."""
         self._round = following().round - 1
-        self.previous_readings = gather_readings({n: each for n, (_, each) in self._read.items()})
+        self.previous_predictors = gather_evaluations(
+            {n: each for n, (_, each) in self._read.items()}
+        )
         versions = [version for version, _ in self._read.values()]
         self.read_versions = (min(versions), max(versions)) if versions else None
 
-    def read_last_round(self, broadcast: Broadcast) -> tuple[RoundReadings | None, dict[str, Any]]:
+    def read_last_round(
+        self, broadcast: Broadcast
+    ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
         """Let all connected clients read the last model; nobody waits for others any more."""
         self._open, self.read_versions = {}, None
         return super().read_last_round(broadcast)

@@ -254,7 +254,7 @@ class ClientRegistry:
                 " x ".join(map(str, each)) for each in (member.image_shape, form.image_shape)
             )
             return (
-                f"its images are {own}, the others' {wanted}: images must be of one size and colour"
+                f"its images are {own}, the others' {wanted}: images must be of one size and color"
             )
         return "its encoder is not the others'"
 

@@ -10,10 +10,10 @@ import torch
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
+from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations, unpack_evaluation
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
 from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
 from mpfedcl.network.part_messages import count_left_out, pack_part, unpack_part_update
-from mpfedcl.network.readings import ClientReadings, gather_readings, unpack_readings
 from mpfedcl.network.server.answer_limits import limit_answer
 from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
 from mpfedcl.network.server.secure_round import SecureRound
@@ -25,7 +25,7 @@ from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_roun
 from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.sum_layout import SumLayout
 
@@ -49,7 +49,7 @@ class NetworkEngine(Engine):
         status: Status,
         folder: Path | None = None,
     ) -> None:
-        self.previous_readings: RoundReadings | None = None
+        self.previous_predictors: RoundEvaluation | None = None
         """What the accepted clients read of the round before."""
         self.read_versions: tuple[int, int] | None = None
         """Asynchronous methods: the first and the last version that they have read."""
@@ -79,7 +79,7 @@ class NetworkEngine(Engine):
         self._silent = SilentClients()
         registry.introduced.clear()
         self._identities: dict[str, bytes] = {}
-        """The keys by which clients have signed what they show for secure sums."""
+        """The keys by which clients have signed what they show for secure aggregation."""
         self._round = 0
         self._broadcast: Broadcast | None = None
         self._bytes_to_read = 0
@@ -88,7 +88,7 @@ class NetworkEngine(Engine):
         self._missing: dict[str, str] = {}
         self._warnings: list[str] = []
         self._replied: set[str] = set()
-        self._late: dict[str, ClientReadings] = {}
+        self._late: dict[str, ClientEvaluation] = {}
         """What clients read of the round before, by client; it counts if they are accepted."""
 
     def absent_clients(self) -> Collection[str]:
@@ -124,7 +124,7 @@ class NetworkEngine(Engine):
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
         self._bytes_to_read = count_left_out(broadcast, names) if reads else 0
         self._note_absent()
-        if self._experiment.secure_sums:
+        if self._experiment.secure_aggregation:
             yield from self._add_up_securely(broadcast, names, reads=reads)
             return
         messages = self._compose("round", broadcast, names, reads=reads)
@@ -159,10 +159,12 @@ class NetworkEngine(Engine):
         if total is not None:
             yield total
 
-    def read_last_round(self, broadcast: Broadcast) -> tuple[RoundReadings | None, dict[str, Any]]:
+    def read_last_round(
+        self, broadcast: Broadcast
+    ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
         """Let all connected clients read the last round; return also who said nothing sound."""
         self.absent_clients()
-        late: dict[str, ClientReadings] = {}
+        late: dict[str, ClientEvaluation] = {}
         rejected: dict[str, str] = {}
         names = sorted(self._connected.keys() - self._resting.keys())
         self._note_absent()
@@ -173,7 +175,7 @@ class NetworkEngine(Engine):
             else:
                 late |= each
         told = {"rejected": dict(sorted(rejected.items()))} if rejected else {}
-        return gather_readings(late), {**self.remarks(), **told}
+        return gather_evaluations(late), {**self.remarks(), **told}
 
     def remarks(self) -> dict[str, Any]:
         """Return why clients are missing, and who may not take part."""
@@ -188,7 +190,7 @@ class NetworkEngine(Engine):
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Note whose update was accepted; each client is told with its next message."""
         counted = {name: self._late[name] for name in accepted if name in self._late}
-        self.previous_readings = gather_readings(counted)
+        self.previous_predictors = gather_evaluations(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
         sums = {name: self._sent_sums[name] for name in accepted if name in self._sent_sums}
         self.sums_digests |= sums
@@ -317,8 +319,8 @@ class NetworkEngine(Engine):
         except Exception:  # what a stranger sends may fail in any way
             return {}
 
-    def _read_late(self, name: str, message: Message) -> dict[str, ClientReadings]:
-        return {name: unpack_readings(message.value("late", dict), self._num_classes)}
+    def _read_late(self, name: str, message: Message) -> dict[str, ClientEvaluation]:
+        return {name: unpack_evaluation(message.value("late", dict), self._num_classes)}
 
     def _write_status(
         self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int

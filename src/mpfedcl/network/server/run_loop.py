@@ -6,7 +6,7 @@ from typing import Any
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.evaluation import RoundReadings
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer
 from mpfedcl.runs.run_loop import RunLoop
@@ -31,7 +31,7 @@ class NetworkRunLoop(RunLoop):
     ) -> Iterator[dict[str, Any]]:
         """Write the record of the round before; this one's waits if the round is evaluated."""
         if self._unread is not None:
-            yield self._complete(directory, self._unread, self._network.previous_readings)
+            yield self._complete(directory, self._unread, self._network.previous_predictors)
         if self._waits_to_be_read(record):
             self._unread = record
         else:
@@ -42,13 +42,13 @@ class NetworkRunLoop(RunLoop):
         if self._unread is None or self._round_loop.state.round < self._experiment.rounds:
             return
         record = self._unread
-        readings, remarks = self._network.read_last_round(self._round_loop.broadcast())
-        if readings is None:
+        predictors, remarks = self._network.read_last_round(self._round_loop.broadcast())
+        if predictors is None:
             raise RunCutShort(f"no client has evaluated the last round, {record['round']}.")
         if remarks:
             record["remarks"]["closing"] = remarks
-        self._write_confusion(directory, readings.confusion)
-        yield self._complete(directory, record, readings)
+        self._write_confusion(directory, predictors.confusion)
+        yield self._complete(directory, record, predictors)
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
         """Return to the newest sound checkpoint, and to the record that waits to be read."""
@@ -62,14 +62,16 @@ class NetworkRunLoop(RunLoop):
         return self._experiment.evaluates(record["round"]) and record["accuracy"] is None
 
     def _complete(
-        self, directory: RunDirectory, record: dict[str, Any], readings: RoundReadings | None
+        self, directory: RunDirectory, record: dict[str, Any], predictors: RoundEvaluation | None
     ) -> dict[str, Any]:
         """Complete the record of a round by what clients read of it, and write it down."""
-        if readings is not None:
+        if predictors is not None:
             if versions := self._network.read_versions:
                 record["remarks"]["read_versions"] = list(versions)
-            record["accuracy"] = readings.table()
-            record["accuracy_per_client"] = readings.per_client(self._method.reading_on("own"))
+            record["accuracy"] = predictors.table()
+            record["accuracy_per_client"] = predictors.per_client(
+                self._method.predictor_on("local_test")
+            )
         directory.append_record(record)
         self._unread = None
         return record

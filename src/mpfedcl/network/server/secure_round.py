@@ -1,4 +1,4 @@
-"""A round of secure sums over a network: four messages to each client, and one total."""
+"""A round of secure aggregation over a network: four messages to each client, and one total."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar

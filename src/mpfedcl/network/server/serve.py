@@ -28,11 +28,11 @@ from mpfedcl.network.transport import Transport
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.noise_shares import fix_noise
-from mpfedcl.rounds.secure_checks import check_secure_sums, describe_secure_sums
+from mpfedcl.rounds.secure_checks import check_secure_aggregation, describe_secure_aggregation
 from mpfedcl.rounds.timing_checks import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import NO_COMPANIONS, Companions, Observer, RunResult
+from mpfedcl.runs.observer import NO_COMPANIONS, Callbacks, Observer, RunResult
 
 _MOST_IDLE_ROUNDS = 3
 """Rounds in a row in which no update was accepted, before the run ends."""
@@ -44,14 +44,14 @@ def serve(
     out: Path | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    companions: Companions = NO_COMPANIONS,
+    callbacks: Callbacks = NO_COMPANIONS,
 ) -> RunResult:
     """Wait for clients, run an experiment with them into a new run directory, and return it."""
     run_status = Status(status)
     warn = (observer or Observer()).on_warning
     experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
     # What is missing is said before anybody is waited for.
-    attach = companions.attach(experiment)
+    attach = callbacks.attach(experiment)
     transport = _open_mailbox(transport, experiment)
     registry = ClientRegistry(experiment, transport, run_status)
     experiment = _wait_for_clients(registry, experiment)
@@ -67,7 +67,7 @@ def resume_serving(
     rounds: int | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    companions: Companions = NO_COMPANIONS,
+    callbacks: Callbacks = NO_COMPANIONS,
 ) -> RunResult:
     """Resume a run from its newest sound checkpoint."""
     run_status = Status(status)
@@ -81,7 +81,7 @@ def resume_serving(
             raise InvalidInput(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
-        attach = companions.attach(experiment)
+        attach = callbacks.attach(experiment)
         form = Form.from_json(known) if known else None
         transport = _open_mailbox(transport, experiment)
         registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
@@ -98,14 +98,14 @@ def check_experiment(experiment: Experiment) -> Experiment:
     encoder = experiment.encoder.name
     method = find_method(experiment.method)
     is_asynchronous = method.timing != "rounds"
-    if is_asynchronous and experiment.pace.kind is None:
+    if is_asynchronous and experiment.systems.kind is None:
         # Its clock is the one on the wall.
-        experiment = experiment.replace(pace__kind="none")
+        experiment = experiment.replace(systems__kind="none")
     experiment = experiment.resolved(method.defaults)
     refuse_over_network(method, experiment)
     check_timing(method, experiment)
-    check_secure_sums(experiment)
-    if experiment.secure_sums:
+    check_secure_aggregation(experiment)
+    if experiment.secure_aggregation:
         # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.
         enough = max(experiment.min_clients, LEAST_CLIENTS)
         experiment = experiment.replace(min_clients=enough)
@@ -122,15 +122,15 @@ def check_experiment(experiment: Experiment) -> Experiment:
         )
     if experiment.asked_workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
-    # Clients read their own images alone, which is cheap: all readings, by default in every round.
+    # Clients read their own images alone, which is cheap: all predictors, by default in every round.
     every = 1 if experiment.evaluate_every == "auto" else experiment.evaluate_every
-    experiment = experiment.replace(workers=1, evaluate_every=every, evaluate_readings="all")
-    if experiment.guard.bounds == "auto":
+    experiment = experiment.replace(workers=1, evaluate_every=every, evaluate_predictors="all")
+    if experiment.validation.bounds == "auto":
         # Written down, so that a simulation of the same experiment comes to the same. Where single
         # clients are not seen, or come one by one, they cannot be compared.
-        is_hidden = experiment.secure_sums or experiment.privacy.has_budget
+        is_hidden = experiment.secure_aggregation or experiment.privacy.has_budget
         bounds = "off" if is_hidden or is_asynchronous else "on"
-        experiment = experiment.replace(guard__bounds=bounds)
+        experiment = experiment.replace(validation__bounds=bounds)
     # Clients with vectors need no encoder, so a default one is chosen once they have come.
     return experiment.replace(encoder__name=encoder)
 
@@ -160,7 +160,7 @@ def _run(
     observer: Observer,
 ) -> RunResult:
     cap_threads()
-    for notice in describe_secure_sums(experiment):
+    for notice in describe_secure_aggregation(experiment):
         observer.on_warning(notice)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes

@@ -16,10 +16,10 @@ from mpfedcl.network.server.serve import make_network_model
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.evaluation import RoundReadings
-from mpfedcl.rounds.guard import Guard
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.rounds.validation import UpdateValidator
 
 Json = dict[str, Any]
 
@@ -66,7 +66,7 @@ class SingleClient:
     def ask(self, current: Broadcast) -> tuple[Update, str | None]:
         """Return the client's sums, and why the guard rejects them, or None.
 
-        `current` is what the federation has now: the client reads it on its own test samples.
+        `current` is what the federation has now: the client reads it on its local test set samples.
         """
         broadcast = replace(current, round=self._round)
         self._engine.absent_clients()
@@ -76,25 +76,25 @@ class SingleClient:
             raise RunCutShort(f"{self.name} was asked: {missing.get(self.name, 'no answer')}.")
         method = self._assembly.method
         server = method.init_server(self._assembly.initial)
-        guard = Guard(self._assembly, self._engine.sizes, self._engine.label_counts)
+        guard = UpdateValidator(self._assembly, self._engine.sizes, self._engine.label_counts)
         collector = UpdateCollector(method, guard, server, broadcast, [self.name])
         (answer,) = answers
         collector.add(answer)
         if isinstance(answer, Failure):
             raise RunCutShort(f"{self.name} could not do it: {answer.reason}")
-        # Totals are of secure sums, in which no client is asked by itself.
+        # Totals are of secure aggregation, in which no client is asked by itself.
         assert isinstance(answer, Update)
         rejected = collector.rejected.get(self.name)
         if rejected is not None:
             return answer, rejected
         return ProcessorChain(method.experiment).unpack(answer, broadcast), None
 
-    def close(self, outcome: Broadcast) -> tuple[RoundReadings | None, RoundReadings | None]:
+    def close(self, outcome: Broadcast) -> tuple[RoundEvaluation | None, RoundEvaluation | None]:
         """Send the client what has become of it; return what it read before and reads after."""
         following = replace(outcome, round=self._round + 1)
         self._engine.keep_accepted([self.name], lambda: following)
         after, _ = self._engine.read_last_round(following)
-        return self._engine.previous_readings, after
+        return self._engine.previous_predictors, after
 
     def described(self, update: Update) -> Json:
         """Return federation.json once the client's sums are in: which, and in which round."""

@@ -49,6 +49,6 @@ def check_installed() -> None:
     """Refuse to begin where the libraries that do the cryptography are missing."""
     if find_spec("cryptography") is None or find_spec("Crypto") is None:
         raise InvalidInput(
-            "secure_sums is True; it needs cryptography and pycryptodome, which are not installed: "
+            "secure_aggregation is True; it needs cryptography and pycryptodome, which are not installed: "
             'pip install "mpfedcl[flower]".'
         )

@@ -45,7 +45,7 @@ def encode(name: str, values: NDArray[Any], num_clients: int) -> Ring:
     # Written so that what is no number is refused too.
     if not size <= bound:
         raise OutOfRange(
-            f"{name} holds {size:.4g}; with secure sums of {num_clients} clients it must be finite "
+            f"{name} holds {size:.4g}; with secure aggregation of {num_clients} clients it must be finite "
             f"and at most {bound:.4g}."
         )
     if not is_whole:

@@ -30,7 +30,9 @@ class Session:
     @property
     def label(self) -> bytes:
         """What keys and messages of the session are bound to."""
-        return json.dumps(["mpfedcl secure sums 1", self.run, self.round, self.share]).encode()
+        return json.dumps(
+            ["mpfedcl secure aggregation 1", self.run, self.round, self.share]
+        ).encode()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 (() => {
   const { html } = Charts;
   const { block, choice, controls, ready, sentence } = Parts;
-  const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
+  const TESTS = { own: "the clients' local test sets", union: "global test set images" };
   const LOST = " ✗: a seed that diverged.";
 
   const isShared = (groups) => groups.every((group) => group.shared_test);
@@ -16,7 +16,7 @@
   /** Every seed of every method. */
   Views.seeds = (groups) => {
     const chart = html("div");
-    let test = "own";
+    let test = "local_test";
     const draw = () => {
       const rows = groups.map((group) => {
         const known = group.end[test].filter((value) => value !== null);
@@ -36,7 +36,7 @@
   /** Differences paired by seed, with their intervals. */
   Views.differences = (groups, found) => {
     const chart = html("div");
-    const state = { test: "own", to: "first" };
+    const state = { test: "local_test", to: "first" };
     const set = (name, value) => { state[name] = value; draw(); };
     const draw = () => {
       const { reference, rows } = found.tests[state.test][state.to] || found.tests[state.test].first;
@@ -60,7 +60,7 @@
   /** Accuracy against megabytes and against seconds. */
   Views.worth = (groups) => {
     const [sent, spent] = [html("div"), html("div")];
-    let test = "own";
+    let test = "local_test";
     const draw = () => {
       const points = (cost, factor) => groups.map((group) => ({
         name: group.name, style: group.style,
@@ -78,7 +78,7 @@
     const chart = html("div");
     return ready(block("Who is served worst", null, chart), () => {
       Charts.heat(chart, {
-        title: "Accuracy of clients on their own tests",
+        title: "Accuracy of clients on their local test sets",
         description: `In %: ${heat.about}. The darker, the worse.`, x: "from worst to best",
         rows: groups.map((group) => group.name), columns: heat.columns, values: heat.values,
       });
@@ -89,13 +89,13 @@
   Views.reliability = (groups) => {
     const title = "Can its probabilities be believed?";
     const known = (test) => groups.filter((group) => group.calibration[test]);
-    if (!known("own").length && !known("union").length) {
+    if (!known("local_test").length && !known("global_test").length) {
       return ready(block(title, null, sentence("No reliability diagram: nothing here is judged by probabilities, or the runs are unfinished, over a network, or of an older version.")));
     }
     const chart = html("div");
-    let test = known("own").length ? "own" : "union";
+    let test = known("local_test").length ? "local_test" : "global_test";
     const draw = () => {
-      const ideal = { name: "as it should be", x: [0, 100], mean: [0, 100], plain: true, style: { colour: 6, marker: 0, dash: 2 } };
+      const ideal = { name: "as it should be", x: [0, 100], mean: [0, 100], plain: true, style: { color: 6, marker: 0, dash: 2 } };
       const lines = known(test).map((group) => ({
         name: `${group.name} (ECE ${group.calibration[test].error} %)`, style: { ...group.style, dash: 0 },
         x: group.calibration[test].bins.map((bin) => Math.round(1000 * bin[2]) / 10),

@@ -21,7 +21,7 @@
   }
 
   function open(section, place) {
-    const node = html("section", { class: "report", id: `section-${place}`, "aria-labelledby": `heading-${place}` }, heading(section, place));
+    const node = html("section", { class: "report", id: `section-${place}`, "aria-labeledby": `heading-${place}` }, heading(section, place));
     main.append(node);
     const results = section.tables.filter((table) => !table.later).map(Parts.table);
     if (results.length) node.append(Parts.block("Result", null, results));
@@ -64,7 +64,7 @@
       Views.reliability(groups),
     ].filter(Boolean));
     const later = section.tables.filter((table) => table.later).map(Parts.table);
-    if (later.length) node.append(Parts.block("All readings", null, later));
+    if (later.length) node.append(Parts.block("All predictors", null, later));
     if (section.command) node.append(Parts.block("Run it again", null, Parts.copy(section.command, "The whole comparison in one command:")));
     if (section.detail) closer(node, groups);
   }

@@ -38,7 +38,7 @@ const Parts = {};
     );
   }
 
-  /** Return a labelled choice among [value, text] pairs; `changed(value)` hears of it. */
+  /** Return a labeled choice among [value, text] pairs; `changed(value)` hears of it. */
   Parts.choice = (label, options, changed, value) => {
     const id = `choice-${(count += 1)}`;
     const select = html("select", { id });
@@ -55,7 +55,7 @@ const Parts = {};
     return node;
   };
 
-  /** Return a labelled switch. */
+  /** Return a labeled switch. */
   Parts.toggle = (label, on, changed) => {
     const id = `choice-${(count += 1)}`;
     const box = html("input", { type: "checkbox", id, checked: on });
@@ -65,7 +65,7 @@ const Parts = {};
 
   const PACE = 350;
 
-  /** Return a labelled slider over named steps, at the last of them, and a button that walks it. */
+  /** Return a labeled slider over named steps, at the last of them, and a button that walks it. */
   Parts.slider = (label, names, changed) => {
     const id = `choice-${(count += 1)}`;
     const input = html("input", { type: "range", id, min: 0, step: 1 });

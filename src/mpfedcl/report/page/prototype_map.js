@@ -17,7 +17,7 @@
       const at = Math.min(state.at, last);
       const all = pointsOf(map, at);
       const points = all.filter((point) =>
-        (state.class === "" || point.colour === Number(state.class)) &&
+        (state.class === "" || point.color === Number(state.class)) &&
         (state.client === "" || point.client === Number(state.client)) &&
         (state.samples || point.kind !== "sample"));
       const count = (kind) => points.filter((point) => point.kind === kind).length;
@@ -26,7 +26,7 @@
       notes.replaceChildren(...map.notes.map((note) => sentence(note)));
       Charts.scatter(chart, {
         title: `${map.frames ? `Round ${map.frames[at].round}: ` : ""}${count("prototype")} prototypes${samples}`,
-        description: `Points that are close to each other are alike. Two directions (principal components) keep ${Charts.show(share, 0)} % of the differences. Colours and plates are classes.`,
+        description: `Points that are close to each other are alike. Two directions (principal components) keep ${Charts.show(share, 0)} % of the differences. Colors and plates are classes.`,
         x: `first direction (${Charts.show(100 * map.shares[0], 0)} %)`, y: `second direction (${Charts.show(100 * map.shares[1], 0)} %)`,
         points, labels: labelsOf(points, map.classes), bounds: boundsOf(map.frames || all),
         columns: ["what", "class", "client", "images", "x", "y"],
@@ -70,7 +70,7 @@
       const count = kind === "prototype" ? list.count[place] : 1;
       const what = kind === "prototype" ? "prototype" : "test image";
       return {
-        x: list.x[place], y: list.y[place], kind, colour: list.class[place], client: list.client[place],
+        x: list.x[place], y: list.y[place], kind, color: list.class[place], client: list.client[place],
         size: count / most, cells: [what, label, name, count, list.x[place], list.y[place]],
         text: [`${what} of class ${label}`, list.client[place] === null ? "several clients are tested on it" : `client ${name}`, ...(kind === "prototype" ? [`stands for ${Charts.show(count)} training images`] : [])],
       };
@@ -82,10 +82,10 @@
 
   /** A plate a class, at the middle of its prototypes. */
   function labelsOf(points, classes) {
-    return classes.flatMap((text, colour) => {
-      const own = points.filter((point) => point.kind === "prototype" && point.colour === colour);
+    return classes.flatMap((text, color) => {
+      const own = points.filter((point) => point.kind === "prototype" && point.color === color);
       const middle = (axis) => own.map((point) => point[axis]).sort((a, b) => a - b)[Math.floor(own.length / 2)];
-      return own.length ? [{ text, colour, x: middle("x"), y: middle("y") }] : [];
+      return own.length ? [{ text, color, x: middle("x"), y: middle("y") }] : [];
     });
   }
 

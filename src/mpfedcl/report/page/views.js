@@ -5,47 +5,47 @@ const Views = {};
 (() => {
   const { html } = Charts;
   const { block, choice, controls, copy, ready, sentence } = Parts;
-  const READINGS = {
+  const PREDICTORS = {
     personal_classifier: "personal, classifier",
     personal_prototype: "personal, prototype",
-    averaged_classifier: "averaged, classifier",
-    averaged_prototype: "averaged, prototype",
+    global_classifier: "global, classifier",
+    global_prototype: "global, prototype",
     personal_classifier_prior: "personal, classifier + prior",
-    averaged_classifier_prior: "averaged, classifier + prior",
-    averaged_prototype_prior: "averaged, prototype + prior",
-    averaged_classifier_estimated: "averaged, classifier + estimated prior",
+    global_classifier_prior: "global, classifier + prior",
+    global_prototype_prior: "global, prototype + prior",
+    global_classifier_estimated: "global, classifier + estimated prior",
   };
   const percent = (value) => `${Charts.fixed(value)}\u00a0%`;
   const AXES = { round: "round", virtual_seconds: "virtual seconds", megabytes: "megabytes sent" };
-  const TESTS = { own: "the clients' own tests", union: "everybody's test images" };
+  const TESTS = { own: "the clients' local test sets", union: "global test set images" };
 
-  /** Accuracy per round or over what it costs, or loss per round; a line a group, or a line a reading where there is one group. */
+  /** Accuracy per round or over what it costs, or loss per round; a line a group, or a line a predictor where there is one group. */
   Views.rounds = (given) => {
     let groups = given;
-    const state = { measure: "accuracy", test: "own", reading: "judged", axis: "round" };
+    const state = { measure: "accuracy", test: "local_test", predictor: "judged", axis: "round" };
     const chart = html("div");
     const alone = groups.length === 1;
     const every = alone ? "all of them" : "the one each is judged by";
     const tests = choice("Test", Object.entries(TESTS), (value) => set("test", value));
-    const readings = choice("Reading", [["judged", every], ...Object.entries(READINGS)], (value) => set("reading", value));
+    const predictors = choice("Reading", [["judged", every], ...Object.entries(PREDICTORS)], (value) => set("predictor", value));
     const axes = choice("Over", axesOf(groups), (value) => set("axis", value));
     const set = (name, value) => { state[name] = value; draw(); };
     const draw = () => {
       const isLoss = state.measure === "loss";
-      for (const each of [readings, axes]) each.hidden = isLoss;
+      for (const each of [predictors, axes]) each.hidden = isLoss;
       tests.hidden = isLoss || isShared(groups);
       const axis = isLoss ? "round" : state.axis;
       const known = groups.filter((group) => group.costs_by_round[axis]);
       const lines = isLoss ? lossLines(groups) : accuracyLines(known, state, alone);
       if (!lines.length) {
-        chart.replaceChildren(sentence("No run here has this reading."));
+        chart.replaceChildren(sentence("No run here has this predictor."));
         return;
       }
       const over = axis === "round" ? "per round" : `over ${AXES[axis]}`;
       const apart = isLoss || known.length === groups.length ? "" : " Runs without a virtual clock are left out.";
       const spread = lines.some((line) => line.std) ? " The band is one standard deviation over seeds (ddof 1)." : "";
       const lost = lines.some((line) => line.lost) ? " ✗ at the foot: a seed has no number there, because it diverged." : "";
-      const read = state.reading === "judged" ? (alone ? "all readings" : "each method by its own reading") : `by the reading ${READINGS[state.reading]}`;
+      const read = state.predictor === "judged" ? (alone ? "all predictors" : "each method by its own predictor") : `by the predictor ${PREDICTORS[state.predictor]}`;
       Charts.lines(chart, {
         title: isLoss ? "Training loss per round" : `Accuracy ${over} on ${isShared(groups) ? "the test" : TESTS[state.test]}`,
         description: isLoss ? `Mean over the clients that trained; methods have different losses.${spread}${lost}` : `In %, ${read}.${spread}${lost}${apart}`,
@@ -54,7 +54,7 @@ const Views = {};
       });
     };
     const measures = choice("Show", [["accuracy", "accuracy"], ["loss", "loss"]], (value) => set("measure", value));
-    return ready(block("Round by round", null, controls(measures, axes, tests, readings), chart), draw, (next) => { groups = next; axes.offer(axesOf(groups)); draw(); });
+    return ready(block("Round by round", null, controls(measures, axes, tests, predictors), chart), draw, (next) => { groups = next; axes.offer(axesOf(groups)); draw(); });
   };
 
   /** Whether all clients share one test. */
@@ -63,20 +63,20 @@ const Views = {};
   /** What accuracies can be drawn over: not all runs have a virtual clock. */
   const axesOf = (groups) => Object.entries(AXES).filter(([axis]) => groups.some((group) => group.costs_by_round[axis]));
 
-  function accuracyLines(groups, { test, reading, axis }, alone) {
+  function accuracyLines(groups, { test, predictor, axis }, alone) {
     // One exchange holds for every round; what it costs is a single point.
-    const place = (group, curve) => ({ level: group.one_exchange && axis === "round", ...curve, x: moved(curve.x, group.costs_by_round, axis) });
-    if (alone && reading === "judged") {
+    const place = (group, curve) => ({ level: group.one_shot && axis === "round", ...curve, x: moved(curve.x, group.costs_by_round, axis) });
+    if (alone && predictor === "judged") {
       // What only the last round has read is in the table; a point is no curve.
       const isDrawn = (curve, all) => curve.x.length > 1 || Object.values(all).every((each) => each.x.length === 1);
       const drawn = (all) => Object.entries(all).filter(([, curve]) => isDrawn(curve, all));
       return groups.flatMap((group) => drawn(group.curves.accuracy[test]).map(([name, curve]) => ({
-        name: READINGS[name] + (name === group.judged_by[test] ? " (judged by this)" : ""), ...place(group, curve),
+        name: PREDICTORS[name] + (name === group.judged_by[test] ? " (judged by this)" : ""), ...place(group, curve),
       })));
     }
     return groups.flatMap((group) => {
-      const curve = group.curves.accuracy[test][reading === "judged" ? group.judged_by[test] : reading];
-      return curve ? [{ name: group.one_exchange ? `${group.name} (no rounds)` : group.name, style: group.style, ...place(group, curve) }] : [];
+      const curve = group.curves.accuracy[test][predictor === "judged" ? group.judged_by[test] : predictor];
+      return curve ? [{ name: group.one_shot ? `${group.name} (no rounds)` : group.name, style: group.style, ...place(group, curve) }] : [];
     });
   }
 
@@ -131,7 +131,7 @@ const Views = {};
       const hardest = lowest(tested);
       const mean = run.fairness ? run.fairness.mean : null;
       const isPart = run.fairness && known.length < run.fairness.clients;
-      const read = `${READINGS[run.reading]}, clients' own tests, round ${run.read_in}`;
+      const read = `${PREDICTORS[run.predictor]}, clients' local test sets, round ${run.read_in}`;
       told.replaceChildren();
       if (!worst && known.length) told.append(`All clients are at ${percent(known[0].accuracy)}.`);
       if (worst) {
@@ -157,7 +157,7 @@ const Views = {};
       if (run.confusion.missing) classes.replaceChildren(sentence(run.confusion.missing));
       else {
         Charts.bars(classes, {
-          title: "Accuracy per class", description: "In %, over all clients' own tests together.", unit: "%", most: 100, parts: ["accuracy"],
+          title: "Accuracy per class", description: "In %, over all clients' local test sets together.", unit: "%", most: 100, parts: ["accuracy"],
           bars: run.confusion.by_class.map((each) => ({
             name: each.name, values: [each.tested ? each.accuracy : null], worst: each === hardest,
             note: `${Charts.show(each.tested)} test images`,

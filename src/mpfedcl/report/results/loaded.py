@@ -105,13 +105,17 @@ class LoadedRun(Loaded):
 
     @property
     def accuracy(self) -> float | None:
-        """The method's reading on the clients' own tests in the last round, in %."""
-        return run_tables.last_accuracy(self._records, "own", self._records.readings["own"])
+        """The method's reading on the clients' local test sets in the last round, in %."""
+        return run_tables.last_accuracy(
+            self._records, "local_test", self._records.predictors["local_test"]
+        )
 
     @property
-    def accuracy_union(self) -> float | None:
+    def accuracy_global(self) -> float | None:
         """The method's reading on all clients' tests together in the last round, in %."""
-        return run_tables.last_accuracy(self._records, "union", self._records.readings["union"])
+        return run_tables.last_accuracy(
+            self._records, "global_test", self._records.predictors["global_test"]
+        )
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -135,7 +139,7 @@ class LoadedRun(Loaded):
 
     def _draw_accuracy(self, path: Path) -> None:
         data, _ = _describe_data(self._records)
-        title = f"{self._records.method_name} on {data}, clients' own tests"
+        title = f"{self._records.method_name} on {data}, clients' local test sets"
         draw_run_curves(self.history, title, path)
 
     def _headline(self) -> tuple[str, Json]:
@@ -147,7 +151,7 @@ class LoadedRun(Loaded):
             [cell | {"text": f"{cell['text']}*"} if cell.get("strong") else cell for cell in row]
             for row in table["rows"]
         ]
-        star = "*: the reading that the method is judged by on this test."
+        star = "*: the predictor that the method is judged by on this test."
         return f"{about} ({self.path})", table | {"rows": rows, "notes": [star, *table["notes"]]}
 
 
@@ -213,7 +217,9 @@ class LoadedComparison(Loaded):
             values = {
                 name: [by_seed.get(seed) for seed in self.seeds]
                 for name, runs in self._groups.items()
-                for by_seed in [{e.experiment.seed: e.value(test, e.readings[test]) for e in runs}]
+                for by_seed in [
+                    {e.experiment.seed: e.value(test, e.predictors[test]) for e in runs}
+                ]
             }
             for one, other in combinations(values, 2):
                 if found := paired_difference(values[one], values[other]):

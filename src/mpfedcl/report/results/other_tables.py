@@ -67,7 +67,7 @@ def paper_table(result: PaperResultFile) -> LongTable:
         "row": str,
         "column": str,
         "test": str,
-        "reading": str,
+        "predictor": str,
         "unit": str,
         "seed": int,
         "value": float,
@@ -76,7 +76,7 @@ def paper_table(result: PaperResultFile) -> LongTable:
     }
     rows = [
         (
-            *(cell.track, cell.panel, cell.row, cell.column, cell.test, cell.reading, cell.unit),
+            *(cell.track, cell.panel, cell.row, cell.column, cell.test, cell.predictor, cell.unit),
             # Some cells are of fewer seeds, the first of all.
             seed,
             value,

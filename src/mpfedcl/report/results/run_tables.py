@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mpfedcl.experiment.wording import describe_data, describe_partition
-from mpfedcl.methods import READINGS, TESTS, Reading, Test
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.report.results.long_table import LongTable, Value
 from mpfedcl.report.run_description import RunRecords
 from mpfedcl.rounds.clock import training_seconds
@@ -17,31 +17,31 @@ def accuracy_table(runs: Sequence[RunRecords]) -> LongTable:
     """Return accuracy in % by round, test and reading.
 
     Readings that a run never has are left out, and so is what was not read in a round.
-    `last` is the last round evaluated, and `judged` the reading that the method is judged by.
+    `last` is the last round evaluated, and `judged` the predictor that the method is judged by.
     """
-    columns = {**_ROUND, "test": str, "reading": str, "judged": bool, "accuracy": float}
+    columns = {**_ROUND, "test": str, "predictor": str, "judged": bool, "accuracy": float}
 
     def rows(run: RunRecords) -> Iterator[tuple[Value, ...]]:
         read = [(line.round, line.accuracy) for line in run.rounds if line.accuracy]
         had = [
-            (test, reading)
+            (test, predictor)
             for test in TESTS
-            for reading in READINGS
-            if any(table.get(test, {}).get(reading) is not None for _, table in read)
+            for predictor in PREDICTORS
+            if any(table.get(test, {}).get(predictor) is not None for _, table in read)
         ]
         for number, table in read:
-            for test, reading in had:
-                if reading not in table.get(test, {}):
+            for test, predictor in had:
+                if predictor not in table.get(test, {}):
                     continue
-                judged = run.readings[test] == reading
+                judged = run.predictors[test] == predictor
                 is_last = number == read[-1][0]
-                yield number, is_last, test, reading, judged, table[test][reading]
+                yield number, is_last, test, predictor, judged, table[test][predictor]
 
     return LongTable(_RUN | columns, [(*_name(run), *row) for run in runs for row in rows(run)])
 
 
 def clients_table(runs: Sequence[RunRecords]) -> LongTable:
-    """Return each client's accuracy in % on its own test by round, by the method's reading."""
+    """Return each client's accuracy in % on its local test set by round, by the method's reading."""
     columns = {**_ROUND, "client": str, "accuracy": float}
     rows = [
         (*_name(run), line.round, line is run.last_evaluated, client, accuracy)
@@ -91,20 +91,20 @@ def runs_table(runs: Sequence[RunRecords]) -> LongTable:
         "split": str,
         "rounds": int,
         "finished": bool,
-        "reading": str,
+        "predictor": str,
         "accuracy": float,
-        "reading_union": str,
-        "accuracy_union": float,
+        "predictor_global": str,
+        "accuracy_global": float,
         "megabytes": float,
         "seconds": float,
     }
     return LongTable(_RUN | columns, [(*_name(run), *_sum_up(run)) for run in runs])
 
 
-def last_accuracy(run: RunRecords, test: Test, reading: Reading) -> float | None:
-    """Return a reading of the last round that was evaluated, unrounded."""
+def last_accuracy(run: RunRecords, test: Test, predictor: PredictorName) -> float | None:
+    """Return a predictor of the last round that was evaluated, unrounded."""
     table = run.last_evaluated.accuracy if run.last_evaluated else None
-    return (table or {}).get(test, {}).get(reading)
+    return (table or {}).get(test, {}).get(predictor)
 
 
 def _name(run: RunRecords) -> tuple[Value, ...]:
@@ -116,15 +116,16 @@ def _sum_up(run: RunRecords) -> tuple[Value, ...]:
     data, _ = describe_data(run.experiment, {"network": over_network})
     split = describe_partition(run.experiment, with_seed=False)
     headline = {
-        test: (reading, last_accuracy(run, test, reading)) for test, reading in run.readings.items()
+        test: (predictor, last_accuracy(run, test, predictor))
+        for test, predictor in run.predictors.items()
     }
     return (
         data,
         "over a network" if over_network else split,
         run.rounds[-1].round,
         run.summary is not None,
-        *headline["own"],
-        *headline["union"],
+        *headline["local_test"],
+        *headline["global_test"],
         sum(sum(line.bytes.values()) for line in run.rounds) / 1e6,
         sum(training_seconds(line.seconds) for line in run.rounds),
     )

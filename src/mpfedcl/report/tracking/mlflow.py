@@ -1,4 +1,4 @@
-"""MLflow: settings as parameters, curves as metrics, the run's files as artefacts.
+"""MLflow: settings as parameters, curves as metrics, the run's files as artifacts.
 
 Into a store of plain files on this machine, through MLflow's client alone: no server, no network.
 """

@@ -67,9 +67,9 @@ def round_scalars(record: Record) -> dict[str, float]:
     found = {
         "loss": record["loss"],
         **{
-            f"accuracy/{test}/{reading}": value
+            f"accuracy/{test}/{predictor}": value
             for test, table in (record["accuracy"] or {}).items()
-            for reading, value in table.items()
+            for predictor, value in table.items()
         },
         **{f"bytes/{way}": value for way, value in record["bytes"].items()},
         **{f"seconds/{phase}": value for phase, value in record["seconds"].items()},
@@ -81,9 +81,9 @@ def round_scalars(record: Record) -> dict[str, float]:
 
 
 def client_scalars(record: Record) -> dict[str, float]:
-    """Return each client's accuracy on its own test, by the reading the method is judged by."""
-    readings = record["accuracy_per_client"] or {}
-    return {name: float(value) for name, value in readings.items() if value is not None}
+    """Return each client's accuracy on its local test set, by the reading the method is judged by."""
+    predictors = record["accuracy_per_client"] or {}
+    return {name: float(value) for name, value in predictors.items() if value is not None}
 
 
 def read_notes(path: Path, tracker: str) -> dict[str, str]:

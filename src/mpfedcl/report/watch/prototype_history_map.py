@@ -1,7 +1,7 @@
 """The prototype map over rounds: every round in the same two directions, so that it does not jump.
 
 The directions are those in which prototypes of one round differ most, over all rounds together:
-were rounds not centred each for itself, the common drift would outweigh the classes. They are
+were rounds not centered each for itself, the common drift would outweigh the classes. They are
 fitted anew only when the number of rounds read has doubled; in between a new round moves nothing.
 """
 
@@ -115,8 +115,8 @@ class PrototypeHistoryMap:
         is_fit = self._axes is not None and self._axes.shape[1] == size
         if is_fit and len(frames) < 2 * self._fitted_on and len(frames) >= self._fitted_on:
             return
-        centred = [each.vectors - each.vectors.mean(axis=0) for each in frames.values()]
-        scatter = sum(each.T @ each for each in centred)
+        centered = [each.vectors - each.vectors.mean(axis=0) for each in frames.values()]
+        scatter = sum(each.T @ each for each in centered)
         sizes, directions = numpy.linalg.eigh(scatter)
         axes = numpy.zeros((2, size))
         axes[: min(2, size)] = directions.T[::-1][:2]

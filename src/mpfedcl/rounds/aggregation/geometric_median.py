@@ -11,7 +11,7 @@ _PRECISION = 1e-10
 
 
 class GeometricMedian(RuleByDistances):
-    """argmin_z Σ |x_i - z| by Weiszfeld's algorithm, smoothed: z = Σ x_i / |x_i - z|, normalised.
+    """argmin_z Σ |x_i - z| by Weiszfeld's algorithm, smoothed: z = Σ x_i / |x_i - z|, normalized.
 
     Fewer than half of the updates cannot move it far, whatever they are. All clients count alike.
     """

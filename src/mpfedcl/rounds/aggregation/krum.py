@@ -1,4 +1,4 @@
-"""the one update that is nearest to its neighbours (Blanchard et al., 2017)."""
+"""the one update that is nearest to its neighbors (Blanchard et al., 2017)."""
 
 import torch
 from torch import Tensor

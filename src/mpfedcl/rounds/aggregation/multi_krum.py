@@ -1,4 +1,4 @@
-"""the mean of the n - f updates that are nearest to their neighbours (Blanchard et al., 2017)."""
+"""the mean of the n - f updates that are nearest to their neighbors (Blanchard et al., 2017)."""
 
 import torch
 from torch import Tensor

@@ -65,9 +65,9 @@ class Compress(Processor):
         kind = experiment.setting("update__compress")
         if kind is None or kind == "none":
             return None
-        if experiment.secure_sums:
+        if experiment.secure_aggregation:
             raise InvalidInput(
-                f"update.compress is {kind!r}; with secure_sums it must be none: masked numbers "
+                f"update.compress is {kind!r}; with secure_aggregation it must be none: masked numbers "
                 "have no size that could be left out."
             )
         return cls(kind, experiment.setting("update__keep") or _KEPT, experiment.seed)

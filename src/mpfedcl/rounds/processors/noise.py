@@ -14,7 +14,7 @@ class Noise(Processor):
     """Does a client's part of a budget on sums; models are clipped by `clip`.
 
     Where the promise is about clients, sums are shortened to the clip, and the server looks again.
-    With `privacy.trust nobody` noise is added too.
+    With `privacy.model nobody` noise is added too.
     """
 
     name = "noise"

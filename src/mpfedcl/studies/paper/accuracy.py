@@ -65,8 +65,8 @@ def label_skew_table(datasets: PaperDatasets) -> PaperItem:
         tuple(cells),
         compares_tests=True,
         notes=(
-            "MNIST's own test is everybody's, so own and union are the same there; on the other "
-            "sets a client's own test holds its own classes only.",
+            "MNIST's local test set is everybody's, so own and union are the same there; on the other "
+            "sets a client's local test set holds its own classes only.",
             "Tuned track: 60 rounds for all; the paper prints no such numbers; its numbers are "
             "shown only in the paper track.",
         ),
@@ -76,7 +76,7 @@ def label_skew_table(datasets: PaperDatasets) -> PaperItem:
 def feature_skew_table(datasets: PaperDatasets) -> PaperItem:
     """Return the tables of all methods with one domain per client."""
     cells = []
-    columns = {"average": "average", "union": "union test"}
+    columns = {"average": "average", "global_test": "global test set"}
     for name, dataset in datasets.by_domain.items():
         domains = datasets.domains(dataset)
         columns |= {domain: domain for domain in domains}
@@ -95,7 +95,7 @@ def feature_skew_table(datasets: PaperDatasets) -> PaperItem:
                 if name == "digit5" and track == "paper":
                     known = published.FEATURE_SKEW_DIGITS.get(method, {})
                 shown = {domain: measures.accuracy_of_client(domain) for domain in domains}
-                shown |= {"average": measures.OWN_TEST, "union": measures.UNION_TEST_COLUMN}
+                shown |= {"average": measures.OWN_TEST, "global_test": measures.UNION_TEST_COLUMN}
                 for column, measure in shown.items():
                     paper, panel = find_published(known, column), datasets.title(dataset)
                     cells.append(Cell(method, column, base, measure, panel, paper, track))

@@ -103,7 +103,7 @@ def rounds_to_accuracy_table(datasets: PaperDatasets) -> PaperItem:
     return PaperItem(
         "reach",
         "Communication efficiency: rounds and megabytes to reach an accuracy",
-        "The same runs: when an accuracy on the clients' own tests is first reached, and what all "
+        "The same runs: when an accuracy on the clients' local test sets is first reached, and what all "
         "clients together have sent and received by then.",
         method_titles(_COMPARED),
         {f"{level}": f"{level} %" for level in levels},
@@ -168,7 +168,7 @@ def accuracy_curves_figure(datasets: PaperDatasets) -> PaperItem:
     return PaperItem(
         "curves",
         "Accuracy per round",
-        "The clients' own tests, mean and deviation over seeds.",
+        "The clients' local test sets, mean and deviation over seeds.",
         {},
         {},
         curves=tuple(figures),

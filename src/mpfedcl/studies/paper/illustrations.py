@@ -45,7 +45,7 @@ def embedding_pictures(datasets: PaperDatasets) -> PaperItem:
         "embeddings",
         "What clients' embeddings look like",
         "Test digits embedded by the models of two clients after training alone and in a "
-        "federation, Dir(0.1), laid out by t-SNE; colours are classes, crosses the client's own "
+        "federation, Dir(0.1), laid out by t-SNE; colors are classes, crosses the client's own "
         "prototypes.",
         {},
         {},

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Reading
+from mpfedcl.methods import PredictorName
 
 Track = Literal["paper", "tuned"]
 TRACKS: tuple[Track, ...] = ("paper", "tuned")
-"""paper: its settings for all; tuned: each method's knobs chosen on validation data."""
+"""paper: its settings for all; tuned: each method's search_space chosen on validation data."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FinishedRun:
     """A run as a cell sees it: its first rounds, as many as the cell asks for."""
 
     records: Sequence[Mapping[str, Any]]
-    reading: Reading
+    predictor: PredictorName
     """The one that the method is judged by in the paper, on every test."""
 
     @property
@@ -33,9 +33,9 @@ class FinishedRun:
         """The records of the rounds that were evaluated."""
         return [record for record in self.records if record["accuracy"]]
 
-    def accuracy(self, record: Mapping[str, Any], test: str = "own") -> float | None:
+    def accuracy(self, record: Mapping[str, Any], test: str = "local_test") -> float | None:
         """Return the headline accuracy in a round."""
-        value: float | None = record["accuracy"][test][self.reading]
+        value: float | None = record["accuracy"][test][self.predictor]
         return value
 
 
@@ -57,7 +57,7 @@ class Cell:
     row: str
     column: str
     experiment: Experiment
-    """Everything but the seed. In the tuned track the base whose knobs are still to be chosen."""
+    """Everything but the seed. In the tuned track the base whose search_space are still to be chosen."""
     measure: Measure
     panel: str = ""
     """Which part of the item it belongs to; cells of one panel and measure make a table."""
@@ -88,7 +88,7 @@ class PaperItem:
     axis: str = ""
     """Where columns are numbers: what they are; the cells are then drawn as lines too."""
     compares_tests: bool = False
-    """Whether own and union test are drawn against each other."""
+    """Whether own and global test set are drawn against each other."""
     curves: tuple[Curves, ...] = ()
     pictures: tuple["Picture", ...] = ()
     notes: tuple[str, ...] = ()

@@ -8,20 +8,23 @@ from mpfedcl.studies.paper.item import FinishedRun, Measure
 
 def _last_round_accuracy(test: str) -> Measure:
     return Measure(
-        f"{test} test", "%", lambda run, _: run.accuracy(run.records[-1], test), better="higher"
+        f"{test.replace('_', ' ')} set",
+        "%",
+        lambda run, _: run.accuracy(run.records[-1], test),
+        better="higher",
     )
 
 
-OWN_TEST = _last_round_accuracy("own")
-UNION_TEST = _last_round_accuracy("union")
+OWN_TEST = _last_round_accuracy("local_test")
+UNION_TEST = _last_round_accuracy("global_test")
 UNION_TEST_COLUMN = replace(UNION_TEST, name=OWN_TEST.name)
-"""The same in a column of its own beside the own tests."""
+"""The same in a column of its own beside the local test sets."""
 
 
 def accuracy_of_client(name: str) -> Measure:
-    """Return the measure of one client's accuracy on its own test."""
+    """Return the measure of one client's accuracy on its local test set."""
     return Measure(
-        "own test",
+        "local test set",
         "%",
         lambda run, _: run.records[-1]["accuracy_per_client"].get(name),
         better="higher",
@@ -35,7 +38,7 @@ def accuracy_after(rounds: int) -> Measure:
         record = run.records[min(rounds, len(run.records)) - 1]
         return run.accuracy(record) if record["accuracy"] else None
 
-    return Measure("own test, after the given rounds", "%", compute, better="higher")
+    return Measure("local test set, after the given rounds", "%", compute, better="higher")
 
 
 def rounds_to_accuracy(level: float) -> Measure:
@@ -75,7 +78,7 @@ def _accuracy_at_equal_time(run: FinishedRun, compared_with: FinishedRun | None)
 
 
 EQUAL_TIME = Measure(
-    "own test, at the same training time", "%", _accuracy_at_equal_time, better="higher"
+    "local test set, at the same training time", "%", _accuracy_at_equal_time, better="higher"
 )
 
 

@@ -36,7 +36,7 @@ _TUNED = ("label", "feature")
 _NEUTRAL_FOR_SHARED_ROUNDS = {
     **RESULT_NEUTRAL_SETTINGS,
     "rounds": 1,
-    "evaluate_readings": "judged",
+    "evaluate_predictors": "judged",
     "dataset__root": None,
     "device": "cpu",
 }
@@ -86,7 +86,7 @@ class RunStore:
         if not records[-1]["accuracy"]:
             return None
         # As in the paper, on every test: not as a method is judged elsewhere.
-        return FinishedRun(records, find_method(experiment.method).reading)
+        return FinishedRun(records, find_method(experiment.method).predictor)
 
 
 def resolve_with_seed(experiment: Experiment, seed: int) -> Experiment:
@@ -148,7 +148,7 @@ class PaperRuns:
                 _QUICK_BUDGET if self.quick else BUDGET,
                 TUNING_SEEDS[:1] if self.quick else TUNING_SEEDS,
                 # As the tables are read: everywhere as in the paper.
-                reading=find_method(base.method).reading,
+                predictor=find_method(base.method).predictor,
             )
             if load_tuning(search.path) is None:
                 found.append(search)
@@ -276,7 +276,7 @@ class PaperRuns:
         if track == "tuned":
             tuning = load_tuning(self.tuning_folder(experiment))
             assert tuning is not None
-            experiment = experiment.replace(**tuning.knobs)
+            experiment = experiment.replace(**tuning.search_space)
         return self.prepared_experiment(experiment, seed)
 
     def prepared_experiment(self, experiment: Experiment, seed: int) -> Experiment:

@@ -35,7 +35,7 @@ def paper_experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes:
         **{
             "evaluate_every": RARE_EVALUATION,
             # Tables have a method's own reading also where it is judged by another.
-            "evaluate_readings": "all",
+            "evaluate_predictors": "all",
             "personal_models": False,
             "trail": False,
             **changes,

@@ -56,7 +56,7 @@ def _read_cell(cell: Cell, seeds: Sequence[int], lookup: Lookup) -> dict[str, An
         "column": cell.column,
         "unit": cell.measure.unit,
         "better": cell.measure.better,
-        "reading": first.reading,
+        "predictor": first.predictor,
         "rounds": len(first.records),
         "values": [None if value is None else round(value, 4) for value in values],
         "published": paper and {"mean": paper.mean, "std": paper.deviation},

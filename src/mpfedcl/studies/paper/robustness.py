@@ -93,7 +93,7 @@ def client_count_figure(datasets: PaperDatasets) -> PaperItem:
         for dataset in datasets.select("mnist", "digit5")
         for method in methods
         for count in _COUNTS
-        # MNIST has one test for all: the union test would show the same once more.
+        # MNIST has one test for all: the global test set would show the same once more.
         for measure in (measures.OWN_TEST, measures.UNION_TEST)[
             : 1 if dataset == datasets.chosen["mnist"] else 2
         ]
@@ -107,5 +107,5 @@ def client_count_figure(datasets: PaperDatasets) -> PaperItem:
         {str(count): str(count) for count in _COUNTS},
         tuple(cells),
         axis="clients",
-        notes=("MNIST's own test is everybody's, so it is the union test too.",),
+        notes=("MNIST's local test set is everybody's, so it is the global test set too.",),
     )

@@ -1,4 +1,4 @@
-"""The grid of a method's knobs, and which of its settings are tried."""
+"""The grid of a method's search_space, and which of its settings are tried."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,27 @@ LEARNING_RATE = "train__lr"
 Knobs = dict[str, tuple[Any, ...]]
 """The values of each setting that is searched."""
 KnobValues = dict[str, Any]
-"""One value for each knob."""
+"""One value for each hyperparameter."""
 
 
 def build_grid(
-    knobs: Mapping[str, Sequence[Any]], base: Experiment, budget: int
+    search_space: Mapping[str, Sequence[Any]], base: Experiment, budget: int
 ) -> tuple[Knobs, KnobValues]:
     """Return the values to search and the base's own, which are always among them.
 
     A grid with fewer settings than the budget gets learning rates between those it has: who has
-    few knobs is tried as often as who has many.
+    few search_space is tried as often as who has many.
     """
     try:
-        defaults = {name: base.setting(name) for name in knobs}
+        defaults = {name: base.setting(name) for name in search_space}
     except AttributeError:
         raise InvalidInput(
-            f"the knobs of {base.method} are {', '.join(knobs)}; each must name a setting, such as "
+            f"the search_space of {base.method} are {', '.join(search_space)}; each must name a setting, such as "
             f"{LEARNING_RATE}."
         ) from None
     grid = {
         name: tuple(values) if defaults[name] in values else (defaults[name], *values)
-        for name, values in knobs.items()
+        for name, values in search_space.items()
     }
     if LEARNING_RATE in grid:
         grid[LEARNING_RATE] = tuple(sorted(grid[LEARNING_RATE]))
@@ -69,7 +69,7 @@ def draw_settings(
     default_number = int(numpy.ravel_multi_index(at_default, shape)) if shape else 0
     remaining = []
     for index in range(len(rates)):
-        # Numbers in place of settings: a grid of many knobs is never written out.
+        # Numbers in place of settings: a grid of many search_space is never written out.
         drawn = [int(each) for each in generator.choice(size, min(size, budget + 1), replace=False)]
         first = [] if index == default_rate else [default_number]
         remaining.append([*first, *(number for number in drawn if number != default_number)])
@@ -92,6 +92,6 @@ def draw_settings(
 
 
 def _insert_midpoints(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return learning rates with the geometric means of neighbours between them."""
+    """Return learning rates with the geometric means of neighbors between them."""
     between = [float(f"{math.sqrt(a * b):.3g}") for a, b in pairwise(rates)]
     return tuple(sorted({*rates, *between}))

@@ -23,7 +23,7 @@ class Trial:
     """0 are the defaults."""
     values: KnobValues
     changes: KnobValues
-    """The knobs whose values are not the defaults."""
+    """The search_space whose values are not the defaults."""
     scores: dict[int, float | None]
     """Validation accuracy in % by round, as far as it was run."""
     stopped_after: int | None
@@ -37,10 +37,10 @@ class TuningResult:
     """The whole search for one method's settings."""
 
     method: str
-    reading: str
+    predictor: str
     base: Experiment
     """What was searched around; test images and all, as it is run in the end."""
-    knobs_searched: Knobs
+    search_space_used: Knobs
     budget: int
     seeds: list[int]
     validation: float
@@ -56,8 +56,8 @@ class TuningResult:
     seconds: float
 
     @property
-    def knobs(self) -> KnobValues:
-        """The chosen value of each knob, for `Experiment.replace`."""
+    def search_space(self) -> KnobValues:
+        """The chosen value of each hyperparameter, for `Experiment.replace`."""
         return present_values(self.trials[self.chosen].values)
 
     @property
@@ -67,13 +67,13 @@ class TuningResult:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the method has no knobs: its one setting was run, and nothing chosen."""
-        return not self.knobs_searched
+        """Whether the method has no search_space: its one setting was run, and nothing chosen."""
+        return not self.search_space_used
 
     @property
     def best(self) -> Experiment:
         """The experiment with the chosen settings, tested on its test images."""
-        return self.base.replace(**self.knobs)
+        return self.base.replace(**self.search_space)
 
     @property
     def score(self) -> float | None:
@@ -96,7 +96,7 @@ class TuningResult:
         values = {name: value for name, value in content.items() if name != "format"}
         values["base"] = Experiment(**values["base"])
         values["rungs"] = [Rung(**rung) for rung in values["rungs"]]
-        values["knobs_searched"] = {k: tuple(v) for k, v in values["knobs_searched"].items()}
+        values["search_space_used"] = {k: tuple(v) for k, v in values["search_space_used"].items()}
         values["trials"] = [
             Trial(**trial | {"scores": {int(k): v for k, v in trial["scores"].items()}})
             for trial in values["trials"]
@@ -129,7 +129,7 @@ def load_tuning(folder: Path) -> TuningResult | None:
 
 
 def describe_changes(changes: KnobValues) -> list[str]:
-    """Return what differs from the defaults in short, one text per knob."""
+    """Return what differs from the defaults in short, one text per hyperparameter."""
     return [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
 
 

@@ -17,7 +17,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Reading, find_method
+from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
 from mpfedcl.studies.tuning.grid import Knobs, KnobValues, build_grid, draw_settings
@@ -63,7 +63,7 @@ class Search:
     seeds: Sequence[int]
     validation: float
     tolerance: float
-    reading: Reading
+    predictor: PredictorName
     """By which settings are judged."""
 
     @classmethod
@@ -77,11 +77,11 @@ class Search:
         *,
         validation: float = VALIDATION,
         tolerance: float = TOLERANCE,
-        reading: Reading | None = None,
+        predictor: PredictorName | None = None,
     ) -> Self:
         """Draw the settings to try, and find out whether the folder can be used.
 
-        `reading`: by which settings are judged; None: as the method is on the clients' own tests.
+        `predictor`: by which settings are judged; None: as the method is on the clients' local test sets.
         """
         _check(budget, seeds, validation, tolerance)
         if base.privacy.has_budget:
@@ -93,11 +93,11 @@ class Search:
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
         complete = base.resolved(found.defaults)
-        grid, defaults = build_grid(found.knobs, complete, budget)
+        grid, defaults = build_grid(found.search_space, complete, budget)
         generator = numpy_generator(seeds[0], "tuning", method)
         settings = draw_settings(grid, defaults, budget, generator)
         # How many classes there are plays no part in how a method is judged.
-        judged = reading or found(complete, num_classes=1).reading_on("own")
+        judged = predictor or found(complete, num_classes=1).predictor_on("local_test")
         asked = (budget, tuple(seeds), validation, tolerance, judged)
         search = cls(base, path, grid, settings, *asked)
         for number in range(len(settings)):
@@ -113,11 +113,11 @@ class Search:
         return plan_rungs(rounds, len(self.settings))
 
     @cached_property
-    def _evaluate_readings(self) -> str:
+    def _evaluate_predictors(self) -> str:
         """Whether rungs read more than what the method is judged by."""
         found = find_method(self.base.method)
         method = found(self.base.resolved(found.defaults), num_classes=1)
-        return "judged" if method.reading_on("own") == self.reading else "all"
+        return "judged" if method.predictor_on("local_test") == self.predictor else "all"
 
     @property
     def most_rounds(self) -> int:
@@ -147,7 +147,7 @@ class Search:
             partition__validation=self.validation,
             # Rungs are evaluated, and nothing else is needed.
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
-            evaluate_readings=self._evaluate_readings,
+            evaluate_predictors=self._evaluate_predictors,
             personal_models=False,
             trail=False,
             **present_values(self.settings[number]),
@@ -181,9 +181,9 @@ class Search:
         ]
         return TuningResult(
             method=self.base.method,
-            reading=self.reading,
+            predictor=self.predictor,
             base=self.base,
-            knobs_searched=self.grid,
+            search_space_used=self.grid,
             budget=self.budget,
             seeds=list(self.seeds),
             validation=self.validation,
@@ -252,7 +252,7 @@ class Search:
     def _score(self, number: int, round_number: int) -> float | None:
         """Return the mean over seeds of the accuracy after a round."""
         found = [
-            record["accuracy"]["own"][self.reading]
+            record["accuracy"]["local_test"][self.predictor]
             for seed in self.seeds
             for record in self._records(number, seed)
             if record["round"] == round_number

@@ -93,7 +93,7 @@ def _follow_redirects(address: str, begin: int, timeout: float) -> Iterator[http
 
 
 def _open_client(url: httpx.URL, timeout: float) -> httpx.Client:
-    # Not httpx's own reading of the environment, which fails on a SOCKS proxy for other schemes.
+    # Not httpx's own predictor of the environment, which fails on a SOCKS proxy for other schemes.
     proxy = None if proxy_bypass(url.netloc.decode()) else getproxies().get(url.scheme)
     if proxy and "://" not in proxy:
         proxy = f"http://{proxy}"

@@ -47,7 +47,7 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages 
     train, test = (_read_split(path, domain, folder) for path in splits)
     # Each file is decoded once, should a list have it twice.
     positions = {path: number for number, path in enumerate(dict.fromkeys([*train, *test]))}
-    decoded = resize_images(read_image_files(list(positions), SIDE), (SIDE, SIDE), is_colour=True)
+    decoded = resize_images(read_image_files(list(positions), SIDE), (SIDE, SIDE), is_color=True)
     images: Images = decoded[[positions[path] for path in (*train, *test)]]
     ends = len(train)
     return DomainImages(domain, images[:ends], _number(train), images[ends:], _number(test))

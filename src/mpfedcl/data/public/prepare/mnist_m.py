@@ -45,7 +45,7 @@ def _read_part(label_file: Path) -> tuple[Images, Indices]:
             f"({enumerate_names(missing, 3)}); all of them must be in {folder}."
         )
     images = read_image_files(paths, None)
-    images = resize_images(images, (images.shape[1], images.shape[2]), is_colour=True)
+    images = resize_images(images, (images.shape[1], images.shape[2]), is_color=True)
     return images, check_labels(list(labels.values()), range(10), label_file, len(images))
 
 

@@ -140,10 +140,10 @@ def _describe(domain: DomainImages | ImageFolders) -> str:
         num_images = sum(len(images) for images in domain.classes.values())
         return f"{num_images:,} images of {len(domain.classes)} classes"
     height, width = domain.train_images.shape[1:3]
-    colour = "grey" if domain.train_images.ndim == 3 else "RGB"
+    color = "gray" if domain.train_images.ndim == 3 else "RGB"
     counts = f"{len(domain.train_labels):,}"
     if domain.test_labels is not None:
         counts += f" training and {len(domain.test_labels):,} test"
     clients = domain.train_clients
     written = "" if clients is None else f" by {len(numpy.unique(clients)):,} writers"
-    return f"{counts} images{written}, {height} x {width} {colour}"
+    return f"{counts} images{written}, {height} x {width} {color}"

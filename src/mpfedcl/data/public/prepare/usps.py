@@ -1,4 +1,4 @@
-"""USPS, 16x16 grey digits: the LIBSVM text files, bzip2 compressed, or one HDF5 file."""
+"""USPS, 16x16 gray digits: the LIBSVM text files, bzip2 compressed, or one HDF5 file."""
 
 import importlib
 from pathlib import Path

@@ -88,7 +88,7 @@
   }
 
   function kind(data, bar, part) {
-    if (data.parts.length > 1) return `${Charts.colour(part)} texture-${part % 4}`;
+    if (data.parts.length > 1) return `${Charts.color(part)} texture-${part % 4}`;
     return bar.worst ? "worst" : "plain";
   }
 
@@ -106,7 +106,7 @@
 
   function legend(data) {
     const keys = data.parts.length > 1
-      ? data.parts.map((name, part) => key(Charts.svg("rect", { class: `bar ${Charts.colour(part)}`, width: 14, height: 12, y: 1 }), name))
+      ? data.parts.map((name, part) => key(Charts.svg("rect", { class: `bar ${Charts.color(part)}`, width: 14, height: 12, y: 1 }), name))
       : [];
     if (data.reference) {
       const line = Charts.svg("line", { class: "reference", x1: 7, x2: 7, y1: 0, y2: 14 });

@@ -78,8 +78,8 @@ const Charts = {};
     let least = known.reduce((a, b) => Math.min(a, b));
     let most = known.reduce((a, b) => Math.max(a, b));
     if (least === most) {
-      const room = Math.abs(least) * 0.1 || 1;
-      [least, most] = [least - room, most + room];
+      const package = Math.abs(least) * 0.1 || 1;
+      [least, most] = [least - room, most + package];
     }
     const steps = Charts.ticks(least, most, 5);
     const step = steps.length > 1 ? steps[1] - steps[0] : most - least;
@@ -115,19 +115,19 @@ const Charts = {};
   ];
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "5 2 1 2 1 2"];
 
-  /** Return the outline of the n-th marker, and the n-th dash pattern: colour is never alone. */
+  /** Return the outline of the n-th marker, and the n-th dash pattern: color is never alone. */
   Charts.marker = (index, radius) => SHAPES[index % SHAPES.length](radius);
   Charts.dash = (index) => DASHES[index % DASHES.length];
-  Charts.colour = (index) => `colour-${index % 10}`;
+  Charts.color = (index) => `color-${index % 10}`;
   /** Return the look of the n-th thing of a chart, unless it has one of its own, as methods have. */
-  Charts.look = (style, index) => style || { colour: index, marker: index, dash: index };
+  Charts.look = (style, index) => style || { color: index, marker: index, dash: index };
   /** A cross where a seed diverged. */
   Charts.cross = (x, y) => Charts.svg("path", { class: "lost", d: "M-4,-4L4,4M-4,4L4,-4", transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` });
 
   /** Return the key of a method in a legend. */
   Charts.key = (name, look) => {
     const shape = Charts.svg("path", { d: Charts.marker(look.marker, 4.4), transform: "translate(8,7)" });
-    return Charts.html("span", { class: "key" }, Charts.svg("svg", { class: `swatch line ${Charts.colour(look.colour)}`, width: 16, height: 14, viewBox: "0 0 16 14", "aria-hidden": "true" }, shape), name);
+    return Charts.html("span", { class: "key" }, Charts.svg("svg", { class: `swatch line ${Charts.color(look.color)}`, width: 16, height: 14, viewBox: "0 0 16 14", "aria-hidden": "true" }, shape), name);
   };
 
   /**

@@ -46,10 +46,10 @@
       const factor = drawn.width / (svg.viewBox.baseVal.width || drawn.width);
       const x = drawn.left - around.left + spot.x * factor + canvas.scrollLeft;
       const y = drawn.top - around.top + spot.y * factor + canvas.scrollTop;
-      const room = canvas.clientWidth;
+      const package = canvas.clientWidth;
       const width = tip.offsetWidth;
       const above = y - tip.offsetHeight - 14 >= canvas.scrollTop;
-      tip.style.left = `${Math.max(0, Math.min(room - width, x - width / 2))}px`;
+      tip.style.left = `${Math.max(0, Math.min(package - width, x - width / 2))}px`;
       tip.style.top = `${above ? y - tip.offsetHeight - 12 : y + 14}px`;
     };
 

@@ -45,7 +45,7 @@
   }
 
   function mark(svg, data, row, place, x, y, area) {
-    const group = Charts.svg("g", { class: `mark-dot ${Charts.colour(row.style.colour)}` });
+    const group = Charts.svg("g", { class: `mark-dot ${Charts.color(row.style.color)}` });
     const spots = [];
     if (row.low !== null && row.high !== null) {
       group.append(Charts.svg("line", { class: data.wide ? "bar-wide" : null, x1: x(row.low), x2: x(row.high), y1: y, y2: y }));
@@ -70,8 +70,8 @@
 
   function widen(values) {
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    const room = (high - low || 1) * 0.04;
-    return [low - room, high + room];
+    const package = (high - low || 1) * 0.04;
+    return [low - room, high + package];
   }
 
   const numbers = (data, row) => (row.low === null ? say(data, row.mean) : `${say(data, row.mean)} [${say(data, row.low)}, ${say(data, row.high)}]`);

@@ -3,7 +3,7 @@
  * Charts.lines(element, { title, description, x, y, low?, high?, digits?, lines })
  * lines: [{ name, x: [...], mean: [...], std?: [...], lost?: [...], level?, style?, plain?, notes? }]; x and
  * y are the titles of the axes. `lost` counts seeds without a number, seen as crosses below; a line's
- * style is { colour, marker, dash }; a plain line has neither markers nor spots; notes say more of
+ * style is { color, marker, dash }; a plain line has neither markers nor spots; notes say more of
  * each point.
  * A line that is level has one point, and is drawn across: it holds for every x.
  * Lines can be switched off and on in the legend.
@@ -78,14 +78,14 @@
       const upper = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] + line.std[place])}`);
       const lower = piece.map((place) => `${x(line.x[place])},${y(line.mean[place] - line.std[place])}`);
       group.append(
-        Charts.svg("polygon", { class: `band ${Charts.colour(line.look.colour)}`, points: [...upper, ...lower.reverse()].join(" ") }),
+        Charts.svg("polygon", { class: `band ${Charts.color(line.look.color)}`, points: [...upper, ...lower.reverse()].join(" ") }),
       );
     }
     return group;
   }
 
   function path(line, x, y) {
-    const group = Charts.svg("g", { class: `line ${Charts.colour(line.look.colour)}` });
+    const group = Charts.svg("g", { class: `line ${Charts.color(line.look.color)}` });
     const every = line.notes ? 1 : Math.max(1, Math.ceil(line.x.length / 9));
     for (const piece of pieces(line)) {
       const points = piece.map((place) => `${x(line.x[place]).toFixed(1)},${y(line.mean[place]).toFixed(1)}`);
@@ -136,7 +136,7 @@
       const look = Charts.look(line.style, index);
       const swatch = Charts.svg(
         "svg",
-        { class: `swatch line ${Charts.colour(look.colour)}`, width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" },
+        { class: `swatch line ${Charts.color(look.color)}`, width: 34, height: 14, viewBox: "0 0 34 14", "aria-hidden": "true" },
         Charts.svg("polyline", { points: "1,7 33,7", "stroke-dasharray": Charts.dash(look.dash) || null }),
         line.plain ? null : Charts.svg("path", { d: Charts.marker(look.marker, 3.6), transform: "translate(17,7)" }),
       );

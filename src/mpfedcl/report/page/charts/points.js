@@ -34,7 +34,7 @@
     const spots = [];
     for (const [row, point] of data.points.entries()) {
       const known = point.seeds.filter((seed) => seed.y !== null);
-      const group = Charts.svg("g", { class: `mark-dot ${Charts.colour(point.style.colour)}` });
+      const group = Charts.svg("g", { class: `mark-dot ${Charts.color(point.style.color)}` });
       svg.append(group);
       for (const seed of known) {
         if (seed.lost) svg.append(Charts.cross(x(seed.x), y(seed.y)));
@@ -48,14 +48,14 @@
     return { svg, spots: spots.sort((a, b) => a.x - b.x), legend: data.points.map((point) => Charts.key(point.name, point.style)) };
   }
 
-  /** Return 1, 3, 10, 30, ... within the ends, as many as have room. */
+  /** Return 1, 3, 10, 30, ... within the ends, as many as have package. */
   function decades([low, high], from, to) {
     const found = [];
     for (let power = Math.floor(low); power <= Math.ceil(high); power += 1) found.push(10 ** power, 3 * 10 ** power);
     const inside = found.filter((each) => Math.log10(each) >= low && Math.log10(each) <= high);
-    const room = Math.max(2, Math.floor((to - from) / 60));
+    const package = Math.max(2, Math.floor((to - from) / 60));
     if (inside.length < 2) return [10 ** low, 10 ** high].map((each) => Number(each.toPrecision(2)));
-    return inside.filter((_, place) => place % Math.ceil(inside.length / room) === 0);
+    return inside.filter((_, place) => place % Math.ceil(inside.length / package) === 0);
   }
 
   function tabulate(data) {

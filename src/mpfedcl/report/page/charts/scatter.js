@@ -1,9 +1,9 @@
 "use strict";
 /*
  * Charts.scatter(element, { title, description, x, y, points, labels, columns, bounds })
- * points: [{ x, y, colour, kind: "prototype" | "before" | "sample", size?: 0 to 1, text, cells }]
+ * points: [{ x, y, color, kind: "prototype" | "before" | "sample", size?: 0 to 1, text, cells }]
  * "before" is where a prototype was a while ago: seen, but neither pointed at nor in the table.
- * labels: [{ x, y, colour, text }]; bounds: { x: [low, high], y: [low, high] }, the same whatever
+ * labels: [{ x, y, color, text }]; bounds: { x: [low, high], y: [low, high] }, the same whatever
  * is filtered; columns and a point's cells make the table.
  */
 (() => {
@@ -31,14 +31,14 @@
     for (const point of ordered) {
       const [px, py] = [x(point.x), y(point.y)];
       if (point.kind === "before") {
-        svg.append(Charts.svg("circle", { class: `before ${Charts.colour(point.colour)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: 3.6 }));
+        svg.append(Charts.svg("circle", { class: `before ${Charts.color(point.color)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: 3.6 }));
         continue;
       }
       const radius = point.kind === "sample" ? 3 : 4 + 8 * Math.sqrt(point.size);
       svg.append(
         point.kind === "sample"
-          ? Charts.svg("path", { class: `sample ${Charts.colour(point.colour)}`, d: "M-2.6,-2.6L2.6,2.6M-2.6,2.6L2.6,-2.6", transform: `translate(${px.toFixed(1)},${py.toFixed(1)})` })
-          : Charts.svg("circle", { class: `prototype ${Charts.colour(point.colour)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: radius.toFixed(1) }),
+          ? Charts.svg("path", { class: `sample ${Charts.color(point.color)}`, d: "M-2.6,-2.6L2.6,2.6M-2.6,2.6L2.6,-2.6", transform: `translate(${px.toFixed(1)},${py.toFixed(1)})` })
+          : Charts.svg("circle", { class: `prototype ${Charts.color(point.color)}`, cx: px.toFixed(1), cy: py.toFixed(1), r: radius.toFixed(1) }),
       );
       spots.push({ x: px, y: py, radius, text: point.text });
     }
@@ -62,7 +62,7 @@
       y = Math.max(area.top + 12, Math.min(area.bottom - 6, y));
       placed.push({ x, y, half });
       svg.append(
-        Charts.svg("rect", { class: `plate ${Charts.colour(label.colour)}`, x: x - half, y: y - 9, width: 2 * half, height: 17, rx: 4 }),
+        Charts.svg("rect", { class: `plate ${Charts.color(label.color)}`, x: x - half, y: y - 9, width: 2 * half, height: 17, rx: 4 }),
         Charts.svg("text", { class: "plate-text", x, y: y + 4, "text-anchor": "middle" }, text),
       );
     }
@@ -78,14 +78,14 @@
         text,
       );
     return [
-      has("prototype") ? key(Charts.svg("circle", { class: "prototype colour-6", r: 6 }), "prototype (larger: more training images)") : null,
-      has("before") ? key(Charts.svg("circle", { class: "before colour-6", r: 4 }), "where one was before") : null,
-      has("sample") ? key(Charts.svg("path", { class: "sample colour-6", d: "M-3,-3L3,3M-3,3L3,-3" }), "test image") : null,
+      has("prototype") ? key(Charts.svg("circle", { class: "prototype color-6", r: 6 }), "prototype (larger: more training images)") : null,
+      has("before") ? key(Charts.svg("circle", { class: "before color-6", r: 4 }), "where one was before") : null,
+      has("sample") ? key(Charts.svg("path", { class: "sample color-6", d: "M-3,-3L3,3M-3,3L3,-3" }), "test image") : null,
     ].filter(Boolean);
   }
 
   function widen([low, high]) {
-    const room = (high - low || 1) * 0.06;
-    return [low - room, high + room];
+    const package = (high - low || 1) * 0.06;
+    return [low - room, high + package];
   }
 })();

@@ -93,7 +93,7 @@ const Pages = {};
       if (run.absences.rows.length) slots.absences({ absences: run.absences });
       slots.cost([group]);
       slots.table(found.table);
-      slots.behind({ clients: run.clients, population: run.population, fairness: run.fairness, confusion: run.confusion, reading: run.reading, read_in: run.read_in });
+      slots.behind({ clients: run.clients, population: run.population, fairness: run.fairness, confusion: run.confusion, predictor: run.predictor, read_in: run.read_in });
       slots.confusion({ confusion: run.confusion });
       slots.partition({ partition: run.partition, setting: run.setting });
       slots.settings({ settings: run.settings });

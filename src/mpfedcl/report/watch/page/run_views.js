@@ -73,7 +73,7 @@
       }
       Charts.lines(chart, {
         title: isLoss ? "Training loss per client" : "Accuracy per client",
-        description: isLoss ? "Of the clients whose updates were accepted." : "In %, on each client's own test, by the reading the method is judged by.",
+        description: isLoss ? "Of the clients whose updates were accepted." : "In %, on each client's local test set, by the predictor the method is judged by.",
         x: "round", y: isLoss ? "loss" : "accuracy (%)", digits: isLoss ? 3 : 1, low: 0, high: isLoss ? undefined : 100, lines,
       });
     };

@@ -1,0 +1,179 @@
+"""A client's part in the secure aggregation of a run over a network.
+
+What it must remember between messages is in a file that only its user can read, so that it may be
+killed at any moment: what it has said once it does not say again differently.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
+from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.message import Message, MessageError
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange, Ring
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session, read_bytes
+
+_ROUNDS_REMEMBERED = 16
+"""Rounds of which it is known for whom their sum was opened."""
+
+
+class SumRefusal(InvalidInput):
+    """What a client tells the server in place of an answer."""
+
+
+class SecureAggregation:
+    """One client's part in the sums of one run.
+
+    Args:
+        name: The client's.
+        folder: Of all that the client keeps.
+        key: The client's key in the federation; None where clients have none (--insecure).
+        experiment, message: The run, and what was asked.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, key: Path | None, experiment: Experiment, message: Message
+    ) -> None:
+        run = message.value("run", str)
+        if not re.fullmatch("[0-9a-f]{32}", run):
+            raise MessageError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
+        self._name, self._message = name, message
+        self._identity = Identity(key) if key is not None else None
+        self._known = KnownClients(folder / "known-clients.json")
+        self._file = folder / run / "secure-sum.json"
+        self._round = message.value("round", int)
+        self._session = Session(run, self._round, experiment.secure.threshold)
+
+    def answer(self) -> Message:
+        """Return the answer to a stage that needs no data."""
+        stages = {"advertise": self._advertise, "share": self._share, "reveal": self._reveal}
+        stage = self._message.value("stage", str)
+        if stage not in stages:
+            raise MessageError(f"stage is {stage[:40]!r}; it must be one of {', '.join(stages)}")
+        return self._guarded(stages[stage])
+
+    def mask(self, encode: Callable[[int], Ring]) -> Message:
+        """Return the masked numbers; `encode` makes them, given how many clients take part."""
+        return self._guarded(lambda: self._mask(encode))
+
+    def _guarded(self, make: Callable[[], Message]) -> Message:
+        try:
+            return make()
+        except (ProtocolError, NothingOpened) as error:
+            raise SumRefusal(f"it does not go on with the secure sum: {error}.") from None
+        except OutOfRange as error:
+            raise SumRefusal(str(error)) from None
+
+    def _advertise(self) -> Message:
+        client = SumClient(self._name, self._session)
+        advert = client.advertise()
+        if self._identity is not None:
+            signature = self._identity.sign(advert.signed_content(self._session, self._name))
+            advert = advert.signed(signature, self._identity.public)
+        # Whatever was under way is given up: its server does not wait for it any more.
+        self._save(client)
+        return Message({"advert": advert.to_values()})
+
+    def _share(self) -> Message:
+        client = self._load()
+        given = self._message.value("adverts", dict)
+        adverts = {name: Advert.from_values(each) for name, each in given.items()}
+        roster = Roster(self._session, adverts)
+        if self._identity is not None:
+            self._check_keys(adverts)
+        sealed = client.share(roster)
+        self._save(client)
+        return Message({"sealed": {name: each.hex() for name, each in sealed.items()}})
+
+    def _check_keys(self, adverts: dict[str, Advert]) -> None:
+        """Refuse keys that are not those of the clients that this one knows by these names."""
+        for name, advert in adverts.items():
+            if not advert.is_signed(self._session, name):
+                raise ProtocolError(f"the keys of {name} are not signed by that client")
+        others = {name: each.identity for name, each in adverts.items() if name != self._name}
+        for name in self._known.meet(others):
+            print(
+                f"First secure sum with {name}, whose key is {fingerprint(others[name])}.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _mask(self, encode: Callable[[int], Ring]) -> Message:
+        client = self._load()
+        given = self._message.value("sealed", dict)
+        sealed = {name: read_bytes(each, "a sealed share") for name, each in given.items()}
+        masked = client.mask(encode(client.num_clients), sealed)
+        # Before it leaves: the same masks must not hide other numbers.
+        self._save(client)
+        return Message({}, {"masked": masked})
+
+    def _reveal(self) -> Message:
+        client = self._load()
+        survivors = [str(each) for each in self._message.value("survivors", list)]
+        opened = self._read()["opened"]
+        # The same updates under two sums would tell who is in one of them alone.
+        if opened.get(str(self._round), sorted(survivors)) != sorted(survivors):
+            raise ProtocolError(f"the sum of round {self._round} was opened for other clients")
+        revealed = client.reveal(survivors)
+        self._save(client, {**opened, str(self._round): sorted(survivors)})
+        return Message(
+            {
+                "seeds": {name: each.hex() for name, each in revealed.seeds.items()},
+                "keys": {name: each.hex() for name, each in revealed.keys.items()},
+            }
+        )
+
+    def _load(self) -> SumClient:
+        values = self._read()
+        if values.get("round") != self._round:
+            raise ProtocolError(f"it has not begun a sum of round {self._round}")
+        return SumClient.from_values(self._name, self._session, values["client"])
+
+    def _save(self, client: SumClient, opened: dict[str, Any] | None = None) -> None:
+        if opened is None:
+            opened = self._read()["opened"]
+        latest = dict(sorted(opened.items(), key=lambda each: int(each[0]))[-_ROUNDS_REMEMBERED:])
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.parent.chmod(0o700)
+        values = {"round": self._round, "client": client.to_values(), "opened": latest}
+        write_atomically(self._file, json.dumps(values).encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            values: dict[str, Any] = json.loads(self._file.read_bytes())
+        except FileNotFoundError:
+            return {"opened": {}}
+        except (OSError, ValueError):
+            raise ProtocolError("its file of secure aggregation is damaged") from None
+        return values
+
+
+def draw_once(
+    store: ClientStateStore,
+    round_number: int,
+    experiment: Experiment,
+    encode: Callable[[int], Ring],
+    num_clients: int,
+) -> Ring:
+    """Return a client's noisy numbers in a round: drawn once, and the same whenever asked again."""
+    drawn = {
+        "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
+        "clients": torch.tensor(num_clients),
+    }
+    kept = store.keep_drawn(round_number, drawn)
+    share = experiment.secure.threshold
+    if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
+        raise ProtocolError("its share of the noise was drawn for a sum of more clients")
+    return kept["numbers"].numpy().view(numpy.uint64)

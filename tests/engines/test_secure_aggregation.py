@@ -1,0 +1,217 @@
+"""Secure aggregation in a simulation: the plain run's result, whoever vanishes, on every engine."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equivalent_runs import assert_close_tensors
+from mpfedcl import resume
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.engines import InProcessEngine
+from mpfedcl.engines.secure_aggregation import SecureAggregationEngine, Vanishes
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import built_in_methods, find_method
+from mpfedcl.methods.messages import Update
+from mpfedcl.models import Cnn, Mlp, Model
+from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.runs.observer import NO_COMPANIONS, Observer
+from mpfedcl.runs.simulation import run_simulation
+from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
+
+pytestmark = pytest.mark.whole
+
+ABLE = [name for name, method in built_in_methods().items() if method.totals_suffice]
+FIXED_POINT = 1e-7
+"""The mean of 60 samples is exact to 5 clients · 2^-25 / 60."""
+
+
+def experiment(root: Path, method: str, **changes: Any) -> Experiment:
+    settings = {
+        "rounds": 3,
+        "clients": 5,
+        "dtype": "float64",
+        "train__lr": 0.1,
+        "partition__alpha": 0.5,
+        "model__hidden": HIDDEN,
+        "encoder__name": "none",
+    }
+    if method == "fedbn":
+        settings |= {"model__name": "cnn", "model__norm": "group"}
+    return small(root, method, **settings | changes)
+
+
+def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
+    plan = plan.resolved(find_method(plan.method).defaults)
+    data = load_federated_data(plan)
+    model: Model = Mlp((data.input_size, *HIDDEN), data.num_classes)
+    if plan.model.name == "cnn":
+        model = Cnn((6, 6), data.num_classes, HIDDEN[-1:], has_norm=True)
+    assembly = assemble(
+        plan,
+        model,
+        num_classes=data.num_classes,
+        input_size=data.input_size,
+    )
+    engine = InProcessEngine(assembly, data)
+    if not plan.secure_aggregation:
+        return RoundLoop(assembly, engine)
+    secure = SecureAggregationEngine(assembly, engine, vanishes or (lambda *_: False))
+    return RoundLoop(assembly, secure)
+
+
+def test_methods_that_can() -> None:
+    some = {"fedavg", "fedgauss", "fedlda", "fedncm", "fedprox", "fedridge", "local", "local-gauss"}
+    assert some <= {*ABLE}
+    # What they need of single clients no total has.
+    assert not {"fedproto", "mp-fedcl", "fedcof"} & {*ABLE}
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"), [("fedavg", "loop"), *((method, "stacked") for method in ABLE)]
+)
+def test_same_as_the_plain_run(images: Path, method: str, engine: str) -> None:
+    plain = loop(experiment(images, method, engine=engine))
+    secure = loop(experiment(images, method, engine=engine, secure_aggregation=True))
+    if find_method(method).trains:
+        assert secure.run_round(evaluate=False).loss == pytest.approx(
+            plain.run_round(evaluate=False).loss, rel=1e-7
+        )
+    left, right = secure.run_round(evaluate=True), plain.run_round(evaluate=True)
+    assert left.clients == right.clients
+    assert left.loss_per_client == {}
+    assert left.accuracy is not None
+    assert right.accuracy is not None
+    predictors = left.accuracy["local_test"], right.accuracy["local_test"]
+    # One Gaussian per class where single clients are not known.
+    alike = [name for name in predictors[1] if method != "fedgauss" or "personal" in name]
+    assert {n: predictors[0][n] for n in alike} == {n: predictors[1][n] for n in alike}
+    if method != "fedgauss":
+        assert_close_tensors(secure.state.server.params, plain.state.server.params, 1e-5)
+    assert_close_tensors(secure.state.server.extra, plain.state.server.extra, 1e-5)
+
+
+def test_kept_statistics_are_those_of_a_plain_run_that_pools(images: Path) -> None:
+    plain = loop(experiment(images, "fedgauss", statistics__keep="pooled"))
+    secure = loop(experiment(images, "fedgauss", secure_aggregation=True))
+    plain.run_round(evaluate=False)
+    secure.run_round(evaluate=False)
+    assert secure.client_sums is None
+    assert_close_tensors(secure.statistics, plain.statistics, 1e-5)
+
+
+STAGES = ("advertise", "share", "mask", "reveal")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_clients_that_vanish_cost_themselves_alone(images: Path, stage: str) -> None:
+    """The sum is that of the others; who only fails to reveal is still in it."""
+    gone = {"client-1", "client-3"}
+    plan = experiment(images, "fedavg", secure_aggregation=True)
+    secure = loop(plan, lambda _round, at, name: at == stage and name in gone)
+    record = secure.run_round(evaluate=False)
+    missing = sorted(gone) if stage != "reveal" else []
+    assert record.clients.missing == missing
+    plain = loop(plan.replace(secure_aggregation=False))
+    others = [name for name in plain.engine.sizes if name not in missing]
+    trained = plain.engine.train(plain.broadcast(), others, keep=[])
+    updates = [each.written_out() for each in trained if isinstance(each, Update)]
+    total = sum(plain.engine.sizes[name] for name in others)
+    for name, value in secure.state.server.params.items():
+        parts = [tensors_of(each)[name] * (each.num_samples / total) for each in updates]
+        torch.testing.assert_close(value, torch.stack(parts).sum(0), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_too_few_left_cost_the_round_and_the_run_goes_on(images: Path, stage: str) -> None:
+    gone = {"client-1", "client-3", "client-4"}
+    plan = experiment(images, "fedavg", secure_aggregation=True)
+    secure = loop(plan, lambda number, at, name: (number, at) == (1, stage) and name in gone)
+    before = {name: value.clone() for name, value in secure.state.server.params.items()}
+    lost = secure.run_round(evaluate=False)
+    assert lost.unchanged
+    (warning,) = lost.remarks["warnings"]
+    assert "Round 1: its secure sum was not opened, because" in warning
+    assert_close_tensors(secure.state.server.params, before, 0)
+    again = secure.run_round(evaluate=False)
+    assert not again.unchanged
+    assert "warnings" not in again.remarks
+
+
+def test_model_that_has_blown_up_costs_its_client_alone(images: Path) -> None:
+    """A number that is not finite is refused where it is made, by name."""
+    secure = loop(experiment(images, "fedavg", secure_aggregation=True))
+    data = secure.engine._engine._data  # type: ignore[attr-defined]
+    data.client("client-2").inputs[:] = float("nan")
+    record = secure.run_round(evaluate=False)
+    assert "averaged/classifier.bias" in record.clients.rejected["client-2"]
+    assert (
+        "holds nan; with secure aggregation of 5 clients it must be finite"
+        in (record.clients.rejected["client-2"])
+    )
+    assert record.clients.answered == ["client-0", "client-1", "client-3", "client-4"]
+    assert all(bool(v.isfinite().all()) for v in secure.state.server.params.values())
+
+
+def test_clients_that_are_sampled(images: Path) -> None:
+    plan = experiment(images, "fedavg", fraction=0.6)
+    plain, secure = loop(plan), loop(plan.replace(secure_aggregation=True))
+    for _ in range(2):
+        left, right = secure.run_round(evaluate=False), plain.run_round(evaluate=False)
+        assert left.clients.answered == right.clients.answered
+    assert_close_tensors(secure.state.server.params, plain.state.server.params, FIXED_POINT)
+
+
+def run(plan: Experiment, path: Path, told: Collection[str] | None = None) -> Path:
+    observer = Observer(on_warning=told.append if isinstance(told, list) else lambda _: None)
+    return run_simulation(plan, path, observer, NO_COMPANIONS).path
+
+
+def test_whole_runs_agree_to_the_bit_and_say_what_is_blind(images: Path, tmp_path: Path) -> None:
+    """Masks are drawn anew each time, and leave no trace in the result; nor does a stop."""
+    plan, told = experiment(images, "fedavg", secure_aggregation=True), []  # type: ignore[var-annotated]
+    first, second = run(plan, tmp_path / "a", told), run(plan, tmp_path / "b")
+    assert len(told) == 1
+    assert told[0].startswith("Secure aggregation: only totals over clients are seen, so no single")
+    assert_same_results(first, second)
+    shorter = run(plan.replace(rounds=2), tmp_path / "c")
+    resume(shorter, rounds=3)
+    assert_same_results(first, shorter)
+    assert read_records(first)[-1]["bytes"]["up"] > read_records(first)[-1]["bytes"]["down"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"method": "mp-fedcl"},
+            "method is 'mp-fedcl'; with secure_aggregation it must be one of ",
+        ),
+        ({"method": "fedcof"}, "method is 'fedcof'; with secure_aggregation it must be one of"),
+        (
+            {"aggregation__rule": "median"},
+            "aggregation.rule is 'median'; with secure_aggregation it must",
+        ),
+        ({"workers": 2}, "workers is 2; with secure_aggregation it must be 1"),
+        ({"statistics__keep": "clients"}, "statistics.keep is 'clients'; with secure_aggregation"),
+        ({"clients": 2}, "2 clients take part in a round .*it must be at least 3"),
+        ({"fraction": 0.4}, "2 clients take part in a round"),
+    ],
+)
+def test_what_does_not_go_together(
+    images: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    plan = experiment(images, "fedavg", secure_aggregation=True)
+    with pytest.raises(InvalidInput, match=words):
+        run(plan.replace(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0, float("nan")])
+def test_threshold_out_of_range(share: float) -> None:
+    with pytest.raises(InvalidInput, match=r"secure\.threshold is"):
+        Experiment(secure={"threshold": share})

@@ -1,0 +1,152 @@
+"""Exported classifiers in closed form: the mixture inside, a client's label shares inside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from exported_answers import ask, operators_are_listed_once  # noqa: F401  -- a fixture
+from numpy.typing import NDArray
+from onnx_encoder_files import save_convolution
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from encoder_experiments import pictured
+from mpfedcl import Experiment, InvalidInput, Predictor, run
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from small_experiments import save_shifted_vectors
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites that differ by a shift; the last of the four classes has no training sample."""
+    return save_shifted_vectors(tmp_path_factory.mktemp("sites") / "data")
+
+
+@pytest.fixture(scope="module")
+def mixture(sites: Path) -> Path:
+    """FedGauss's run: every class is a mixture over the sites that hold it."""
+    return run_method(sites, "fedgauss")
+
+
+def run_method(sites: Path, method: str, **changes: Any) -> Path:
+    settings = {
+        "dataset__name": "folder",
+        "dataset__root": sites,
+        "partition__kind": "feature",
+        "partition__test": "matched",
+    }
+    experiment = Experiment(method=method).replace(**settings | changes)
+    return run(experiment, sites.parent / method).path
+
+
+def vectors_of(sites: Path) -> NDArray[numpy.float32]:
+    found = [numpy.load(file)["x_test"] for file in sorted(sites.glob("*.npz"))]
+    # A sample of zeros has no direction, and gets an answer all the same.
+    return numpy.concatenate([*found, numpy.zeros((1, found[0].shape[1]))]).astype("f4")
+
+
+def mixture_scores(params: dict[str, torch.Tensor], samples: NDArray[Any]) -> NDArray[Any]:
+    """Return log Σ_g exp(w_cg phi + b_cg) in float64, part by part."""
+    roots = numpy.sign(samples) * numpy.sqrt(numpy.abs(samples.astype("f8")))
+    lengths = numpy.linalg.norm(roots, axis=1, keepdims=True)
+    even = numpy.full_like(roots, roots.shape[1] ** -0.5)
+    phi = numpy.where(lengths > 0, roots / numpy.maximum(lengths, 1e-300), even)
+    weight, bias = (params[name].double().numpy() for name in ("weight", "bias"))
+    parts = numpy.einsum("nd,cgd->ncg", phi, weight) + bias
+    found: NDArray[Any] = numpy.logaddexp.reduce(parts, axis=2)
+    return found
+
+
+def softmax(scores: NDArray[Any]) -> NDArray[Any]:
+    powers = numpy.exp(scores - scores.max(axis=1, keepdims=True))
+    shares: NDArray[Any] = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def test_a_mixture_with_an_absent_class(sites: Path, mixture: Path) -> None:
+    predictor, samples = Predictor.load(mixture), vectors_of(sites)
+    assert predictor.params["bias"].shape == (4, 3)
+    done = export_run(predictor, ExportSettings())
+    assert done.path.name == "global-classifier.onnx"
+    answers, note = ask(done.path, samples)
+    expected = softmax(mixture_scores(predictor.params, samples))
+    numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
+    assert answers["label"].tolist() == expected.argmax(axis=1).tolist()
+    assert answers["scores"][:, 3].max() == 0
+    one, _ = ask(done.path, samples[4:5])
+    numpy.testing.assert_allclose(one["scores"], answers["scores"][4:5], atol=1e-6)
+    assert (note["predictor"], note["prior"], note["unknown"]) == ("classifier", None, None)
+    assert note["outputs"]["scores"] == "of each class: the softmax"
+    assert note["checked"]["labels_differ"] == 0
+
+
+def test_a_clients_own_with_its_label_shares(sites: Path, mixture: Path, tmp_path: Path) -> None:
+    predictor, samples = Predictor.load(mixture, "site-1"), vectors_of(sites)
+    assert predictor.params["bias"].shape == (4, 1)
+    answers, note = ask(export_run(predictor, ExportSettings()).path, samples)
+    shares = numpy.array([10.1, 10.1, 10.1, 0.1]) / 30.4
+    assert note["prior"] == pytest.approx(shares.tolist())
+    expected = softmax(mixture_scores(predictor.params, samples) + numpy.log(shares))
+    numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
+    # What holds two classes alone says the third less often with its shares than without.
+    lopsided = Predictor.load(mixture, "site-0")
+    program = export_run(lopsided, ExportSettings(format="torch-export"))
+    scores = torch.export.load(program.path).module()(torch.from_numpy(samples))[1]
+    alone = softmax(mixture_scores(lopsided.params, samples))
+    assert scores[:, 2].mean() < 0.7 * alone[:, 2].mean()
+    # The same is in the tensors, for whoever computes with them.
+    file = export_run(lopsided, ExportSettings(format="safetensors"), tmp_path / "m").path
+    found = load_file(file)
+    numpy.testing.assert_allclose(softmax(mixture_scores(found, samples)), scores, atol=1e-5)
+    with safe_open(file, "pt") as opened:
+        assert json.loads(opened.metadata()["mpfedcl"])["prior"] == program.note["prior"]
+
+
+def test_where_all_share_a_test_label_shares_stay_out(sites: Path, tmp_path: Path) -> None:
+    changes = {"partition__kind": "iid", "partition__test": "shared", "clients": 2}
+    predictor = Predictor.load(run_method(sites, "local-gauss", **changes), "client-0")
+    done = export_run(predictor, ExportSettings(format="safetensors"), tmp_path / "m")
+    assert done.note["prior"] is None
+    assert torch.equal(load_file(done.path)["bias"], predictor.params["bias"])
+
+
+def test_the_nearest_class_mean(sites: Path, mixture: Path, tmp_path: Path) -> None:
+    predictor = Predictor.load(run_method(sites, "fedncm", dtype="float64"))
+    samples = vectors_of(sites)
+    answers, _ = ask(export_run(predictor, ExportSettings()).path, samples)
+    expected = softmax(mixture_scores(predictor.params, samples))
+    numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
+    # By prototype where that is asked for; the class without one is infinitely far.
+    wanted = ExportSettings(format="torch-export", rule="prototype")
+    program = export_run(Predictor.load(mixture), wanted, tmp_path / "p.pt2")
+    _, _, scores = torch.export.load(program.path).module()(torch.from_numpy(samples))
+    assert program.note["checked"]["labels_differ"] == 0
+    assert program.note["unknown"] is None
+    assert torch.isneginf(scores[:, 3]).all()
+
+
+def test_int8_is_refused_in_a_sentence(mixture: Path) -> None:
+    refusal = r"quantize is 'int8'; it must be left out, because fedgauss has no trained layers"
+    with pytest.raises(InvalidInput, match=refusal):
+        export_run(Predictor.load(mixture), ExportSettings(quantized=True))
+
+
+@pytest.mark.usefixtures("narrow_resnet")
+@pytest.mark.parametrize("encoder", ["onnx", "random-resnet18"])
+def test_the_encoder_is_inside(pictures: Path, tmp_path: Path, encoder: str) -> None:
+    file = save_convolution(tmp_path / "encoder.onnx", "map")
+    name = f"onnx:{file}" if encoder == "onnx" else encoder
+    experiment = pictured(pictures, method="fedgauss", encoder__name=name)
+    predictor = Predictor.load(run(experiment, tmp_path / "run").path)
+    done = export_run(predictor, ExportSettings(check_images=8))
+    chosen = sorted(pictures.glob("*/*/*"))[::12]
+    brought = numpy.stack([predictor.convert(each) for each in chosen])
+    answers, _ = ask(done.path, brought)
+    features = predictor.trained.inputs(brought).numpy()
+    expected = softmax(mixture_scores(predictor.params, features))
+    numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-4)

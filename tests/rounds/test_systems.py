@@ -1,0 +1,119 @@
+"""The virtual clock: speeds from keys, never from measured time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.systems_settings import SystemsSettings
+from mpfedcl.rounds.systems import SystemModel
+
+COUNTS = {f"c{number}": [number + 1, 0, 7 - number] for number in range(6)}
+
+
+def make_pace(counts: Mapping[str, Sequence[int]] | None = None, **settings: Any) -> SystemModel:
+    asked = SystemsSettings(**{"kind": "lognormal", **settings})
+    return SystemModel(asked, 3, COUNTS if counts is None else counts, passes=2)
+
+
+def test_seconds_by_hand() -> None:
+    pace = make_pace(spread=0, jitter=0, seconds_a_sample=0.5, down=100, up=50, latency=0.25)
+    wanted = 0.25 + 300 / 100 + 8 * 2 * 0.5 + 200 / 50 + 0.25
+    assert pace.seconds("c0", 1, 300, 200) == wanted == pace.expected("c0", 300, 200)
+    assert pace.gives_up_after("c0", 300, 200) == 2 * wanted
+
+
+def test_speeds_and_jitter_are_drawn_by_key() -> None:
+    pace, again = make_pace(), make_pace()
+    names = list(COUNTS)
+    assert [pace.seconds(n, 4, 10, 10) for n in names] == [
+        again.seconds(n, 4, 10, 10) for n in reversed(names)
+    ][::-1]
+    assert pace.seconds("c0", 4, 10, 10) != pace.seconds("c0", 5, 10, 10)
+    # Other clients change nothing.
+    few = make_pace({"c0": COUNTS["c0"]})
+    assert few.seconds("c0", 4, 10, 10) == pace.seconds("c0", 4, 10, 10)
+
+
+def test_lognormal_speeds_have_the_spread_that_is_asked_for() -> None:
+    counts = {f"c{number:03}": [1] for number in range(400)}
+    pace = make_pace(counts, spread=0.8, latency=0, jitter=0)
+    logs = numpy.log([pace.expected(name, 0, 0) for name in counts])
+    assert abs(logs.std() - 0.8) < 0.08
+    assert abs(numpy.median(logs) - math.log(2 * 0.001)) < 0.12
+
+
+HELD: dict[str, dict[str, list[int]]] = {
+    "size": {f"c{number}": [10 * (9 - number)] for number in range(9)},
+    "label": {f"c{number}": [2 * number + 1, 0, 17 - 2 * number] for number in range(9)},
+}
+"""Clients of which the first should be slowest."""
+
+
+@pytest.mark.parametrize("follows", HELD)
+def test_slow_clients_are_those_with_many_samples_or_the_last_classes(follows: str) -> None:
+    counts = HELD[follows]
+    pace, anyhow = (make_pace(counts, follows=each) for each in (follows, "none"))
+    slowness = [sum(map(math.log, pace._slowness[name])) for name in counts]
+    assert slowness == sorted(slowness, reverse=True)
+    # The same speeds as without, in other hands.
+    assert sorted(pace._slowness.values()) == sorted(anyhow._slowness.values())
+    assert pace._slowness != anyhow._slowness
+    tiers = make_pace(counts, kind="tiers", follows=follows)
+    seconds = [tiers.expected(name, 10**6, 10**6) for name in counts]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1] + 20
+
+
+def test_tiers_wait_as_long_as_they_should() -> None:
+    counts = {f"c{number}": [number + 1] for number in range(10)}
+    pace = make_pace(counts, kind="tiers", follows="size", jitter=0)
+    bounds = [(0, 0), (0, 5), (6, 10), (11, 15), (20, 30)]
+    for place, name in enumerate(counts):
+        low, high = bounds[place // 2]
+        fixed = pace.expected(name, 5, 5) - (low + high) / 2
+        waits = [pace.seconds(name, number, 5, 5) - fixed for number in range(20)]
+        assert low - 1e-9 <= min(waits)
+        assert max(waits) <= high + 1e-9
+        assert high == low or len(set(waits)) == 20
+
+
+def test_answers_are_lost_as_often_as_asked_for() -> None:
+    pace = make_pace(drop=0.3)
+    lost = [pace.loses(name, number) for name in COUNTS for number in range(300)]
+    assert abs(sum(lost) / len(lost) - 0.3) < 0.03
+    assert not make_pace().loses("c0", 1)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_tiers_are_equally_large_and_sorted_by_speed(count: int, number: int) -> None:
+    counts = {f"c{each:02}": [1 + each % 3] for each in range(count)}
+    pace = make_pace(counts)
+    tiers = pace.in_tiers(list(counts), number, 100)
+    assert len(tiers) == min(count, number)
+    assert max(map(len, tiers)) - min(map(len, tiers)) <= 1
+    assert sorted(name for tier in tiers for name in tier) == list(counts)
+    slowest = [max(pace.expected(name, 100, 100) for name in tier) for tier in tiers]
+    fastest = [min(pace.expected(name, 100, 100) for name in tier) for tier in tiers]
+    assert all(a <= b for a, b in zip(slowest, fastest[1:], strict=False))
+
+
+def test_equal_speeds_are_told_apart_by_name() -> None:
+    counts = {name: [4] for name in "dbac"}
+    tiers = make_pace(counts, spread=0, jitter=0).in_tiers("dbac", 2, 9)
+    assert tiers == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("kind", "fast"), ("spread", -1), ("drop", 1), ("tick", 0), ("concurrency", 0), ("down", 0)],
+)
+def test_odd_settings_are_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"systems\.{setting} is {value!r}"):
+        Experiment(systems={setting: value})

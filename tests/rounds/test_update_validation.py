@@ -1,0 +1,313 @@
+"""The validator: one bad update costs one client its round, and the others nothing."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tampered_updates import (
+    ALL_BAD,
+    BIAS,
+    VICTIM,
+    WEIGHT,
+    Tamper,
+    TamperingEngine,
+    assert_same_state,
+    drop,
+    run_rounds,
+    with_field,
+    with_sums,
+)
+
+from mpfedcl.engines import Engine
+from mpfedcl.methods import Server
+from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods.messages import Update
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module")
+def without(images: Path) -> tuple[RoundLoop, list[RoundRecord]]:
+    """A federation whose second client never answers, and its rounds."""
+    federation = build_federation(small(images), lambda engine: TamperingEngine(engine, drop))
+    return federation, run_rounds(federation)
+
+
+@pytest.mark.parametrize("name", ALL_BAD)
+def test_a_bad_update_is_as_if_it_had_not_come(
+    images: Path, without: tuple[RoundLoop, list[RoundRecord]], name: str
+) -> None:
+    tamper, reason = ALL_BAD[name]
+    attacked = build_federation(small(images), lambda engine: TamperingEngine(engine, tamper))
+    for record, reference in zip(run_rounds(attacked), without[1], strict=True):
+        assert record.clients.answered == ["client-0", "client-2"]
+        assert record.clients.missing == []
+        assert list(record.clients.rejected) == [VICTIM]
+        assert reason in record.clients.rejected[VICTIM]
+        assert not record.unchanged
+        assert (record.loss, record.accuracy) == (reference.loss, reference.accuracy)
+        assert (record.sent, record.bytes["down"]) == (reference.sent, reference.bytes["down"])
+    assert_same_state(attacked, without[0])
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox"])
+def test_prototypes_that_the_method_does_not_share_are_rejected(images: Path, method: str) -> None:
+    def add_prototype(update: Update) -> list[Update]:
+        one = torch.ones(1, dtype=torch.int64)
+        return [replace(update, prototypes=Prototypes(torch.ones(1, 4), one, one))]
+
+    federation = build_federation(
+        small(images, method), lambda engine: TamperingEngine(engine, add_prototype)
+    )
+    (record,) = run_rounds(federation, 1)
+    assert "shares none" in record.clients.rejected[VICTIM]
+    assert len(federation.pool) == 0
+
+
+@pytest.mark.parametrize("method", ["local", "fedproto"])
+def test_weights_that_the_method_does_not_share_are_rejected(images: Path, method: str) -> None:
+    tamper = with_sums(lambda _: {BIAS: torch.zeros(3)})
+    federation = build_federation(
+        small(images, method), lambda engine: TamperingEngine(engine, tamper)
+    )
+    (record,) = run_rounds(federation, 1)
+    assert BIAS in record.clients.rejected[VICTIM]
+
+
+def test_an_unknown_client_is_rejected_and_the_one_it_hid_is_missing(
+    images: Path, without: tuple[RoundLoop, list[RoundRecord]]
+) -> None:
+    attacked = build_federation(
+        small(images), lambda engine: TamperingEngine(engine, with_field(client="mallory"))
+    )
+    for record in run_rounds(attacked):
+        assert "'mallory' is not a client" in record.clients.rejected["mallory"]
+        assert record.clients.missing == [VICTIM]
+    assert_same_state(attacked, without[0])
+
+
+def test_a_second_answer_counts_for_nothing(images: Path) -> None:
+    def answer_twice(update: Update) -> list[Update]:
+        other = {name: value + 1 for name, value in tensors_of(update).items()}
+        return [update, replace(update, averaged=other)]
+
+    experiment = small(images, engine="loop")
+    attacked = build_federation(experiment, lambda engine: TamperingEngine(engine, answer_twice))
+    honest = build_federation(experiment)
+    for record in run_rounds(attacked):
+        assert record.clients.answered == ["client-0", "client-1", "client-2"]
+        assert record.clients.rejected == {f"{VICTIM} (again)": "this client answered twice"}
+    run_rounds(honest)
+    assert_same_state(attacked, honest)
+
+
+def test_a_client_that_was_not_asked_is_rejected(images: Path) -> None:
+    experiment = small(images, fraction=0.3)
+    (record,) = run_rounds(build_federation(experiment), 1)
+    (asked,) = record.clients.answered
+    other = next(name for name in ("client-0", "client-1", "client-2") if name != asked)
+    sizes = build_federation(experiment).engine.sizes
+
+    def impersonate(update: Update) -> list[Update]:
+        return [
+            replace(update, client=other, num_samples=sizes[other], prototypes=Prototypes.empty(4))
+        ]
+
+    federation = build_federation(
+        experiment, lambda engine: TamperingEngine(engine, impersonate, [asked])
+    )
+    (record,) = run_rounds(federation, 1)
+    assert record.unchanged
+    assert "not asked" in record.clients.rejected[other]
+    assert record.clients.missing == [asked]
+
+
+def test_a_missing_client_is_listed(images: Path) -> None:
+    federation = build_federation(small(images), lambda engine: TamperingEngine(engine, drop))
+    for record in run_rounds(federation):
+        assert record.clients.answered == ["client-0", "client-2"]
+        assert record.clients.missing == [VICTIM]
+        assert record.clients.rejected == {}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_nobody_accepted_leaves_the_state_unchanged(
+    images: Path, method: str, evaluate: bool
+) -> None:
+    is_bad = False
+
+    def tamper(update: Update) -> list[Update]:
+        return [replace(update, loss=math.nan)] if is_bad else [update]
+
+    everyone = ("client-0", "client-1", "client-2")
+    federation = build_federation(
+        small(images, method), lambda engine: TamperingEngine(engine, tamper, everyone)
+    )
+    assert not federation.run_round(evaluate=evaluate).unchanged
+    before = federation.state
+    params = {name: value.clone() for name, value in before.server.params.items()}
+    is_bad = True
+    record = federation.run_round(evaluate=evaluate)
+    assert record.unchanged
+    assert record.loss is None
+    assert list(record.clients.rejected) == [*everyone]
+    assert federation.state.round == before.round + 1
+    assert_same_tensors(federation.state.server.params, params)
+    assert federation.state.prototypes == before.prototypes
+    is_bad = False
+    assert federation.run_round(evaluate=evaluate).clients.answered == [*everyone]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["iid", "label", "quantity"])
+def test_an_honest_run_is_never_rejected(images: Path, method: str, kind: str) -> None:
+    experiment = small(images, method, partition__kind=kind, partition__alpha=0.3, train__lr=0.5)
+    for record in run_rounds(build_federation(experiment), 3):
+        assert record.clients.rejected == {}
+        assert record.clients.missing == []
+        assert len(record.clients.answered) == 3
+
+
+def test_the_bound_on_norms_is_a_setting(images: Path) -> None:
+    federation = build_federation(small(images, validation__max_norm=1e-4))
+    (record,) = run_rounds(federation, 1)
+    assert record.unchanged
+    assert all("at most 0.0001" in reason for reason in record.clients.rejected.values())
+
+
+def test_the_bound_holds_for_the_change_not_for_the_weights(images: Path) -> None:
+    federation = build_federation(small(images, validation__max_norm=1.0))
+    weights = federation.state.server.params.values()
+    assert math.sqrt(sum(float(value.square().sum()) for value in weights)) > 1
+    for record in run_rounds(federation):
+        assert record.clients.rejected == {}
+
+
+# What looks sound and is not
+
+
+def stretch(length: float) -> Tamper:
+    """Return a tampering that makes the client's first prototype that long."""
+
+    def tamper(update: Update) -> list[Update]:
+        vectors = update.prototypes.vectors.clone()
+        vectors[0] *= length / vectors[0].norm()
+        return [replace(update, prototypes=replace(update.prototypes, vectors=vectors))]
+
+    return tamper
+
+
+@pytest.mark.parametrize("length", [1.01, 100.0, 9e5])
+def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: float) -> None:
+    attacked = build_federation(
+        small(images), lambda engine: TamperingEngine(engine, stretch(length))
+    )
+    for record in run_rounds(attacked):
+        assert record.clients.rejected[VICTIM].startswith("a prototype has length")
+
+
+@pytest.mark.parametrize(
+    ("count", "reasons"), [(8, []), (9, ["a class has 9 prototypes; at most 8"])]
+)
+def test_a_class_has_at_most_what_is_ever_chosen(
+    images: Path, count: int, reasons: list[str]
+) -> None:
+    ones = torch.ones(count, dtype=torch.int64)
+    send = with_field(prototypes=Prototypes(torch.eye(count, 4), 0 * ones, ones))
+    experiment = small(images, prototypes__per_class="auto", partition__kind="iid")
+    federation = build_federation(experiment, lambda engine: TamperingEngine(engine, send))
+    (record,) = run_rounds(federation, 1)
+    assert list(record.clients.rejected.values()) == reasons
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"averaged": [1, 2]},
+        {"averaged": {WEIGHT: [1.0]}},
+        {"averaged": {WEIGHT: torch.zeros(8, 36).to_sparse()}},
+        {"averaged": {WEIGHT: torch.zeros(8, 36, device="meta")}},
+        {"prototypes": None},
+        {"client": ["client-1"]},
+    ],
+)
+def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, Any]) -> None:
+    attacked = build_federation(
+        small(images), lambda engine: TamperingEngine(engine, with_field(**changes))
+    )
+    without = build_federation(small(images), lambda engine: TamperingEngine(engine, drop))
+    for record in run_rounds(attacked):
+        assert len(record.clients.rejected) == 1
+        assert record.clients.answered == ["client-0", "client-2"]
+    run_rounds(without)
+    assert_same_state(attacked, without)
+
+
+def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
+    def attach(update: Update) -> list[Update]:
+        sums = {name: value.clone().requires_grad_() for name, value in tensors_of(update).items()}
+        return [replace(update, averaged=sums)]
+
+    federation = build_federation(small(images), lambda engine: TamperingEngine(engine, attach))
+    run_rounds(federation)
+    assert not any(value.requires_grad for value in federation.state.server.params.values())
+
+
+@pytest.mark.parametrize("method", ["fedproto", "local"])
+def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -> None:
+    experiment = small(images, method)
+    federation = build_federation(
+        experiment, lambda engine: TamperingEngine(engine, with_field(loss=float("nan")))
+    )
+    before = federation.engine.state()
+    run_rounds(federation, 1)
+    kept = {name.split("/")[1] for name in federation.engine.state()}
+    assert before == {}
+    assert kept == {"client-0", "client-2"}
+
+
+class OddWeights(FedAvg):
+    """Weighs clients by a formula that fails for one of them."""
+
+    weights = {"client-0": 2.0, VICTIM: math.nan, "client-2": 3.0}  # noqa: RUF012
+
+    def weigh(self, update: Update, server: Server) -> float:
+        return self.weights[update.client]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_a_weight_that_is_none_costs_one_client(
+    images: Path, weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OddWeights.weights, VICTIM, weight)
+    federation = build_federation(small(images, "fedavg"), method_class=OddWeights)
+    record = federation.run_round(evaluate=False)
+    assert record.clients.answered == ["client-0", "client-2"]
+    assert "it must be finite and not negative" in record.clients.rejected[VICTIM]
+    assert all(bool(each.isfinite().all()) for each in federation.state.server.params.values())
+
+
+def test_a_formula_that_fails_costs_one_client(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(OddWeights.weights, VICTIM)
+    federation = build_federation(small(images, "fedavg"), method_class=OddWeights)
+    record = federation.run_round(evaluate=False)
+    assert record.clients.rejected == {VICTIM: "it cannot be weighed (KeyError)"}
+
+
+def test_only_a_method_that_withholds_may(images: Path) -> None:
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, with_field(averaged=None))
+
+    record = build_federation(small(images, "fedavg"), lie).run_round(evaluate=False)
+    reason = "it withholds its update; this method never does"
+    assert record.clients.rejected == {VICTIM: reason}

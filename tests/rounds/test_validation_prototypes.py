@@ -1,0 +1,135 @@
+"""The validator's bounds on prototypes, to the last number."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from validation_cases import Usual, make_guard, prepare
+
+from mpfedcl.prototypes import Prototypes
+
+
+@pytest.fixture(scope="module")
+def usual() -> Usual:
+    return make_guard(prepare())
+
+
+def rows(
+    labels: Sequence[int], counts: Sequence[int], length: float = 0.5, width: int = 5
+) -> Prototypes:
+    vectors = torch.zeros(len(labels), width)
+    if len(labels):
+        vectors[:, 0] = length
+    columns = (torch.tensor(each, dtype=torch.int64) for each in (labels, counts))
+    return Prototypes(vectors, *columns)
+
+
+COUNTS = "prototype counts must be at least 1 and sum to at most 10"
+LABELS = "prototype labels must lie in 0..2"
+
+
+@pytest.mark.parametrize(
+    ("prototypes", "reason"),
+    [
+        (rows([0, 0, 2, 2], [1, 2, 3, 4]), None),
+        (rows([0, 1], [5, 5]), None),
+        (rows([0, 1], [5, 6]), COUNTS),
+        (rows([0, 1], [5, 0]), COUNTS),
+        (rows([0, 1], [2**62, 2**62]), COUNTS),
+        (rows([0, 3], [1, 1]), LABELS),
+        (rows([-1, 0], [1, 1]), LABELS),
+        (rows([0, 0, 0], [1, 1, 1]), "a class has 3 prototypes; at most 2"),
+        (rows([0], [1], length=1.0009), None),
+        (rows([0], [1], length=1.0011), "a prototype has length 1; at most 1.001"),
+        (rows([0], [1], length=math.nan), "prototype vectors hold values that are not finite"),
+        (rows([0], [1], width=4), "prototype vectors has shape [1, 4]; expected [1, 5]"),
+    ],
+)
+def test_prototypes(usual: Usual, prototypes: Prototypes, reason: str | None) -> None:
+    validator, broadcast, update = usual
+    assert validator.judge(replace(update, prototypes=prototypes), broadcast) == reason
+
+
+def test_prototypes_of_other_types_and_shapes(usual: Usual) -> None:
+    validator, broadcast, update = usual
+
+    def judge(**columns: Tensor) -> str | None:
+        made = object.__new__(Prototypes)
+        for name in ("vectors", "labels", "counts"):
+            object.__setattr__(made, name, columns.get(name, getattr(rows([0], [1]), name)))
+        return validator.judge(replace(update, prototypes=made), broadcast)
+
+    assert judge() is None
+    said = judge(labels=torch.tensor([0.0]))
+    assert said == "prototype labels has type torch.float32; expected torch.int64"
+    said = judge(counts=torch.tensor([1.0]))
+    assert said == "prototype counts has type torch.float32; expected torch.int64"
+    said = judge(vectors=torch.zeros(1, 5).double())
+    assert said == "prototype vectors has type torch.float64; expected torch.float32"
+    said = judge(counts=torch.tensor([1, 1]))
+    assert said == "prototype counts has shape [2]; expected [1]"
+    said = judge(labels=torch.tensor([[0]]))
+    assert said == "prototype labels has shape [1, 1]; expected [-1]"
+
+
+def test_prototypes_that_nobody_shares() -> None:
+    validator, broadcast, update = make_guard(prepare("fedavg"))
+    said = validator.judge(replace(update, prototypes=rows([0], [1])), broadcast)
+    assert said == "prototypes came although the method shares none"
+    said = validator.judge(replace(update, prototypes=rows([], [], width=4)), broadcast)
+    assert said == "prototype vectors has shape [0, 4]; expected [0, 5]"
+    assert validator.judge(replace(update, prototypes=rows([], [])), broadcast) is None
+
+
+def test_any_number_of_prototypes_where_the_method_says_so() -> None:
+    validator, broadcast, update = make_guard(prepare("dp-fedcl"))
+    many = replace(update, prototypes=rows([0] * 9, [1] * 9))
+    assert validator.judge(many, broadcast) is None
+
+
+@pytest.mark.parametrize(("length", "is_sound"), [(2.0, True), (2.0019, True), (2.003, False)])
+def test_raw_embeddings_are_as_long_as_a_change_may_be(length: float, is_sound: bool) -> None:
+    validator, broadcast, update = make_guard(prepare("fedproto", validation__max_norm=2.0))
+    said = validator.judge(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
+    assert said == (None if is_sound else "a prototype has length 2; at most 2.002")
+
+
+@pytest.mark.parametrize(
+    ("held", "prototypes", "reason"),
+    [
+        ([7, 0, 3], rows([0, 0, 2], [3, 4, 3]), None),
+        ([7, 0, 3], rows([0, 2], [1, 1]), None),
+        (
+            [7, 0, 3],
+            rows([0, 0], [4, 4]),
+            "class 0 stand for 8 samples; this client has announced 7",
+        ),
+        ([7, 0, 3], rows([1], [1]), "class 1 stand for 1 samples; this client has announced 0"),
+        (
+            [7, 0, 3],
+            rows([0, 2], [1, 4]),
+            "class 2 stand for 4 samples; this client has announced 3",
+        ),
+    ],
+)
+def test_prototypes_are_held_to_what_was_announced(
+    held: list[int], prototypes: Prototypes, reason: str | None
+) -> None:
+    validator, broadcast, update = make_guard(prepare(), label_counts={"a": held})
+    said = validator.judge(replace(update, prototypes=prototypes), broadcast)
+    assert said == (None if reason is None else f"prototypes of {reason}")
+
+
+def test_under_a_budget_nobody_says_how_many() -> None:
+    assembly = prepare(privacy__epsilon=3.0, network__max_images=12)
+    validator, broadcast, update = make_guard(assembly, label_counts={"a": [0, 0, 0]})
+    silent = replace(update, loss=None)
+    assert validator.judge(silent, broadcast) is None
+    assert validator.judge(replace(silent, prototypes=rows([0], [12])), broadcast) is None
+    said = validator.judge(replace(silent, prototypes=rows([0], [13])), broadcast)
+    assert said == "prototype counts must be at least 1 and sum to at most 12"
+    said = validator.judge(replace(silent, loss=math.nan), broadcast)
+    assert said == "loss is nan; it must be finite"
