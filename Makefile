@@ -4,12 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test test-all lint format unit reproduce results fidelity convergence arrivals join-study k-study one-shot benchmark bench bench-quick bench-peers \
-	test-browser test-federation test-federation-scale test-machines soak fuzz coverage mutation wheel clean help
+	test-browser test-federation test-federation-scale test-machines test-wheel soak fuzz coverage mutation verify wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
 	@echo "make test-all   the tests again with all cases of engines, rules and methods crossed"
+	@echo "make verify     every slow suite, one after the other: a line for each (about an hour)"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
@@ -27,6 +28,7 @@ help:
 	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (an hour)"
 	@echo "make soak       a hundred kills at random moments, drop-outs in every round (a quarter of an hour)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
+	@echo "make test-wheel  the wheel installed without extras, and used (three minutes)"
 	@echo "make fuzz       changed messages, files and settings against all that reads them (four minutes)"
 	@echo "make coverage   branches of the modules that guard the rest, in percent"
 	@echo "make mutation   faults put into these modules that the tests notice (resumes where it ended)"
@@ -60,6 +62,10 @@ test: lint
 # Also slow tests, and the cases of which make test takes every third: engines, rules, methods crossed.
 test-all: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPFEDCL_CASES=all $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not scale and not soak'
+
+# Goes on after a failure; logs are in build/verify. make verify ONLY='attacks fuzz' runs some.
+verify: $(READY)
+	$(BIN)/python scripts/verify.py $(if $(ONLY),--only $(ONLY))
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -165,6 +171,9 @@ mutation: $(READY)
 
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py
+
+test-wheel: $(READY)
+	$(BIN)/python scripts/try_wheel.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

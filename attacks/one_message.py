@@ -11,9 +11,8 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy
-from bad_answers import BadReply, predictor, table, values, weight
+from bad_answers import BadReply, packed, predictor, table, values
 from federations import is_training, rewrite
-from flwr.app import Array
 from flwr.app import Message as FlowerMessage
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 
@@ -24,6 +23,8 @@ from small_experiments import read_records
 MOST_MEMORY = 64 * 2**20
 """Bytes that a run of a thousand weights may take at most while it opens a bomb."""
 BOMB_MEGABYTES = 1024
+Forge = Callable[[dict[str, bytes]], dict[str, bytes]]
+"""From the objects of an answer by name to those that are stored."""
 
 
 def _archive() -> bytes:
@@ -36,9 +37,8 @@ def _archive() -> bytes:
 
 IN_ROUND: dict[str, BadReply] = {
     "a loss of 1.7e308": values(loss=1.7e308),
-    "an array that is an npz archive": weight(
-        lambda _: Array("float64", (3,), "numpy.ndarray", _archive())
-    ),
+    "an npz archive in place of the arrays": packed(_archive()),
+    "an npz archive, stored as numpy stores": packed(_archive(), "numpy.ndarray"),
     "a predictor of 10^400": values(**predictor(table(10**400))),
 }
 
@@ -50,23 +50,25 @@ def _odd_class(request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
 
 def attack(*, full: bool) -> list[Outcome]:
     """Send each message once."""
-    outcomes = [_try(f"one message: {name}", bad=bad) for name, bad in IN_ROUND.items()]
-    outcomes.append(_try("one message: odd class names", hello=_odd_class))
-    outcomes.append(_try("one message: a malformed Flower object", forge=_without_pieces))
-    name = f"one message: {BOMB_MEGABYTES} MB named by 1 MB"
-    outcomes.append(_try(name, forge=_bomb, most_memory=MOST_MEMORY))
+    outcomes = [try_message(name, bad=bad) for name, bad in IN_ROUND.items()]
+    outcomes.append(try_message("odd class names", hello=_odd_class))
+    outcomes += [
+        try_message(name, forge=forge, most_memory=most)
+        for name, (forge, most) in OF_OBJECTS.items()
+    ]
     return outcomes
 
 
-def _try(
+def try_message(
     name: str,
     *,
     bad: BadReply | None = None,
     hello: BadReply | None = None,
-    forge: Callable[[dict[str, bytes]], dict[str, bytes]] | None = None,
+    forge: Forge | None = None,
     most_memory: int | None = None,
 ) -> Outcome:
     """Run a federation in which one client misbehaves in one way, once."""
+    name = f"one message: {name}"
     sent: list[str] = []
 
     def tamper(
@@ -85,7 +87,8 @@ def _try(
     def forge_objects(
         client: str, reply: FlowerMessage, objects: dict[str, bytes]
     ) -> dict[str, bytes]:
-        if client != ATTACKER or forge is None or sent or len(objects) < 10:
+        # Only an answer that holds arrays is forged: that of a round.
+        if client != ATTACKER or forge is None or sent or _find_array(objects) is None:
             return objects
         sent.append(client)
         return forge(objects)
@@ -113,18 +116,24 @@ def _try(
         return Outcome(name, "it alone is left out", seen, ok)
 
 
+def _find_array(objects: dict[str, bytes]) -> str | None:
+    """Return the name of the one object that describes an answer's arrays, if it has any."""
+    found = [name for name, content in objects.items() if content.startswith(b"Array ")]
+    assert len(found) <= 1, "all arrays of an answer are packed into one"
+    return found[0] if found else None
+
+
 def _replace_array(
     objects: dict[str, bytes], change: Callable[[dict[str, object]], dict[str, object]], *new: bytes
 ) -> dict[str, bytes]:
-    """Describe one array of an answer otherwise; the server finds it under its old name."""
-    for name, content in objects.items():
-        head, _, body = content.partition(b"\0")
-        if head.startswith(b"Array "):
-            described = json.dumps(change(json.loads(body))).encode()
-            children = ",".join(get_object_id(each) for each in new) or head.split()[1].decode()
-            forged = f"Array {children} {len(described)}".encode() + b"\0" + described
-            return {**objects, name: forged} | {get_object_id(each): each for each in new}
-    raise AssertionError("the answer has no array")
+    """Describe the arrays of an answer otherwise; the server finds them under their old name."""
+    name = _find_array(objects)
+    assert name is not None
+    head, _, body = objects[name].partition(b"\0")
+    described = json.dumps(change(json.loads(body))).encode()
+    children = ",".join(get_object_id(each) for each in new) or head.split()[1].decode()
+    forged = f"Array {children} {len(described)}".encode() + b"\0" + described
+    return {**objects, name: forged} | {get_object_id(each): each for each in new}
 
 
 def _without_pieces(objects: dict[str, bytes]) -> dict[str, bytes]:
@@ -141,3 +150,10 @@ def _bomb(objects: dict[str, bytes]) -> dict[str, bytes]:
     return _replace_array(
         objects, lambda said: {**said, "arraychunk_ids": [0] * BOMB_MEGABYTES}, chunk
     )
+
+
+OF_OBJECTS: dict[str, tuple[Forge, int | None]] = {
+    "a malformed Flower object": (_without_pieces, None),
+    f"{BOMB_MEGABYTES} MB named by 1 MB": (_bomb, MOST_MEMORY),
+}
+"""What is stored in place of an answer, and the bytes that reading it may take."""

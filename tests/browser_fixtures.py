@@ -56,7 +56,7 @@ def live(browser: Any, live_server: Server) -> Iterator[Open]:
     def open_page(where: Server = live_server, *, width: int = 1200, **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         # Milliseconds that a busy machine may take.
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))

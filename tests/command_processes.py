@@ -113,14 +113,14 @@ class CommandProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """Wait for its end; return its exit code."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("mpfedcl", timeout)
         return self._process.exitcode
 
-    def first_line(self, timeout: float = 60) -> str:
+    def first_line(self, timeout: float = 120) -> str:
         """Wait for the first line of its output; return what there is if it ends before."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self._said[0] and self._readers[0].is_alive():
@@ -128,7 +128,7 @@ class CommandProcess:
             time.sleep(0.01)
         return bytes(self._said[0]).partition(b"\n")[0].decode()
 
-    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
         """Wait for its end; return its output and errors."""
         for reader in self._readers:
             reader.join(timeout)

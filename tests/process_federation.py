@@ -79,7 +79,7 @@ class Program:
     def kill(self) -> None:
         """End it without a chance to tidy up."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(LONG)
 
 
 @dataclass
@@ -280,8 +280,8 @@ class ProcessFederation:
             program.process.send_signal(signal.SIGTERM)
         for program in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                program.process.wait(60)
-        end = time.monotonic() + 30
+                program.process.wait(LONG)
+        end = time.monotonic() + LONG
         while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.2)
         for process in left:
@@ -289,7 +289,7 @@ class ProcessFederation:
                 process.kill()
         assert not left, f"left over: {left}"
         if self.server in running:
-            assert self.server.wait(10) == 0, self.server.output
+            assert self.server.wait() == 0, self.server.output
 
     def _command(self, words: Sequence[object], prefix: Sequence[str] | None = None) -> list[str]:
         place = self.prefix if prefix is None else prefix

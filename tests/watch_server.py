@@ -31,7 +31,7 @@ class Server:
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send one request, its path as it stands; return status, headers and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in ({"Host": f"localhost:{self.port}"} | (headers or {})).items():
@@ -67,7 +67,7 @@ class Events:
     """The stream of events of a server, read one by one."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.request("GET", "/events")
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200

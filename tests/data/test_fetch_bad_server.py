@@ -147,8 +147,9 @@ def test_a_redirect_to_nonsense_is_trouble(
 def test_a_trickle_is_given_up(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", trickle(BODY, 0.02), serve(BODY))
     begin = time.monotonic()
-    assert bring(tmp_path, original(address), timeout=0.3, slowest=2000.0) == BODY
-    assert time.monotonic() - begin < 3
+    assert bring(tmp_path, original(address), timeout=1.0, slowest=2000.0) == BODY
+    # At its pace the whole file would take half an hour.
+    assert time.monotonic() - begin < 60
     # What trickled in was not in vain.
     assert server.ranges[0] is None
     assert server.ranges[1] is not None
@@ -156,20 +157,20 @@ def test_a_trickle_is_given_up(tmp_path: Path, server: BrokenServer) -> None:
 
 def test_the_sentence_tells_of_a_trickle(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", trickle(BODY, 0.02))
-    sentence = refusal(tmp_path, original(address), attempts=1, timeout=0.2, slowest=2000.0)
-    assert "bytes in 0.2 seconds" in sentence
+    sentence = refusal(tmp_path, original(address), attempts=1, timeout=0.5, slowest=2000.0)
+    assert "bytes in 0.5 seconds" in sentence
 
 
 def test_a_slow_but_steady_server_is_waited_for(tmp_path: Path, server: BrokenServer) -> None:
-    body = BODY[:60]
+    body = BODY[:200]
     address = server.answer("/file", trickle(body, 0.01))
-    assert bring(tmp_path, original(address, body=body), timeout=0.2, slowest=20.0) == body
+    assert bring(tmp_path, original(address, body=body), timeout=1.0, slowest=5.0) == body
     assert len(server.requests) == 1
 
 
 def test_silence_is_given_up(tmp_path: Path, server: BrokenServer) -> None:
-    address = server.answer("/file", stall(BODY, 5000, seconds=1.0), serve(BODY))
-    assert bring(tmp_path, original(address), timeout=0.2) == BODY
+    address = server.answer("/file", stall(BODY, 5000, seconds=3.0), serve(BODY))
+    assert bring(tmp_path, original(address), timeout=1.0) == BODY
     assert server.ranges == [None, "bytes=5000-"]
 
 

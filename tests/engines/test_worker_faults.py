@@ -85,9 +85,10 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
     """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
     leader, worker = start_two(images, tmp_path, commands)
     os.kill(worker, signal.SIGSTOP)
-    time.sleep(0.5)
+    time.sleep(1)
     leader.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    # Two signals that arrive together are one.
+    time.sleep(1)
     leader.send_signal(signal.SIGINT)
     _, said = leader.communicate()
     assert leader.returncode == 130
@@ -108,7 +109,7 @@ def test_a_worker_that_is_stopped_is_noticed_and_a_leader_may_be(
     os.kill(worker, signal.SIGSTOP)
     stopped = time.monotonic()
     out, said = leader.communicate()
-    assert 5 < time.monotonic() - stopped < 30
+    assert 5 < time.monotonic() - stopped < 120
     assert (leader.returncode, out, said.count("\n")) == (1, "", 1)
     assert "process 1 has given no sign of life for 10 s" in said
     assert "Resume with: mpfedcl run --resume run" in said
@@ -164,7 +165,7 @@ def test_workers_find_modules_where_the_leader_does(
     # From nothing: the path is read when Python starts.
     leader = start(command(*words), tmp_path, PYTHONPATH=".")
     processes.append(leader)
-    _, said = leader.communicate(timeout=120)
+    _, said = leader.communicate(timeout=300)
     assert leader.returncode == 0, said
 
 

@@ -123,7 +123,7 @@ def test_names_and_sections_are_known_without_torch() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert ended.stdout.splitlines() == ["2.0", "[]"]

@@ -20,6 +20,8 @@ from process_federation import (
 pytestmark = pytest.mark.federation
 
 ROUND_TIMEOUT = 20
+LONGEST_ROUND = 3 * ROUND_TIMEOUT
+"""Seconds that a round may take on a busy machine; without its timeout it would never end."""
 TIMES = ["--network.round-timeout", ROUND_TIMEOUT, "--network.patience", 30, "--method", "fedavg"]
 
 
@@ -52,7 +54,7 @@ def test_a_killed_process_of_a_client_is_started_again(
     between = [each for each in run.records() if number <= each["round"] < record["round"]]
     reasons = [each["clients"]["rejected"].get("client-1", "") for each in between]
     assert {*reasons} <= {"", "its process was killed during this work"}
-    assert all(each["seconds"]["train"] < ROUND_TIMEOUT + 5 for each in between)
+    assert all(each["seconds"]["train"] < LONGEST_ROUND for each in between)
     fault_log.write("a client's process killed", "started again", seconds, "its answer of a round")
 
 
@@ -64,14 +66,21 @@ def test_a_client_that_hangs_is_missing_and_comes_back(
     began = time.monotonic()
     process.suspend()
     try:
+        # On a busy machine others may be late in a round, too.
         record = run.wait_for_record(
-            lambda each: "client-0" not in each["clients"]["answered"], "it hangs", number - 1
+            lambda each: each["clients"]["answered"] == ["client-1", "client-2"],
+            "it hangs",
+            number - 1,
         )
     finally:
         process.resume()
-    assert record["remarks"]["missing"]["client-0"] == f"no answer within {ROUND_TIMEOUT} s"
-    assert {"client-1", "client-2"} <= set(record["clients"]["answered"])
-    assert record["seconds"]["train"] < ROUND_TIMEOUT + 5
+    reasons = [
+        each["remarks"].get("missing", {}).get("client-0")
+        for each in run.records()
+        if number <= each["round"] <= record["round"]
+    ]
+    assert f"no answer within {ROUND_TIMEOUT} s" in reasons
+    assert record["seconds"]["train"] < LONGEST_ROUND
     run.wait_for_answer("client-0", record["round"])
     fault_log.write(
         "a client hangs (SIGSTOP) until its round is over",
@@ -102,7 +111,7 @@ def test_a_client_that_is_killed_whole_comes_back_at_once(
         "its answers in between",
     )
     between = [each for each in run.records() if last <= each["round"] < back["round"]]
-    assert all(each["seconds"]["train"] < ROUND_TIMEOUT + 5 for each in between)
+    assert all(each["seconds"]["train"] < LONGEST_ROUND for each in between)
 
 
 def test_a_client_whose_command_is_killed_ends_and_the_server_knows(
@@ -111,9 +120,15 @@ def test_a_client_whose_command_is_killed_ends_and_the_server_knows(
     last = run.wait_for_training("client-0")
     began = time.monotonic()
     federation.clients["client-0"].kill()
-    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends", 60)
-    missing = run.wait_for_missing("client-0", last - 1)
-    assert missing["remarks"]["missing"]["client-0"] in ("it went away", "not connected")
+    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends")
+    # On a busy machine the round may time out before its process has left.
+    missing = run.wait_for_record(
+        lambda each: (
+            each["remarks"].get("missing", {}).get("client-0") in ("it went away", "not connected")
+        ),
+        "it is known to have left",
+        last - 1,
+    )
     fault_log.write(
         "a client's command killed", "its process leaves in order", time.monotonic() - began, "-"
     )

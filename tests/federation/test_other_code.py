@@ -174,7 +174,7 @@ for path in sys.argv[3:]:
     kind = {"Content-Type": "application/protobuf"}
     request = urllib.request.Request(sys.argv[1] + path, data=b"", headers=kind, method="POST")
     try:
-        codes[path] = urllib.request.urlopen(request, context=context, timeout=20).status
+        codes[path] = urllib.request.urlopen(request, context=context, timeout=60).status
     except urllib.error.HTTPError as error:
         codes[path] = error.code
 print(json.dumps(codes))

@@ -83,7 +83,7 @@ def test_without_any_client_a_run_ends_in_a_sentence_and_can_be_resumed(
     for client in federation.clients.values():
         # Without a chance to tidy up: what it has started must end all the same.
         client.kill()
-    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends", 60)
+    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends")
     assert run.program.wait() == 1
     message = run.program.output
     assert "fewer are left" in message or "no client was accepted" in message

@@ -128,9 +128,9 @@ def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: P
 
 def test_plain_text_is_refused(federation: ProcessFederation) -> None:
     address = ("127.0.0.1", federation.port)
-    with socket.create_connection(address, 10) as connection:
+    with socket.create_connection(address, 60) as connection:
         connection.sendall(b"POST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        connection.settimeout(10)
+        connection.settimeout(60)
         try:
             answer = connection.recv(1000)
         except ConnectionResetError:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from process_federation import FaultLog, ProcessFederation, wait_until
+from process_federation import LONG, FaultLog, ProcessFederation, wait_until
 
 _CANNOT = [
     word
@@ -38,7 +38,7 @@ context = ssl.create_default_context(cafile=sys.argv[2])
 try:
     kind = {"Content-Type": "application/protobuf"}
     request = urllib.request.Request(sys.argv[1], data=b"", headers=kind, method="POST")
-    print(urllib.request.urlopen(request, context=context, timeout=20).status)
+    print(urllib.request.urlopen(request, context=context, timeout=60).status)
 except urllib.error.HTTPError as error:
     print(error.code)
 """
@@ -138,7 +138,7 @@ def ask(federation: ProcessFederation, prefix: tuple[str, ...], address: str, pa
         [*prefix, sys.executable, "-c", ASK, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -153,8 +153,10 @@ def test_a_cut_cable_costs_the_rounds_in_between(
     number = run.wait_for_training("client-1", 2)
     ip("-n", HERE, "link", "set", ENDS[HERE], "down")
     began = time.monotonic()
-    record = run.wait_for_missing("client-1", number - 1)
-    assert record["clients"]["answered"] == ["client-0"]
+    # On a busy machine the other one may be late in a round, too.
+    record = run.wait_for_record(
+        lambda each: each["clients"]["answered"] == ["client-0"], "one is missing", number - 1
+    )
     ip("-n", HERE, "link", "set", ENDS[HERE], "up")
     back = time.monotonic()
     run.wait_for_answer("client-1", record["round"])
@@ -167,4 +169,4 @@ def test_a_cut_cable_costs_the_rounds_in_between(
     )
     assert apart.clients["client-1"].is_running
     run.program.interrupt()
-    assert run.program.wait(60) == 130
+    assert run.program.wait() == 130

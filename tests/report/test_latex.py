@@ -186,6 +186,16 @@ def test_the_caption_names_data_and_seeds(tmp_path: Path, said: Say) -> None:
     assert label[1] == "tab:all-accuracy-of-the-last-round"
 
 
+def test_caption_names_the_methods_of_each_learning_rate(tmp_path: Path, said: Say) -> None:
+    for method, rate in {"mp-fedcl": 0.3, "fedavg": 0.1, "fedprox": 0.1}.items():
+        write_run(tmp_path / "all" / method, method=method, train__lr=rate)
+    said("report", tmp_path / "all", "--latex")
+    found = read_table((tmp_path / "all" / "accuracy-of-the-last-round.tex").read_text())
+    caption = found["caption"]
+    assert "; 3 rounds; " in caption
+    assert "learning rate 0.1 (fedavg, fedprox) and 0.3 (mp-fedcl);" in caption
+
+
 @pytest.mark.usefixtures("rendered_figures")
 def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
     # No font has all letters.

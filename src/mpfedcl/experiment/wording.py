@@ -1,6 +1,6 @@
 """An experiment in a few words, for titles and tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpfedcl.experiment.experiment import Experiment
@@ -14,6 +14,27 @@ def describe_data(
         seed = f", seed {experiment.seed}" if with_seed else ""
         return "its clients' own data", f"over a network{seed}"
     return experiment.dataset.name, describe_partition(experiment, with_seed=with_seed)
+
+
+def describe_by_method(settings: Iterable[tuple[str, str]]) -> str:
+    """Return a setting that all runs share, or each of its values with the methods that have it.
+
+    Args:
+        settings: The method and the value of each run.
+
+    Example:
+        >>> describe_by_method([("FedAvg", "0.1"), ("FedProx", "0.1")])
+        '0.1'
+        >>> describe_by_method([("FedAvg", "0.1"), ("FedProx", "0.01"), ("MOON", "0.1")])
+        '0.1 (FedAvg, MOON) and 0.01 (FedProx)'
+    """
+    methods: dict[str, dict[str, None]] = {}
+    for method, value in settings:
+        methods.setdefault(value, {})[method] = None
+    if len(methods) == 1:
+        return next(iter(methods))
+    *others, last = (f"{value} ({', '.join(names)})" for value, names in methods.items())
+    return f"{', '.join(others)} and {last}"
 
 
 def describe_budget(told: Mapping[str, Any]) -> str:

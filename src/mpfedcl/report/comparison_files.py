@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mpfedcl.core.files import write_atomically
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_by_method, describe_partition
 from mpfedcl.methods import TESTS, Test, find_method, name_methods
 from mpfedcl.report.results.loaded import LoadedComparison
 from mpfedcl.report.run_description import RunRecords
@@ -55,7 +55,12 @@ def _build_tables(
     trained = [names[each] for each in names if find_method(each).trains]
     content = _rename(content, names)
     methods: dict[str, Any] = content["methods"]
-    effort = f"lr {experiment.train.lr:g}, round {content['rounds']}, " if trained else ""
+    rates = [
+        (names[each.experiment.method], f"{each.experiment.train.lr:g}")
+        for each in comparison.planned_runs
+        if names[each.experiment.method] in trained
+    ]
+    effort = f"lr {describe_by_method(rates)}, round {content['rounds']}, " if trained else ""
     setting = (
         f"{experiment.dataset.name}, {describe_partition(experiment, with_seed=False)}, "
         f"{effort}accuracy % {over}"

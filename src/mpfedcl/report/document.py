@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.wording import describe_budget, describe_data
+from mpfedcl.experiment.wording import describe_budget, describe_by_method, describe_data
 from mpfedcl.report.comparison_section import describe_comparison
 from mpfedcl.report.method_styles import style_of
 from mpfedcl.report.paper_section import describe_paper
@@ -204,11 +204,17 @@ class _DocumentBuilder:
 
     def _describe_setup(self, places: Sequence[int]) -> list[str]:
         records = [self.records[place] for place in places]
-        first, content = records[0].experiment, self.runs[places[0]]
+        splits = ((each.method_name, _describe_split(each)) for each in records)
+        # A run that has only begun may not say how many clients it has.
+        populations = [
+            (self.records[place].method_name, f"{count:,} clients")
+            for place in places
+            if (count := self.runs[place]["population"])
+        ]
         seeds = sorted({each.experiment.seed for each in records})
         words = [
-            ", ".join(describe_data(first, {"network": records[0].is_network}, with_seed=False)),
-            f"{content['population']:,} clients",
+            describe_by_method(splits),
+            describe_by_method(populations or [("", "0 clients")]),
             *_describe_effort(records),
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         ]
@@ -233,13 +239,20 @@ def _name_data(records: RunRecords) -> str:
     return describe_data(records.experiment, {"network": records.is_network})[0]
 
 
+def _describe_split(records: RunRecords) -> str:
+    """Return the data set and how its samples are split between clients."""
+    place = {"network": records.is_network}
+    return ", ".join(describe_data(records.experiment, place, with_seed=False))
+
+
 def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
     """Return rounds and learning rate of what is trained; of one exchange there are none."""
-    trained = [each.experiment for each in records if not each.is_one_shot]
+    trained = [each for each in records if not each.is_one_shot]
     if not trained:
         return ["one-shot"]
-    rounds = max(each.rounds for each in trained)
-    return [f"{rounds} rounds", f"learning rate {trained[0].train.lr:g}"]
+    rounds = ((each.method_name, f"{each.experiment.rounds} rounds") for each in trained)
+    rates = ((each.method_name, f"{each.experiment.train.lr:g}") for each in trained)
+    return [describe_by_method(rounds), f"learning rate {describe_by_method(rates)}"]
 
 
 def _without_seed(experiment: Experiment) -> str:

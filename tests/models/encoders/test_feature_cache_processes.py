@@ -137,7 +137,7 @@ def test_processes_that_start_together_share_one_row_an_image(path: Path) -> Non
         process.stdin.write("\n")
         process.stdin.flush()
     for process in processes:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
         assert (process.returncode, said) == (0, "done\n")
     store = FeatureStore(path, LIMIT)
     assert store.describe().rows == 2000

@@ -123,7 +123,7 @@ def test_only_addresses_may_be_asked_for(server: Server, host: str, status: int)
 
 
 def test_two_hosts_are_not_played_off_against_each_other(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
         )
@@ -135,7 +135,7 @@ def test_two_hosts_are_not_played_off_against_each_other(server: Server) -> None
     "said", [b"\r\n\r\n", b"GET", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9\r\n\r\n"]
 )
 def test_nonsense_does_not_hurt(server: Server, said: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(said)
     assert server.ask("/")[0] == 200
 

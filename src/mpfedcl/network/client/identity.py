@@ -10,24 +10,20 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-)
-
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.privacy.secure_aggregation import ProtocolError
-from mpfedcl.privacy.secure_aggregation.signatures import SIGNING
+from mpfedcl.privacy.secure_aggregation.signatures import signature_algorithm
 
 
 class Identity:
     """Signs by a client's private key, a file as `mpfedcl federation init` makes it."""
 
     def __init__(self, path: Path) -> None:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
         try:
             key = load_ssh_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -41,11 +37,13 @@ class Identity:
     @property
     def public(self) -> bytes:
         """The public key, in the form of OpenSSH."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
         return self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
     def sign(self, content: bytes) -> bytes:
         """Return a signature of the content."""
-        return self._key.sign(content, SIGNING)
+        return self._key.sign(content, signature_algorithm())
 
 
 def fingerprint(public: bytes) -> str:
