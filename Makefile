@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all lint format unit reproduce results fidelity convergence arrivals join-study k-study one-shot benchmark bench bench-quick bench-peers \
+.PHONY: demo test test-all golden lint format unit reproduce results fidelity convergence arrivals join-study k-study one-shot benchmark bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines test-wheel soak fuzz coverage mutation verify wheel clean help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
 	@echo "make test-all   the tests again with all cases of engines, rules and methods crossed"
 	@echo "make verify     every slow suite, one after the other: a line for each (about an hour)"
+	@echo "make golden     all golden runs against tests/golden/golden.json (two minutes)"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
 	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
 	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
@@ -66,6 +67,10 @@ test-all: $(READY)
 # Goes on after a failure; logs are in build/verify. make verify ONLY='attacks fuzz' runs some.
 verify: $(READY)
 	$(BIN)/python scripts/verify.py $(if $(ONLY),--only $(ONLY))
+
+# What the code gave when they were recorded, to 1e-10; tests/golden/explained.toml has what is meant to differ.
+golden: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden/golden.py compare tests/golden/golden.json
 
 lint: $(READY)
 	$(BIN)/ruff check .
