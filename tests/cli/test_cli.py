@@ -123,7 +123,7 @@ def test_all_predictors_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None
             words.append(("-" if value is None else f"{value:.1f}") + star)
         assert any(line.split() == words for line in said.out.splitlines()), said.out
     union = summary["predictors"]["global_test"]["global_prototype"]
-    assert f"global test set: {union:.1f} % (averaged, prototype)" in said.out
+    assert f"global test set: {union:.1f} % (global, prototype)" in said.out
     assert "sent per client and round: " in said.out
 
 
@@ -137,7 +137,7 @@ def test_a_run_of_one_shot(tmp_path: Path, cli: Cli) -> None:
     # Counts of 3 classes, their sums of 5 numbers, half of a symmetric 5 by 5, and one number.
     assert f"sent once per client: {3 + 15 + 15 + 1} numbers of sums" in said.out
     union = read_summary(tmp_path / "run")["predictors"]["global_test"]["global_classifier"]
-    assert f"global test set: {union:.1f} % (averaged, classifier)" in said.out
+    assert f"global test set: {union:.1f} % (global, classifier)" in said.out
     card = (tmp_path / "run" / "CARD.md").read_text()
     assert "Each client sent sums over its vectors once, at most 34 numbers." in card
     assert "One exchange, 2 clients" in card

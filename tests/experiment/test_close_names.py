@@ -6,8 +6,7 @@ import pytest
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
-from mpfedcl.experiment.source_files import method_files
+from mpfedcl.experiment.names import METHODS, did_you_mean, did_you_mean_setting
 
 KNOWN = ["rounds", "dataset.name", "dataset.root", "partition.alpha", "train.lr", "fedopt.lr"]
 
@@ -24,16 +23,16 @@ KNOWN = ["rounds", "dataset.name", "dataset.root", "partition.alpha", "train.lr"
     ],
 )
 def test_methods(name: str, meant: str) -> None:
-    assert did_you_mean(name, method_files()) == f" (did you mean {meant}?)"
+    assert did_you_mean(name, METHODS) == f" (did you mean {meant}?)"
 
 
 def test_a_known_name_is_its_own_nearest() -> None:
-    assert all(f"mean {name}?" in did_you_mean(name, method_files()) for name in method_files())
+    assert all(f"mean {name}?" in did_you_mean(name, METHODS) for name in METHODS)
 
 
 @pytest.mark.parametrize("name", ["nope", "", "-", "xyz"])
 def test_nothing_near_asks_nothing(name: str) -> None:
-    assert did_you_mean(name, method_files()) == ""
+    assert did_you_mean(name, METHODS) == ""
     assert did_you_mean_setting(name, KNOWN) == ""
 
 

@@ -1,60 +1,67 @@
 """Sections that methods declare in their own files, read without running them."""
 
+import ast
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mpfedcl
 from command_processes import environment
 from mpfedcl import Experiment, InvalidInput
+from mpfedcl.core.plugins import entry_points
 from mpfedcl.experiment.method_settings import built_in_sections
-from mpfedcl.experiment.settings import Settings
-from mpfedcl.experiment.source_files import (
-    method_files,
-    partition_files,
-    rule_files,
+from mpfedcl.experiment.names import (
+    AGGREGATION_RULES,
+    METHODS,
+    PARTITIONS,
+    SPLIT_BY_DOMAIN,
+    method_names,
 )
-from mpfedcl.methods import built_in_methods
-from mpfedcl.rounds.processors.clip import ClipSettings
-from mpfedcl.rounds.processors.compress import CompressSettings
+from mpfedcl.methods import built_in_methods, find_method
 
 NOWHERE = Path("x.toml")
 OUTSIDE = "not_here.module:Mine"
 
 
-def test_names_are_those_of_the_files() -> None:
-    assert list(built_in_methods()) == list(method_files())
-    kinds = ["classes", "feature", "iid", "label", "natural", "quantity"]
-    assert list(partition_files()) == kinds
+def list_files(folder: str, *other: str) -> dict[str, str]:
+    """Return the modules of a package by name, with the first line of each docstring."""
+    files = sorted((Path(mpfedcl.__file__).parent / folder).glob("*.py"))
+    return {
+        file.stem.replace("_", "-"): (
+            ast.get_docstring(ast.parse(file.read_text())) or ""
+        ).partition("\n")[0]
+        for file in files
+        if file.stem[0] != "_" and file.stem not in other
+    }
 
 
-def test_what_is_read_is_what_would_be_imported() -> None:
-    real = [cls.settings_class() for cls in built_in_methods().values()]
-    kinds: list[type[Settings]] = [*real, ClipSettings, CompressSettings]
-    named: dict[str, list[type[Settings]]] = {}
-    for kind in kinds:
-        if kind is not Settings:
-            named.setdefault(kind.section, []).append(kind)
-    assert named.keys() == built_in_sections().keys()
-    for section, kind in built_in_sections().items():
-        # Several files may declare parts of one section.
-        fields = {n: field for each in named[section] for n, field in each.model_fields.items()}
-        assert kind.__doc__ == named[section][0].__doc__
-        assert repr(kind.model_fields) == repr({n: fields[n] for n in kind.model_fields})
-        assert kind.model_fields.keys() == fields.keys()
+def test_the_index_lists_all_methods_and_their_sections() -> None:
+    methods = built_in_methods()
+    assert list(methods) == list(METHODS) == list(list_files("methods", "base", "messages"))
+    assert {name: cls.settings_class().section for name, cls in methods.items()} == METHODS
+    assert built_in_sections().keys() == set(METHODS.values()) - {""}
+
+
+def test_the_index_lists_all_partitions_and_rules() -> None:
+    assert list_files("data/partitions") == PARTITIONS
+    assert list_files("rounds/aggregation", "base") == AGGREGATION_RULES
+    for kind in PARTITIONS:
+        module = import_module(f"mpfedcl.data.partitions.{kind}")
+        first = next(iter(inspect.signature(module.partition).parameters))
+        assert (first == "domains") == (kind in SPLIT_BY_DOMAIN)
+
+
+def test_every_setting_of_a_method_has_a_description() -> None:
+    for kind in built_in_sections().values():
+        assert kind.section not in Experiment.model_fields
         assert all(field.description for field in kind.model_fields.values())
-
-
-def test_each_section_is_one_methods_own() -> None:
-    files = [*method_files().values(), *rule_files().values()]
-    texts = [path.read_text() for path in files]
-    for section in built_in_sections():
-        assert section not in Experiment.model_fields
-        assert sum(f'section = "{section}"' in text for text in texts) == (section != "update")
 
 
 def test_sections_are_used_like_all_others() -> None:
@@ -127,3 +134,24 @@ def test_names_and_sections_are_known_without_torch() -> None:
         check=True,
     )
     assert ended.stdout.splitlines() == ["2.0", "[]"]
+
+
+def test_an_installed_package_offers_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "offered.py").write_text(
+        "from mpfedcl.methods import Method\n\n\nclass Offered(Method):\n"
+        "    name, summary = 'offered', 'FedAvg by another name'\n"
+    )
+    described = tmp_path / "offered-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[mpfedcl.methods]\noffered = offered:Offered\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points.cache_clear()
+    try:
+        assert "offered" in method_names()
+        assert Experiment(method="offered").method == "offered"
+        assert find_method("offered").summary == "FedAvg by another name"
+    finally:
+        entry_points.cache_clear()

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.data_folder import holds_vectors
 from small_experiments import save_images, save_pictures, save_vectors
 
 

@@ -16,7 +16,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import FileContent, parse_json
 from mpfedcl.data.npz_archive import open_archive, open_unlabeled_samples
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.methods import PREDICTORS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord

@@ -12,7 +12,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian import StackedSums
 from mpfedcl.privacy.private_sums import PrivateSums
 

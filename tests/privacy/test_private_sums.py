@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian import (
     SecondMoment,
     StackedSums,

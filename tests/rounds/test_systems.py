@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.systems_settings import SystemsSettings
+from mpfedcl.experiment.settings import SystemsSettings
 from mpfedcl.rounds.systems import SystemModel
 
 COUNTS = {f"c{number}": [number + 1, 0, 7 - number] for number in range(6)}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.systems_settings import SystemsSettings
+from mpfedcl.experiment.settings import SystemsSettings
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.record import RoundRecord

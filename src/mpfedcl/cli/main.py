@@ -20,7 +20,7 @@ from mpfedcl.cli.name_checks import check_names
 from mpfedcl.cli.own_methods import import_own_methods
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.close_names import did_you_mean, did_you_mean_setting
+from mpfedcl.experiment.names import did_you_mean, did_you_mean_setting
 from mpfedcl.experiment.settings import Settings
 
 _HELP = """\

@@ -8,8 +8,7 @@ from mpfedcl.data.public.fetch.public_sources import fetch_plan
 from mpfedcl.data.set_folder import find_set_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.encoder_names import check_encoder_name
-from mpfedcl.experiment.method_settings import refuse_unknown
+from mpfedcl.experiment.names import check_encoder_name, check_method_name
 
 _ALL = "all"
 """In the place of a method's name: every method that fits."""
@@ -19,7 +18,7 @@ def check_names(arguments: Any) -> None:
     """Refuse unknown names of methods, data sets and encoders, and sets that are not here."""
     for method in getattr(arguments, "methods", ()):
         if method != _ALL:
-            refuse_unknown(method)
+            check_method_name(method)
     if isinstance(arguments, DataFetch):
         fetch_plan(arguments.name)
     settings = getattr(arguments, "settings", None)

@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from mpfedcl.core.plugins import allow_current_folder
-from mpfedcl.experiment.method_settings import is_built_in, sections_of
+from mpfedcl.experiment.method_settings import sections_of
+from mpfedcl.experiment.names import is_built_in
 from mpfedcl.experiment.settings import Settings
 
 

@@ -1,13 +1,21 @@
 """Classes of the user's own, named as package.module:Class."""
 
 import importlib
+import importlib.metadata
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 from mpfedcl.core.errors import InvalidInput
 
 _Base = TypeVar("_Base")
+
+
+@cache
+def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Return what installed packages offer under a group, such as `mpfedcl.methods`, by name."""
+    return {each.name: each for each in importlib.metadata.entry_points(group=group)}
 
 
 def allow_current_folder() -> None:

@@ -15,7 +15,7 @@ from mpfedcl.data.partitions import divide
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.data.train_test_split import Indices, draw_training, split_by_class
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.source_files import splits_domains
+from mpfedcl.experiment.names import SPLIT_BY_DOMAIN
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ClientSplit:
 
 def split_among_clients(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
     """Split the images of a resolved experiment among its clients."""
-    by_domain = splits_domains(experiment.partition.kind)
+    by_domain = experiment.partition.kind in SPLIT_BY_DOMAIN
     split = (_split_by_domain if by_domain else _split_pool)(sample_index, experiment)
     if len(split.test.labels) == 0:
         raise InvalidInput(
@@ -67,7 +67,7 @@ def split_own_samples(
     Under feature skew it gets what a domain of its name would have got, with the same seed the very
     same images; else all its images are split as a set's are. Several domains are split one by one.
     """
-    by_domain = splits_domains(experiment.partition.kind)
+    by_domain = experiment.partition.kind in SPLIT_BY_DOMAIN
     split_one = _split_domain if by_domain else _split_pooled
     several = len(sample_index.domains) > 1
     subsets = [

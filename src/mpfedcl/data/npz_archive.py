@@ -29,7 +29,7 @@ from mpfedcl.data.sample_format import (
 from mpfedcl.data.sample_owners import OWNER_KEYS, SampleOwners, read_owners
 from mpfedcl.data.samples import digest_rows
 from mpfedcl.data.train_test_split import Indices
-from mpfedcl.experiment.npz_headers import VECTOR_TYPES, is_array_of_vectors, read_array_header
+from mpfedcl.experiment.data_folder import VECTOR_TYPES, is_array_of_vectors, read_array_header
 
 MOST_CLASSES = 65_536
 """A label beyond it is a mistake in the file, and a model with so many outputs would not fit."""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Size, choose_size, resize_images
-from mpfedcl.experiment.npz_headers import VECTOR_TYPES
+from mpfedcl.experiment.data_folder import VECTOR_TYPES
 
 Samples = NDArray[Any]
 """Images as bytes [n, height, width] or [n, height, width, 3], or vectors [n, width] of floats."""

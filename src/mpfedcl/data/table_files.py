@@ -77,7 +77,7 @@ def convert_columns(
     """Return columns as float64 or as text, in the order of `kinds`; what is missing is null."""
     import polars
 
-    refuse_unknown_columns(kinds, frame.columns, path)
+    check_method_name_columns(kinds, frame.columns, path)
     converted = [
         _to_numbers(frame[name], path) if kind == "numeric" else _to_text(frame[name])
         for name, kind in kinds.items()
@@ -85,7 +85,7 @@ def convert_columns(
     return polars.DataFrame(converted)
 
 
-def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
+def check_method_name_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
     """Refuse a file that lacks a column."""
     lacking = [name for name in wanted if name not in found]
     if lacking:

@@ -20,6 +20,7 @@ from mpfedcl.data.table_columns import RawColumns, TableColumns, Words, count_mi
 from mpfedcl.data.table_files import (
     EXTENSIONS,
     Kind,
+    check_method_name_columns,
     convert_columns,
     enumerate_columns,
     infer_kinds,
@@ -27,7 +28,6 @@ from mpfedcl.data.table_files import (
     is_table_file,
     join_tables,
     read_table,
-    refuse_unknown_columns,
     to_raw_columns,
     to_words,
 )
@@ -114,7 +114,7 @@ def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     """Read one client's labeled rows for a run that knows its columns."""
     frames = _read_files(path, "data")
     for file, frame in frames.items():
-        refuse_unknown_columns([columns.label], frame.columns, file)
+        check_method_name_columns([columns.label], frame.columns, file)
     return use_columns(_index(frames, columns.kinds, columns.label, None, path), columns)
 
 
@@ -175,8 +175,8 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
     frames = {path: read_table(path) for path in paths}
     first = frames[paths[0]].columns
     for path, frame in frames.items():
-        refuse_unknown_columns(first, frame.columns, path)
-        refuse_unknown_columns(frame.columns, first, paths[0])
+        check_method_name_columns(first, frame.columns, path)
+        check_method_name_columns(frame.columns, first, paths[0])
     return frames
 
 

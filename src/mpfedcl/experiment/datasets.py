@@ -1,13 +1,31 @@
 """The data sets by name: what they are, where they come from, and how they are used by default."""
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.class_names import CHARACTERS, CIFAR_10, CIFAR_100
-from mpfedcl.experiment.close_names import did_you_mean
-from mpfedcl.experiment.source_files import splits_domains
+from mpfedcl.experiment.names import SPLIT_BY_DOMAIN, did_you_mean
+
+_CIFAR_10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR_100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain
+mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain
+plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+CIFAR_10 = tuple(_CIFAR_10.split())
+CIFAR_100 = tuple(_CIFAR_100.split())
+"""The fine labels; superclasses are not used."""
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+"""Of FEMNIST: digits, capitals, small letters."""
+
 
 Protocol = Mapping[str, Any]
 """Settings by name (`dataset__per_class` is dataset.per_class) that a data set brings along."""
@@ -37,7 +55,7 @@ class DatasetSpecification:
 
     def protocol(self, partition_kind: str) -> dict[str, Any]:
         """Return the defaults under a kind of partition."""
-        fitting = self.by_domain if splits_domains(partition_kind) else self.pooled
+        fitting = self.by_domain if partition_kind in SPLIT_BY_DOMAIN else self.pooled
         return {**self.always, **fitting}
 
 

@@ -16,39 +16,60 @@ from pydantic import ConfigDict, Field
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, check_format, read_bounded
-from mpfedcl.experiment.chosen_settings import EvaluateEvery, Workers
-from mpfedcl.experiment.close_names import did_you_mean_setting
-from mpfedcl.experiment.data_folder import has_weights
+from mpfedcl.experiment.data_folder import has_weights, holds_vectors
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
+    built_in_sections,
     find_section,
     is_declared,
     read_section,
-    refuse_unknown,
     sections_of,
 )
-from mpfedcl.experiment.network_settings import NetworkSettings, SecureSettings
-from mpfedcl.experiment.npz_headers import holds_vectors
-from mpfedcl.experiment.option_values import OptionValues
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.names import METHODS, check_method_name, did_you_mean_setting
 from mpfedcl.experiment.settings import (
     AggregationSettings,
     ContrastSettings,
     DatasetSettings,
     EncoderSettings,
+    EvaluateEvery,
     ModelSettings,
+    NetworkSettings,
+    OptionValues,
     PartitionSettings,
+    PrivacySettings,
     PrototypeSettings,
+    PublicSettings,
+    SecureSettings,
     Settings,
     StatisticsSettings,
+    SystemsSettings,
     TrainSettings,
+    UpdateSettings,
     ValidationSettings,
+    Workers,
 )
-from mpfedcl.experiment.systems_settings import PublicSettings, SystemsSettings
 
 PIXELS_PER_SIDE = 32
 """Of one's own pictures without an encoder."""
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
+
+
+RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
+    "engine": "auto",
+    "workers": "auto",
+    "worker_timeout": 300.0,
+    "track": (),
+    "track_to": None,
+    "trail": True,
+}
+"""Settings that do not change the result, at their defaults: where clients train, and what is
+recorded beside the result. A run may be resumed with others."""
+CHOSEN_BY_A_RUN: Mapping[str, Any] = {
+    "workers": "auto",
+    "evaluate_every": "auto",
+    "evaluate_clients": None,
+}
+"""What leaves the choice to a run, which writes down what it chose."""
 
 
 class Experiment(Settings):
@@ -126,6 +147,7 @@ class Experiment(Settings):
     prototypes: PrototypeSettings = PrototypeSettings()
     contrast: ContrastSettings = ContrastSettings()
     aggregation: AggregationSettings = AggregationSettings()
+    update: UpdateSettings = UpdateSettings()
     validation: ValidationSettings = ValidationSettings()
     encoder: EncoderSettings = EncoderSettings()
     model: ModelSettings = ModelSettings()
@@ -141,7 +163,7 @@ class Experiment(Settings):
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
         method = str(values.get("method", fields["method"].default))
-        refuse_unknown(method)
+        check_method_name(method)
         expected = sections_of(method)
         sections: dict[str, Any] = {}
         # Sorted, so that equal experiments are equal documents.
@@ -291,7 +313,12 @@ class Experiment(Settings):
         values = json.loads(self.model_dump_json(exclude_none=True))
         tables = {name: value for name, value in values.items() if isinstance(value, dict)}
         plain = {name: value for name, value in values.items() if name not in tables}
-        # An empty table ([options], mostly) says nothing; a complete file need not carry it.
+        own = METHODS.get(self.method, "")
+        # Settings of other methods are recorded only if they were given.
+        for name, kind in built_in_sections().items():
+            if name != own and getattr(self, name) == kind():
+                tables.pop(name)
+        # An empty table, mostly [options], is left out.
         return tomli_w.dumps({"format": FORMAT, **plain, **{k: v for k, v in tables.items() if v}})
 
     @classmethod
@@ -329,3 +356,9 @@ class Experiment(Settings):
             return cls(**values)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from None
+
+
+def take_choices(asked: Experiment, run: Experiment) -> Experiment:
+    """Return an experiment with what it leaves to a run as that run has chosen it."""
+    left_open = [n for n, value in CHOSEN_BY_A_RUN.items() if asked.setting(n) == value]
+    return asked.replace(**{name: run.setting(name) for name in left_open})

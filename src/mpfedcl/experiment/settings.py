@@ -3,6 +3,8 @@
 This module imports no torch, so the command line checks its input and shows help at once.
 """
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -10,16 +12,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.close_names import did_you_mean
-from mpfedcl.experiment.source_files import describe_files, partition_files, rule_files
+from mpfedcl.experiment.names import AGGREGATION_RULES, PARTITIONS, describe, did_you_mean
 
 if TYPE_CHECKING:
     PartitionKind = str
     RuleName = str
 else:
     # The names of files, which no type checker knows.
-    PartitionKind = Literal[tuple(partition_files())]
-    RuleName = Literal[tuple(rule_files())]
+    PartitionKind = Literal[tuple(PARTITIONS)]
+    RuleName = Literal[tuple(AGGREGATION_RULES)]
 
 
 _MOST_PER_CLASS = 65_536
@@ -94,7 +95,7 @@ class PartitionSettings(Settings):
     """How the images are split among the clients."""
 
     section: ClassVar[str] = "partition"
-    kind: Annotated[PartitionKind, Field(description=describe_files(partition_files()))] = "label"
+    kind: Annotated[PartitionKind, Field(description=describe(PARTITIONS))] = "label"
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller is more skewed."""
     balanced: bool = True
@@ -249,7 +250,7 @@ class AggregationSettings(Settings):
     """How the clients' models become one."""
 
     section: ClassVar[str] = "aggregation"
-    rule: RuleName = Field(default="mean", description=describe_files(rule_files()))
+    rule: RuleName = Field(default="mean", description=describe(AGGREGATION_RULES))
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """Share of a round's clients that may be hostile, for rules other than the mean: this many are
     trimmed at each end, or left out by Krum."""
@@ -311,6 +312,181 @@ class StatisticsSettings(Settings):
     """clients: each client's sums, so that any client can leave later; pooled: only their total,
     from which nobody can be taken out; auto: clients, as long as they are up to 10,000 and take up
     to 1 GB in all."""
+
+
+class UpdateSettings(Settings):
+    """Processing of an update on its way to the server."""
+
+    section: ClassVar[str] = "update"
+    clip: Annotated[float | None, Field(gt=0)] = None
+    """Largest L2 norm of a client's change of the model; a larger change is scaled down [default:
+    no limit]."""
+    compress: Literal["none", "half", "int8", "topk"] | None = None
+    """Compression of uploads. half: half precision; int8: one byte per value, rounded at random so
+    that the mean is unbiased; topk: only the largest changes of the model, and the rest is added to
+    the next change. Prototypes are sent in half precision with topk, sufficient statistics with
+    int8 and topk [default: none]."""
+    keep: Annotated[float | None, Field(gt=0, le=1)] = None
+    """topk: the share of a tensor's values that is sent [default: 0.05]."""
+
+
+class PrivacySettings(Settings):
+    """Differential privacy: how much anybody may learn about one image, or about one client."""
+
+    section: ClassVar[str] = "privacy"
+    epsilon: Annotated[float | None, Field(gt=0, le=100)] = None
+    """The budget: smaller protects more, and costs more accuracy; `mpfedcl privacy plan` says how
+    much [default: no budget, no noise and no guarantee]."""
+    delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
+    """The probability with which the guarantee may fail; well below one over the number of images,
+    or of clients."""
+    unit: Literal["record", "client"] | None = None
+    """What the guarantee is about: one training image (one-shot methods), or all images of a
+    client [default: record with one exchange, client with rounds]."""
+    model: Literal["central", "local"] = "central"
+    """Who adds the noise: the server, which then sees the bare numbers, or each client before
+    anything leaves it (one-shot methods), which costs more accuracy."""
+    clip: Annotated[float | None, Field(gt=0)] = None
+    """Unit client: the greatest length of what one client adds [default: 1 for the change of a
+    model, 10 for sums]."""
+    dimensions: Annotated[int, Field(ge=1)] = 64
+    """One exchange: project features to this many dimensions, by a matrix that everybody knows;
+    fewer dimensions need less noise. As many as features have, or more: no projection."""
+    moments: bool = False
+    """One exchange (fedgauss, fedlda): send second moments too; worth it from thousands of images.
+    fedridge always does."""
+    release_every: Annotated[int, Field(ge=1)] = 1
+    """Methods with prototypes: rounds between two releases of them; fewer releases leave more of
+    the budget to the model."""
+    noise: Annotated[float | None, Field(gt=0)] = None
+    """Rounds: noise multiplier, the noise's deviation divided by the clip [default: as much as the
+    budget needs over all rounds]. If given, the run ends before a round that the budget does not
+    cover."""
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether there is a promise to keep."""
+        return self.epsilon is not None
+
+    def unit_for(self, *, trains: bool) -> Literal["record", "client"]:
+        """Return what the promise is about, with a method that trains in rounds or not."""
+        return self.unit or ("client" if trains else "record")
+
+
+class SystemsSettings(Settings):
+    """How fast clients are, on a virtual clock: the same on every machine. Only in simulations,
+    except for tick, concurrency and most_per_minute."""
+
+    section: ClassVar[str] = "systems"
+    kind: Literal["none", "lognormal", "tiers"] | None = None
+    """lognormal: each client has speeds of its own, drawn once; tiers: five equal groups wait 0, 0
+    to 5, 6 to 10, 11 to 15 and 20 to 30 seconds before each answer; none: no clock [default:
+    lognormal with asynchronous methods, else none]."""
+    spread: Annotated[float, Field(ge=0, le=5)] = 0.8
+    """lognormal: deviation of the logarithm of a client's speeds; 0: all are equally fast."""
+    follows: Literal["none", "size", "label"] = "none"
+    """Who is slow: anybody; clients with many samples; or those that hold the last classes, which
+    is where asynchronous methods are biased."""
+    seconds_a_sample: Annotated[float, Field(gt=0, le=1e6)] = 0.001
+    """Seconds that a client of median speed needs per sample and epoch."""
+    jitter: Annotated[float, Field(ge=0, le=5)] = 0.1
+    """How much a client's training time varies: deviation of its logarithm."""
+    down: Annotated[float, Field(gt=0)] = 1e6
+    """Bytes per second from the server to a client of median speed."""
+    up: Annotated[float, Field(gt=0)] = 1e6
+    """Bytes per second from a client of median speed to the server."""
+    latency: Annotated[float, Field(ge=0, le=1e6)] = 0.1
+    """Additional seconds per message, in each direction."""
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the answers that are lost on the way."""
+    patience: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    """An answer is given up after this many times the seconds that its client usually needs."""
+    tick: Annotated[float | None, Field(gt=0, le=1e9)] = None
+    """Methods that collect answers at fixed intervals: seconds between them [default: the median of
+    what clients usually need]."""
+    concurrency: Annotated[int | None, Field(ge=1)] = None
+    """Asynchronous methods: clients that train at the same time [default: as many as in a round,
+    see fraction]."""
+    most_per_minute: Annotated[float, Field(ge=0, le=1e6)] = 20.0
+    """Asynchronous methods over a network: how often a client is sent the model in a minute at
+    most, lest a fast one, or one that does not train at all, take the model over; 0: as often as
+    it can."""
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether virtual seconds are counted."""
+        return self.kind not in (None, "none")
+
+
+class PublicSettings(Settings):
+    """Training images that no client gets: the server judges models on them. Simulations only."""
+
+    section: ClassVar[str] = "public"
+    size: Annotated[int | None, Field(ge=0)] = None
+    """How many are held out before the rest is split among clients; at most a tenth of all
+    [default: 1000 with sageflow, else 0]."""
+
+
+class NetworkSettings(Settings):
+    """A federation over a network: how long to wait, and for whom. Only `enough` is used in a
+    simulation."""
+
+    section: ClassVar[str] = "network"
+    round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
+    """Seconds that a round waits for answers; a client that has not answered by then is missing."""
+    enough: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A round ends early once this share of the clients asked have answered. In a simulation it
+    needs a virtual clock (systems.kind)."""
+    patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
+    """Seconds to wait for clients to connect, at the start and whenever too few are left."""
+    max_images: Annotated[int, Field(ge=1)] = 10_000_000
+    """Most training images that a client may claim: they are its weight in the average, and nobody
+    can check them. A client that claims more may not take part."""
+
+
+class SecureSettings(Settings):
+    """Secure aggregation (`--secure-aggregation`): when a sum is opened."""
+
+    section: ClassVar[str] = "secure"
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
+    """More than this share of a round's clients must be left at its end, or nothing is opened. With
+    more than two thirds, a server that cheats together with a third of the clients learns no more
+    than an honest one."""
+
+
+def _number_or_auto(most: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        """Say all that is allowed at once; a union would name its first kind alone."""
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        is_count = type(value) is int and 1 <= value <= most
+        if value != "auto" and not is_count:
+            allowed = f"a whole number from 1 to {most:,}, or auto"
+            raise PydanticCustomError("chosen", "Input should be {allowed}", {"allowed": allowed})
+        return value
+
+    return check
+
+
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(4096))]
+EvaluateEvery = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(10**9))]
+
+
+def _take_numbers(given: Any) -> Any:
+    """Take numbers and truths of a file as the texts that a command line would give."""
+    if not isinstance(given, dict):
+        return given
+    return {name: _as_text(value) for name, value in given.items()}
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value) if is_number else value
+
+
+OptionValues = Annotated[dict[str, str], BeforeValidator(_take_numbers)]
 
 
 def _sentence(section: str, model: type[BaseModel], error: ValidationError) -> str:

@@ -9,17 +9,15 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.plugins import import_class
+from mpfedcl.core.plugins import entry_points, import_class
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import (
     built_in_sections,
     declare,
-    is_built_in,
-    refuse_unknown,
 )
+from mpfedcl.experiment.names import METHODS, check_method_name, is_built_in
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.experiment.source_files import method_files
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
 from mpfedcl.methods._predictors import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.methods._round_values import Batch, Context, FullBatch, Public, Server, Tally
@@ -64,20 +62,20 @@ _LONGEST_NAME = 60
 
 def built_in_methods() -> dict[str, type[Method]]:
     """Return the methods of this folder by name, sorted."""
-    for path in method_files().values():
-        importlib.import_module(f"{__name__}.{path.stem}")
+    for name in METHODS:
+        importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     ours = [
         cls
         for cls in _subclasses(Method)
         # What several methods have in common inherits a name, and is none of them.
         if cls.__module__.startswith(__name__) and "name" in vars(cls)
     ]
-    return {name: cls for name in method_files() for cls in ours if cls.name == name}
+    return {name: cls for name in METHODS for cls in ours if cls.name == name}
 
 
 def find_method(name: str) -> type[Method]:
     """Return a method by name, or a class of the user's own by `package.module:Class`."""
-    refuse_unknown(name)
+    check_method_name(name)
     return built_in_methods()[name] if is_built_in(name) else _import_method(name)
 
 
@@ -95,18 +93,19 @@ def name_method(given: str, method: type[Method]) -> str:
     """Return what a method that was given by a name is called."""
     own = vars(method).get("name")
     # One that is also a built-in method's would claim to be that.
-    if is_built_in(given) or not isinstance(own, str) or own in method_files():
+    if is_built_in(given) or not isinstance(own, str) or own in METHODS:
         return given.rpartition(":")[2]
     is_usable = own.isprintable() and 0 < len(own) <= _LONGEST_NAME
     return own if is_usable else given.rpartition(":")[2]
 
 
 def _import_method(name: str) -> type[Method]:
-    found = import_class("method", name, Method)
+    point = entry_points("mpfedcl.methods").get(name)
+    found = import_class("method", point.value if point else name, Method)
     for predictor in (found.predictor, found.global_test_predictor or found.predictor):
         if predictor not in PREDICTORS:
             raise InvalidInput(
-                f"method is {name!r}, whose reading is {predictor!r}; it must be one of "
+                f"method is {name!r}, whose predictor is {predictor!r}; it must be one of "
                 f"{', '.join(PREDICTORS)}."
             )
     _declare_settings(name, found)
@@ -128,7 +127,7 @@ def _declare_settings(name: str, method: type[Method]) -> None:
             f"method is {name!r}, whose settings are {kind!r}; they must be a subclass of "
             "mpfedcl.methods.Settings."
         )
-    if kind.__module__.startswith(__name__):
+    if kind.__module__ == built_in_sections.__module__:
         # Inherited from a built-in method, whose section every experiment has.
         kind = Settings
     taken = {*Experiment.model_fields, *built_in_sections()}

@@ -1,29 +1,16 @@
 """Adaptive Federated Dropout (Bouacida et al., 2021)."""
 
 from dataclasses import replace
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import AfdSettings
 from mpfedcl.methods._parts import PartsOfModel
 from mpfedcl.methods._round_values import Server, Tally
 
 _EVERYBODY = "all clients"
-
-
-class AfdSettings(Settings):
-    """Adaptive Federated Dropout."""
-
-    section = "afd"
-    share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
-    scores: Literal["common", "client"] = "common"
-    """common: all clients have the same part, judged by their mean loss; client: each has scores
-    and a part of its own."""
 
 
 class Afd(PartsOfModel):

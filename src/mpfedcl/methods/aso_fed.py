@@ -3,27 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import AsoFedSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
 from mpfedcl.methods._round_values import Batch, Context, Server
-
-
-class AsoFedSettings(Settings):
-    """ASO-Fed."""
-
-    section = "asofed"
-    pull: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the proximal term: pull towards the model that the client was sent."""
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.001
-    """How much of earlier gradients is left in a step; 0: plain gradient descent."""
-    features: bool = False
-    """At each arrival let large weights of the first layer grow and small ones shrink."""
 
 
 class AsoFed(Asynchronous):

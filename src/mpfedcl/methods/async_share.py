@@ -6,25 +6,13 @@ After Wang, Zhang et al., IEEE Transactions on Wireless Communications, 2022.
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import AsyncShareSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness
 from mpfedcl.methods._round_values import Server
 from mpfedcl.methods.messages import Update
-
-
-class AsyncShareSettings(Settings):
-    """async-share."""
-
-    section = "async_share"
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the earlier counts of a client's answers that is kept at each tick."""
-    staleness: Annotated[float, Field(ge=0)] = 0.5
-    """How much less stale models count: by (staleness + 1)^-power."""
 
 
 class AsyncShare(Asynchronous):

@@ -3,25 +3,13 @@
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
-
-from pydantic import Field
+from typing import Any, NamedTuple
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import CmflSettings
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
-
-
-class CmflSettings(Settings):
-    """CMFL."""
-
-    section = "cmfl"
-    threshold: Annotated[float, Field(ge=0)] = 0.8
-    """Share of signs that must agree with the last global update for a client to upload."""
-    schedule: Literal["sqrt", "constant"] = "sqrt"
-    """sqrt: the threshold is divided by the square root of the round; constant: it stays."""
 
 
 class LastUpdate(NamedTuple):

@@ -1,22 +1,11 @@
 """Ditto (Li et al., 2021)."""
 
 from types import MappingProxyType
-from typing import Annotated
-
-from pydantic import Field
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import DittoSettings
 from mpfedcl.methods._round_values import Context
 from mpfedcl.methods._two_models import TwoModels
-
-
-class DittoSettings(Settings):
-    """Ditto."""
-
-    section = "ditto"
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """λ, the pull of a personal model towards the global one."""
 
 
 class Ditto(TwoModels):

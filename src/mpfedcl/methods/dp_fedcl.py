@@ -2,24 +2,12 @@
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import DbscanSettings
 from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
 from mpfedcl.prototypes import Prototypes, dbscan_prototypes
-
-
-class DbscanSettings(Settings):
-    """Clustering by DBSCAN (dp-fedcl)."""
-
-    section = "dbscan"
-    eps: Annotated[float | None, Field(gt=0)] = None
-    """Neighborhood radius [default: the knee of each class's neighbor distances]."""
-    min_samples: Annotated[int, Field(ge=1)] = 3
-    """Images that make a dense neighborhood, the image itself included."""
 
 
 class DpFedCL(MpFedCL):

@@ -1,30 +1,13 @@
 """Federated Dropout (Caldas et al., 2018)."""
 
 from types import MappingProxyType
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedDropoutSettings
 from mpfedcl.methods._parts import PartsOfModel
 from mpfedcl.methods._round_values import Server
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedDropoutSettings(Settings):
-    """Federated Dropout."""
-
-    section = "fed_dropout"
-    share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
-    fill: Literal["holders", "zero"] = "holders"
-    """A number is averaged over the clients that had it (holders), or over all, as if the others
-    had not changed it (zero), which makes steps shorter."""
-    scale: bool = False
-    """Enlarge a part's activations while it trains, as ordinary dropout does, since the whole model
-    has more units."""
 
 
 class FedDropout(PartsOfModel):

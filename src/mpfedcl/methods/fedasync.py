@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedAsyncSettings
 from mpfedcl.methods._asynchronous import (
     Arrival,
     Asynchronous,
@@ -18,23 +16,6 @@ from mpfedcl.methods._asynchronous import (
     mix,
 )
 from mpfedcl.methods._round_values import Batch, Context, Server
-
-
-class FedAsyncSettings(Settings):
-    """FedAsync."""
-
-    section = "fedasync"
-    mixing: Annotated[float, Field(ge=0, le=1)] = 0.6
-    """Share of a fresh answer in the server's next model."""
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    """How a stale answer of t versions counts less: not at all, by (t + 1)^-a, or by 1 / (a (t - b)
-    + 1) once t is more than b."""
-    a: Annotated[float, Field(ge=0)] = 0.5
-    """How fast."""
-    b: Annotated[float, Field(ge=0)] = 4.0
-    """hinge: b, from where on answers count less."""
-    pull: Annotated[float, Field(ge=0)] = 0.005
-    """Weight of the proximal term: pull towards the model that the client was sent."""
 
 
 class FedAsync(Asynchronous):

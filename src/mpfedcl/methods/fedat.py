@@ -3,29 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedATSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
 from mpfedcl.methods._round_values import Batch, Context, Server
-
-
-class FedATSettings(Settings):
-    """FedAT."""
-
-    section = "fedat"
-    tiers: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Number of tiers that clients are sorted into by their speed."""
-    pull: Annotated[float, Field(ge=0)] = 0.4
-    """Weight of the proximal term: pull towards the model that the client was sent."""
-    start: Annotated[int, Field(ge=0)] = 1
-    """Rounds that each tier counts as having done at first. With 0 the fast tiers' work does not
-    count until the slowest tier has answered."""
 
 
 class FedAT(Asynchronous):

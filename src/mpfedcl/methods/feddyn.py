@@ -1,23 +1,13 @@
 """FedDyn (Acar et al., 2021)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedDynSettings
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedDynSettings(Settings):
-    """FedDyn."""
-
-    section = "feddyn"
-    alpha: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the pull towards the global model, by which clients learn their own gradients."""
 
 
 class FedDyn(FedAvg):

@@ -1,27 +1,17 @@
 """FedLC (Zhang et al., 2022)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedLCSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 
 _OUT_OF_REACH = 1e6
 """The margin of a class that a client lacks: its probability is 0, and nothing is infinite."""
-
-
-class FedLCSettings(Settings):
-    """FedLC."""
-
-    section = "fedlc"
-    tau: Annotated[float, Field(ge=0)] = 1.0
-    """Size of the margins."""
 
 
 class FedLC(FedAvg):

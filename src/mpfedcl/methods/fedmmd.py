@@ -1,33 +1,18 @@
 """FedMMD, federated learning with two streams (Yao et al., 2018 and 2019)."""
 
 from types import MappingProxyType
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedMmdSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 
 _POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 VARIANCES = tuple(sorted((*_POWERS, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0)))
 """Of the Gaussian kernels that are added up, as the authors have them."""
-
-
-class FedMmdSettings(Settings):
-    """FedMMD."""
-
-    section = "fedmmd"
-    weight: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of the discrepancy between the client's outputs and the received model's."""
-    form: Literal["mmd", "l2"] = "mmd"
-    """mmd: maximum mean discrepancy, the paper's; l2: half the squared distance, which is what the
-    authors' published code trains with, at weight 0.01."""
-    outputs: Literal["logits", "embeddings"] = "logits"
-    """Which of the models' outputs are compared."""
 
 
 class FedMmd(FedAvg):

@@ -2,24 +2,14 @@
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedNovaSettings
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Update
-
-
-class FedNovaSettings(Settings):
-    """FedNova."""
-
-    section = "fednova"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of the server's steps."""
 
 
 class FedNova(FedAvg):

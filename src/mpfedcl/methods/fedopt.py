@@ -2,32 +2,14 @@
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedOptSettings
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedOptSettings(Settings):
-    """FedOpt."""
-
-    section = "fedopt"
-    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "adam"
-    """The server's optimizer; the clients' mean change is its gradient."""
-    lr: Annotated[float | None, Field(gt=0)] = None
-    """The server's learning rate [default: 1 for sgd, else 0.01]."""
-    momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
-    """The server's momentum, also called beta1 [default: 0.9, for adagrad 0]."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """adam, yogi: how slowly the squares of changes are forgotten."""
-    adaptivity: Annotated[float, Field(gt=0)] = 0.001
-    """All but sgd: tau, added to the root of the squares; smaller adapts more."""
 
 
 class FedOpt(FedAvg):

@@ -1,14 +1,13 @@
 """FedPCL (Tan et al., 2022)."""
 
 from types import MappingProxyType
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedPclSettings
 from mpfedcl.methods._predictors import PredictorName
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
@@ -17,14 +16,6 @@ from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss,
 
 _LONGEST = 1.001
 """Of a mean of vectors of length 1; the rest is rounding."""
-
-
-class FedPclSettings(Settings):
-    """FedPCL."""
-
-    section = "fedpcl"
-    temperature: Annotated[float, Field(gt=0)] = 0.07
-    """What similarities to the prototypes are divided by."""
 
 
 class PrototypeTargets(NamedTuple):

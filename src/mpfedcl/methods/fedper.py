@@ -1,22 +1,11 @@
 """FedPer (Arivazhagan et al., 2019)."""
 
 from types import MappingProxyType
-from typing import Annotated
-
-from pydantic import Field
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedPerSettings
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedPerSettings(Settings):
-    """FedPer."""
-
-    section = "fedper"
-    layers: Annotated[int, Field(ge=0)] = 1
-    """How many of the last layers stay with each client; 1: the classifier alone."""
 
 
 class FedPer(FedAvg):

@@ -3,30 +3,18 @@
 from dataclasses import replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedProcSettings
 from mpfedcl.methods._class_means import as_pool, renew_class_means
 from mpfedcl.methods._round_values import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
-
-
-class FedProcSettings(Settings):
-    """FedProc."""
-
-    section = "fedproc"
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """What similarities to the prototypes are divided by."""
-    rounds: Annotated[int | None, Field(ge=1)] = None
-    """Rounds over which cross-entropy replaces the contrastive loss [default: those of the run when
-    it starts; a run resumed with more rounds keeps them]."""
 
 
 class WeightedTargets(NamedTuple):

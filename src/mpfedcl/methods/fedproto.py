@@ -2,25 +2,16 @@
 
 import math
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedProtoSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.base import Method
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
-
-
-class FedProtoSettings(Settings):
-    """FedProto."""
-
-    section = "fedproto"
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the pull towards the global prototypes."""
 
 
 class GlobalPrototypes(NamedTuple):

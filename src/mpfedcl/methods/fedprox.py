@@ -1,23 +1,13 @@
 """FedProx (Li et al., 2020)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedProxSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedProxSettings(Settings):
-    """FedProx."""
-
-    section = "fedprox"
-    mu: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the proximal term: pull towards the global model."""
 
 
 class FedProx(FedAvg):

@@ -2,24 +2,15 @@
 
 import math
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedRepSettings
 from mpfedcl.methods._round_values import Context
 from mpfedcl.methods.base import Method
-
-
-class FedRepSettings(Settings):
-    """FedRep."""
-
-    section = "fedrep"
-    head_epochs: Annotated[int, Field(ge=0)] = 10
-    """Passes over a client's samples for its own classifier, before those for the layers below."""
 
 
 class FedRep(Method):

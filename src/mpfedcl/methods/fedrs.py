@@ -1,24 +1,14 @@
 """FedRS (Li and Zhan, 2021)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import FedRSSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class FedRSSettings(Settings):
-    """FedRS."""
-
-    section = "fedrs"
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Scale of the logits of classes that a client lacks; 1 is FedAvg."""
 
 
 class FedRS(FedAvg):

@@ -1,26 +1,14 @@
 """MOON (Li, He and Song, 2021)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import MoonSettings
 from mpfedcl.methods._round_values import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
-
-
-class MoonSettings(Settings):
-    """MOON."""
-
-    section = "moon"
-    mu: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the contrastive loss between the global model and the client's own last one."""
-    temperature: Annotated[float, Field(gt=0)] = 0.5
-    """What the cosines are divided by; smaller is sharper."""
 
 
 class Moon(FedAvg):

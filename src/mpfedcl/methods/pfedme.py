@@ -1,31 +1,13 @@
 """pFedMe (T Dinh, Tran and Nguyen, 2020)."""
 
 from types import MappingProxyType
-from typing import Annotated
-
-from pydantic import Field
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import PFedMeSettings
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
-
-
-class PFedMeSettings(Settings):
-    """pFedMe."""
-
-    section = "pfedme"
-    weight: Annotated[float, Field(ge=0)] = 15.0
-    """λ, how near a personal model stays; multiplied by the learning rate it should be at most
-    1."""
-    steps: Annotated[int, Field(ge=1)] = 5
-    """K, steps of the personal model on each batch."""
-    lr: Annotated[float, Field(gt=0)] = 0.09
-    """Learning rate of the personal model."""
-    mixing: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """β, how far the server goes towards the clients' average."""
 
 
 class PFedMe(FedAvg):

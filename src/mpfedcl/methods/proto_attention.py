@@ -3,14 +3,12 @@
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import ProtoAttentionSettings
 from mpfedcl.methods._class_means import NAME, renew_class_means
 from mpfedcl.methods._round_values import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
@@ -19,17 +17,6 @@ from mpfedcl.prototypes import Prototypes
 
 _LARGEST_EXPONENT = 50.0
 """Beyond it one client is all that counts anyway, and a weight stays finite."""
-
-
-class ProtoAttentionSettings(Settings):
-    """Prototype attention."""
-
-    section = "proto_attention"
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """What margins are divided by, in units of the mean distance between class means; larger is
-    nearer to FedAvg."""
-    prefers: Literal["wide", "narrow"] = "wide"
-    """Which margins make a client count more."""
 
 
 class ProtoAttention(FedAvg):

@@ -3,37 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch.nn.functional import cross_entropy, log_softmax
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import SageflowSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness, mix
 from mpfedcl.methods._round_values import Server
 from mpfedcl.methods.messages import Update
 
 _SMALLEST_LOSS = 1e-8
-
-
-class SageflowSettings(Settings):
-    """Sageflow."""
-
-    section = "sageflow"
-    entropy: Annotated[float, Field(gt=0)] = 1.0
-    """Models whose answers to the public images have this entropy or more are left out; in nats, so
-    that log(classes) is the largest possible."""
-    loss_power: Annotated[float, Field(ge=0)] = 1.0
-    """How much less a model counts by its loss on the public images: by loss^-power."""
-    age_power: Annotated[float, Field(ge=0)] = 0.5
-    """How much less stale models count: by (staleness + 1)^-power."""
-    mixing: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the arrived models in the server's next model."""
-    warm_up: Annotated[int, Field(ge=0)] = 10
-    """Ticks at the beginning in which no model is left out: the first ones are all uncertain."""
 
 
 class Sageflow(Asynchronous):

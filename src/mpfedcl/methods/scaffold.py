@@ -1,24 +1,14 @@
 """SCAFFOLD (Karimireddy et al., 2020)."""
 
 from types import MappingProxyType
-from typing import Annotated
 
-from pydantic import Field
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.method_settings import ScaffoldSettings
 from mpfedcl.methods._round_values import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
-
-
-class ScaffoldSettings(Settings):
-    """SCAFFOLD."""
-
-    section = "scaffold"
-    server_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Length of the server's step towards the average of the clients' models."""
 
 
 class Scaffold(FedAvg):

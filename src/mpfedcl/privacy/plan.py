@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.private_sums import PrivateSums
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian import moment_from_within, pack_symmetric, unpack_symmetric
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
 from mpfedcl.privacy.noise import add_exact_noise

@@ -12,7 +12,7 @@ from typing import Self
 import numpy
 
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.experiment.systems_settings import SystemsSettings
+from mpfedcl.experiment.settings import SystemsSettings
 from mpfedcl.rounds.assembly import Assembly
 
 _TIER_DELAYS = ((0.0, 0.0), (0.0, 5.0), (6.0, 10.0), (11.0, 15.0), (20.0, 30.0))

@@ -14,7 +14,7 @@ from mpfedcl.core.files import read_bounded, remove_leftovers, write_atomically
 from mpfedcl.core.json_files import load_json, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.partition_table import compact_table, expand_table
-from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, Experiment
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import ConfusionCounts
@@ -101,10 +101,8 @@ class RunDirectory:
         return self.path / "checkpoint"
 
     def read_experiment(self) -> Experiment:
-        """Return the experiment of this run; one of an older version is completed."""
-        found = Experiment.from_toml(self.path / "experiment.toml", complete=True)
-        missing = {n: v for n, v in ONCE_THE_ONLY_VALUES.items() if found.setting(n) is None}
-        return found.replace(**missing) if missing else found
+        """Return the experiment of this run."""
+        return Experiment.from_toml(self.path / "experiment.toml", complete=True)
 
     def read_finished(self) -> Experiment:
         """Return the experiment of a run that has ended, before its other files are read."""

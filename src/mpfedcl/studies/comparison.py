@@ -8,7 +8,7 @@ from typing import Any
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.chosen_settings import take_choices
+from mpfedcl.experiment.experiment import take_choices
 from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds

@@ -14,7 +14,6 @@ from typing import Any
 
 from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.source_files import partition_files
 
 
 def divide(
@@ -22,7 +21,7 @@ def divide(
 ) -> list[Indices]:
     """Divide images, given by their labels, or domains as the experiment's partition does."""
     settings = experiment.partition
-    module = importlib.import_module(f"{__name__}.{partition_files()[settings.kind].stem}")
+    module = importlib.import_module(f"{__name__}.{settings.kind.replace('-', '_')}")
     known: dict[str, Any] = {
         **dict(settings),
         "seed": experiment.seed,

@@ -16,7 +16,7 @@ from mpfedcl.core.images import Images
 from mpfedcl.core.progress import WaitingBar
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.encoder_names import unknown_encoder
+from mpfedcl.experiment.names import unknown_encoder
 from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.models.encoders.preprocessing import InputPreparation, PixelScaling, Preprocessing
 from mpfedcl.models.encoders.weights import find_weights, load_weights

@@ -16,7 +16,7 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.npz_headers import holds_vectors
+from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.methods import Method, find_method, is_built_in
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model

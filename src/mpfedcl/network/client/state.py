@@ -9,7 +9,7 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
-from mpfedcl.experiment.privacy_settings import PrivacySettings
+from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.network.message import MessageError
 from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 

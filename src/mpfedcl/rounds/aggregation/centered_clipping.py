@@ -1,4 +1,4 @@
-"""the mean of updates clipped around a centre, three times (Karimireddy, He and Jaggi, 2021)."""
+"""the mean of updates clipped around a center, three times (Karimireddy, He and Jaggi, 2021)."""
 
 import torch
 from torch import Tensor

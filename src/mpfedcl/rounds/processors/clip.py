@@ -3,15 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.rounds.processors.base import Processor
 
@@ -21,15 +19,6 @@ MODEL_CLIP = 1.0
 """The same limit under a privacy budget that names none: honest changes are 0.2 to 1.6 long."""
 _STACKS_KEPT = 4
 """Stacks whose clients take turns in the order of names."""
-
-
-class ClipSettings(Settings):
-    """What is done to an update on its way to the server."""
-
-    section = "update"
-    clip: Annotated[float | None, Field(gt=0)] = None
-    """Longest change of the model that a client may send; a longer one is shortened [default: any
-    length]."""
 
 
 class Clip(Processor):
@@ -50,7 +39,7 @@ class Clip(Processor):
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
         """Return a clip to `update.clip`, or to `privacy.clip` where changes get noise."""
-        limit: float | None = experiment.setting("update__clip")
+        limit: float | None = experiment.update.clip
         if experiment.privacy.has_budget:
             limit = experiment.privacy.clip or MODEL_CLIP
         return None if limit is None else cls(limit)

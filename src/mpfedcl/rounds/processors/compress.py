@@ -3,17 +3,15 @@
 import math
 from collections.abc import Collection, MutableMapping
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.processors.base import Processor
 
@@ -25,19 +23,6 @@ _MATRIX_AXES = 2
 _LONG_ROW = 16
 """Numbers for which a scale of their own is worth its bytes."""
 _KEPT = 0.05
-
-
-class CompressSettings(Settings):
-    """What is done to an update on its way to the server."""
-
-    section = "update"
-    compress: Literal["none", "half", "int8", "topk"] | None = None
-    """Smaller uploads. half: numbers in half precision; int8: in one byte, rounded at random, so
-    that they are right on average; topk: only the largest changes of the model, and what was not
-    sent is added to the next change. Prototypes are sent in half precision with topk, sums of
-    features with int8 and topk [default: none]."""
-    keep: Annotated[float | None, Field(gt=0, le=1)] = None
-    """topk: the share of a tensor's numbers that is sent [default: 0.05]."""
 
 
 class Compress(Processor):
@@ -62,7 +47,7 @@ class Compress(Processor):
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
         """Return what `update.compress` names."""
-        kind = experiment.setting("update__compress")
+        kind = experiment.update.compress
         if kind is None or kind == "none":
             return None
         if experiment.secure_aggregation:
@@ -70,7 +55,7 @@ class Compress(Processor):
                 f"update.compress is {kind!r}; with secure_aggregation it must be none: masked numbers "
                 "have no size that could be left out."
             )
-        return cls(kind, experiment.setting("update__keep") or _KEPT, experiment.seed)
+        return cls(kind, experiment.update.keep or _KEPT, experiment.seed)
 
     @torch.no_grad()
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:

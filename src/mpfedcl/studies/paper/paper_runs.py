@@ -14,7 +14,7 @@ from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.experiment import ONCE_THE_ONLY_VALUES, RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.methods import find_method
@@ -53,7 +53,7 @@ class RunStore:
     def folder(self, experiment: Experiment) -> Path:
         """Return where the run of a resolved experiment is, or will be."""
         # What later settings were before they were there changes no name either.
-        as_before = {n: None for n, v in ONCE_THE_ONLY_VALUES.items() if experiment.setting(n) == v}
+        as_before: dict[str, None] = {}
         plain = experiment.replace(**_NEUTRAL_FOR_SHARED_ROUNDS, **as_before)
         # What is not the default: a setting added later changes no name.
         given = plain.model_dump(mode="json", exclude_defaults=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.close_names import did_you_mean
+from mpfedcl.experiment.names import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""Names of methods, partitions, aggregation rules and encoders, known without importing torch.
+
+`METHODS`, `PARTITIONS` and `AGGREGATION_RULES` are an index of the files in `methods/`,
+`data/partitions/` and `rounds/aggregation/`; a test keeps the index equal to the files.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.plugins import entry_points
+
+METHODS: dict[str, str] = {
+    "afd": "afd",
+    "aso-fed": "asofed",
+    "async-share": "async_share",
+    "cmfl": "cmfl",
+    "ditto": "ditto",
+    "dp-fedcl": "dbscan",
+    "fed-dropout": "fed_dropout",
+    "fedasync": "fedasync",
+    "fedat": "fedat",
+    "fedavg": "",
+    "fedavg-ft": "",
+    "fedbn": "",
+    "fedcof": "",
+    "feddyn": "feddyn",
+    "fedgauss": "",
+    "fedlc": "fedlc",
+    "fedlda": "",
+    "fedmmd": "fedmmd",
+    "fedncm": "",
+    "fednova": "fednova",
+    "fedopt": "fedopt",
+    "fedpcl": "fedpcl",
+    "fedper": "fedper",
+    "fedproc": "fedproc",
+    "fedproto": "fedproto",
+    "fedprox": "fedprox",
+    "fedrep": "fedrep",
+    "fedridge": "",
+    "fedrs": "fedrs",
+    "local": "",
+    "local-gauss": "",
+    "moon": "moon",
+    "mp-fedcl": "",
+    "mpfed": "",
+    "pfedme": "pfedme",
+    "proto-attention": "proto_attention",
+    "proto-inference": "",
+    "sageflow": "sageflow",
+    "scaffold": "scaffold",
+    "sp-fedcl": "",
+}
+"""Built-in methods, and the section of settings that each uses."""
+PARTITIONS: dict[str, str] = {
+    "classes": "A few classes for each client.",
+    "feature": "One domain per client.",
+    "iid": "Equal shares at random.",
+    "label": "Dirichlet shares of each class.",
+    "natural": "One client per domain; with `clients`, that many domains drawn by seed.",
+    "quantity": "Dirichlet shares of all images, so that clients differ in size.",
+}
+SPLIT_BY_DOMAIN = ("feature", "natural")
+"""Partitions that give whole domains to clients."""
+AGGREGATION_RULES: dict[str, str] = {
+    "centered-clipping": "the mean of updates clipped around a center, three times (Karimireddy, He and Jaggi, 2021).",
+    "geometric-median": "the point with the smallest sum of distances to the updates (RFA, Pillutla et al., 2022).",
+    "krum": "the one update that is nearest to its neighbors (Blanchard et al., 2017).",
+    "mean": "the mean by number of samples, as in FedAvg.",
+    "median": "the coordinate-wise median, all clients alike (Yin et al., 2018).",
+    "multi-krum": "the mean of the n - f updates that are nearest to their neighbors (Blanchard et al., 2017).",
+    "trimmed-mean": "the coordinate-wise mean without the smallest and largest values (Yin et al., 2018).",
+}
+
+
+def describe(index: Mapping[str, str]) -> str:
+    """Return the entries of an index as one help text."""
+    return " ".join(f"{name}: {line}" for name, line in index.items())
+
+
+def method_names() -> tuple[str, ...]:
+    """Return the names of the built-in methods and of those that other packages offer."""
+    return (*METHODS, *sorted(entry_points("mpfedcl.methods")))
+
+
+def is_built_in(method: str) -> bool:
+    """Return whether a name is not a class from outside: finding it runs no foreign code."""
+    return ":" not in method and method not in entry_points("mpfedcl.methods")
+
+
+def check_method_name(method: str) -> None:
+    """Reject a name that is neither a known method nor package.module:Class."""
+    if ":" in method or method in method_names():
+        return
+    question = did_you_mean(method, method_names())
+    # All forty names would hide the one that was meant.
+    named = "those that mpfedcl methods lists" if question else ", ".join(method_names())
+    raise InvalidInput(
+        f"method is {method!r}; it must be one of {named}, or package.module:Class for your "
+        f"own{question}."
+    )
+
+
+_LIKENESS = 0.66
+"""From which share of common letters on two names are taken for the same one, mistyped."""
+_MOST_SHOWN = 3
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the question, to stand behind a sentence; empty where no known name is near.
+
+    Case, hyphens and underscores do not count.
+
+    Example:
+        >>> did_you_mean("fedvag", ["fedavg", "fedprox"]), did_you_mean("MP_FedCL", ["mp-fedcl"])
+        (' (did you mean fedavg?)', ' (did you mean mp-fedcl?)')
+    """
+    plain = {_plain(each): each for each in known}
+    return _ask([plain[each] for each in get_close_matches(_plain(name), plain, 1, _LIKENESS)])
+
+
+def did_you_mean_setting(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the same question for settings, whose dotted names people shorten.
+
+    Example:
+        >>> known = ["rounds", "dataset.name", "dataset.root", "train.lr"]
+        >>> did_you_mean_setting("lr", known), did_you_mean_setting("dataset", known)
+        (' (did you mean train.lr?)', ' (did you mean dataset.name?)')
+    """
+    dotted, wanted = list(known), _plain(name)
+    ends = [each for each in dotted if _plain(each.rpartition(".")[2]) == wanted]
+    sections = [each for each in dotted if _plain(each.partition(".")[0]) == wanted]
+    # The setting that a section begins with says which one: dataset.name, partition.kind.
+    if found := ends[:_MOST_SHOWN] or sections[:1]:
+        return _ask([prefix + each for each in found])
+    by_plain = {_plain(each.rpartition(".")[2]): each for each in reversed(dotted)}
+    by_plain |= {_plain(each): each for each in dotted}
+    close = get_close_matches(wanted, by_plain, 1, _LIKENESS)
+    return _ask([prefix + by_plain[each] for each in close])
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("-", "").replace("_", "").replace(".", "")
+
+
+def _ask(found: list[str]) -> str:
+    if not found:
+        return ""
+    *others, last = found
+    named = f"{', '.join(others)} or {last}" if others else last
+    return f" (did you mean {named}?)"
+
+
+_ALONE = ("none", "resnet18", "random-filters", "random-resnet18")
+_WITH_REST = ("random-filters", "random-resnet18", "onnx", "torchvision")
+"""Kinds that more may follow behind a colon: a seed, a file, a name."""
+
+
+def check_encoder_name(name: str) -> None:
+    """Refuse a name that is of no kind; what follows the kind is checked where it is used."""
+    kind, _, rest = name.partition(":")
+    if kind not in (_WITH_REST if rest else _ALONE):
+        raise unknown_encoder(name)
+
+
+def unknown_encoder(name: str) -> InvalidInput:
+    """Return the refusal of a name."""
+    allowed = f"{', '.join(_ALONE)}, onnx:FILE or torchvision:NAME"
+    question = did_you_mean(name, _ALONE)
+    return InvalidInput(f"encoder.name is {name!r}; it must be {allowed}{question}.")
